@@ -1,0 +1,45 @@
+"""The errors a user can act on.
+
+Each message names the bad value, what was expected and what to do about it, so that a command-line
+program can print it alone. Every class also derives from the built-in exception that a caller of
+the library would expect to catch.
+"""
+
+
+class AgenticRingError(Exception):
+    """Base of all errors whose message is written for the user."""
+
+
+class ArgumentError(AgenticRingError, ValueError):
+    """An argument of a public function has the wrong shape, dtype or value."""
+
+
+class ConfigError(AgenticRingError, ValueError):
+    """A configuration holds values that do not fit together."""
+
+
+class MeshError(AgenticRingError, ValueError):
+    """The devices cannot form the mesh that was asked for."""
+
+
+class UnknownNameError(AgenticRingError, ValueError):
+    """A name (task, domain, collector, preset) that does not exist; the message lists those that do."""
+
+    def __init__(self, kind: str, name: str, known: list[str] | tuple[str, ...]):
+        super().__init__(f"unknown {kind} {name!r}; choose one of: {', '.join(known)}")
+
+
+class DataError(AgenticRingError, ValueError):
+    """A file from outside is missing, damaged or not of the expected format."""
+
+
+class StoreError(DataError):
+    """A trajectory store cannot be read: other version, damaged bytes, missing arrays."""
+
+
+class CheckpointError(AgenticRingError, RuntimeError):
+    """A checkpoint is missing, damaged, or belongs to another configuration."""
+
+
+class NonFiniteLossError(AgenticRingError, ArithmeticError):
+    """Training met a loss that is not a number."""

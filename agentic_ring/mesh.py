@@ -1,0 +1,98 @@
+"""The device mesh and the one set of rules that maps arrays onto it.
+
+Axes, outermost first:
+
+    data     independent sequences; parameters are copied
+    fsdp     independent sequences; parameters are sharded, gathered layer by layer
+    ring     the sequence; keys and values travel round it; parameters are sharded over it as well
+    tensor   attention heads and feedforward features
+"""
+
+from dataclasses import dataclass, fields
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring.errors import MeshError
+
+AXES = ("data", "fsdp", "ring", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Devices along each axis; ``ring=None`` takes every device the other axes leave over."""
+
+    data: int = 1
+    fsdp: int = 1
+    ring: int | None = None
+    tensor: int = 1
+
+
+def make_mesh(shape: MeshShape = MeshShape(), devices: list[jax.Device] | None = None) -> Mesh:
+    """Builds the (data, fsdp, ring, tensor) mesh over ``devices`` (all devices by default).
+
+    Raises:
+      MeshError: an axis is smaller than 1, or the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    for axis in AXES:
+        size = getattr(shape, axis)
+        if size is not None and size < 1:
+            raise MeshError(f"mesh axis {axis} is {size}; it must be at least 1")
+    others = shape.data * shape.fsdp * shape.tensor
+    if shape.ring is None and len(devices) % others:
+        raise MeshError(f"data x fsdp x tensor = {others} does not divide {len(devices)} devices")
+    ring = len(devices) // others if shape.ring is None else shape.ring
+    sizes = (shape.data, shape.fsdp, ring, shape.tensor)
+    if int(np.prod(sizes)) != len(devices):
+        raise MeshError(
+            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {int(np.prod(sizes))} devices, "
+            f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
+        )
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Logical axis -> mesh axes. A weight is described by its logical axes and never by mesh axes.
+
+    ``embed`` is sharded over fsdp and ring together, so that the parameters of a long ring are as
+    thinly spread as those of plain FSDP over the same devices (arXiv 2310.01889, section 5.1:
+    "FSDP only").
+    """
+
+    batch: tuple[str, ...] = ("data", "fsdp")
+    sequence: tuple[str, ...] = ("ring",)
+    embed: tuple[str, ...] = ("fsdp", "ring")
+    heads: tuple[str, ...] = ("tensor",)
+    ffn: tuple[str, ...] = ("tensor",)
+    layer: tuple[str, ...] = ()
+
+    def spec(self, *logical_axes: str | None) -> PartitionSpec:
+        """The PartitionSpec of an array with these logical axes; None is an unsharded dimension.
+
+        Raises:
+          MeshError: an axis name is unknown, or two dimensions would use one mesh axis.
+        """
+        known = [field.name for field in fields(self)]
+        unknown = [axis for axis in logical_axes if axis is not None and axis not in known]
+        if unknown:
+            raise MeshError(f"unknown logical axis {unknown[0]!r}; the rules know {', '.join(known)}")
+        entries = [() if axis is None else getattr(self, axis) for axis in logical_axes]
+        used = [mesh_axis for entry in entries for mesh_axis in entry]
+        if len(used) != len(set(used)):
+            raise MeshError(f"logical axes {logical_axes} put one mesh axis on two dimensions: {entries}")
+        return PartitionSpec(*(entry or None for entry in entries))
+
+    def sharding(self, mesh: Mesh, *logical_axes: str | None) -> NamedSharding:
+        """``spec`` bound to a mesh."""
+        return NamedSharding(mesh, self.spec(*logical_axes))
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Lets one CPU stand for ``count`` devices; call before anything asks JAX for its devices.
+
+    Does nothing where JAX finds an accelerator by itself.
+    """
+    jax.config.update("jax_num_cpu_devices", count)
