@@ -1,0 +1,112 @@
+"""The dm_control tasks as gymnasium environments, many at once, for trials in lock-step.
+
+The environments are stepped one after another in this process. On two cores that gives 10,000
+control steps a second of walker for 16 environments, against 9,000 to 11,000 with gymnasium's
+AsyncVectorEnv, which would start a process (100 MB each when spawned) for every environment.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from agentic_ring.data.tasks import Task, flatten_observation, load_environment
+from agentic_ring.errors import ArgumentError
+
+
+class TrialSeeds(gymnasium.Wrapper):
+    """Makes the initial state of a trial a function of (environment's seed, trial) and nothing else.
+
+    Every policy and every control is then tried from the same initial states, in any order.
+    ``reset(options={"trial": k})`` starts trial k, counted from 0, which is also the default.
+    """
+
+    def __init__(self, env: gymnasium.Env, seed: int):
+        super().__init__(env)
+        self._seed = seed
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts a trial; ``seed`` replaces the environment's own seed for good when given."""
+        if seed is not None:
+            self._seed = seed
+        trial = (options or {}).get("trial", 0)
+        state = np.random.SeedSequence((self._seed, trial)).generate_state(1)
+        return self.env.reset(seed=int(state[0]))
+
+
+class ActionRepeat(gymnasium.Wrapper):
+    """Holds each action for several control steps and pays the sum of their rewards.
+
+    An episode that ends within the repeats ends the step there. Infos are dropped: dm_control's hold
+    the discount alone, which is 1 in every task here.
+    """
+
+    def __init__(self, env: gymnasium.Env, repeats: int):
+        super().__init__(env)
+        self._repeats = repeats
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Applies ``action`` [A] for the given number of control steps."""
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        total = float(reward)
+        for _ in range(self._repeats - 1):
+            if terminated or truncated:
+                break
+            observation, reward, terminated, truncated, _ = self.env.step(action)
+            total += float(reward)
+        return observation, total, terminated, truncated, {}
+
+
+class FlatObservation(gymnasium.ObservationWrapper):
+    """Joins dm_control's named observations into one float32 vector [O], in ExoRL's order.
+
+    gymnasium's own flattening sorts the names, which is another order: walker observes its
+    orientations before its height.
+    """
+
+    def __init__(self, env: gymnasium.Env, observation_dim: int):
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32)
+
+    def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
+        """The vector of one named observation."""
+        return flatten_observation(observation)
+
+
+def make_environment(task: Task, seed: int, action_repeat: int) -> gymnasium.Env:
+    """One dm_control environment for trials: flat float32 observations [O], actions [A] in [-1, 1]."""
+    dm_control_environment = load_environment(task, seed)
+    from shimmy import DmControlCompatibilityV0  # loads MuJoCo: after MUJOCO_GL is set, and only if needed
+
+    environment = DmControlCompatibilityV0(dm_control_environment)
+    environment = ActionRepeat(TrialSeeds(environment, seed), action_repeat)
+    return FlatObservation(environment, task.domain.observation_dim)
+
+
+def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) -> VectorEnv:
+    """Environments of one task that step together: observations float32 [E, O], rewards float64 [E].
+
+    Nothing resets by itself at an episode's end; ``reset(options={"trial": k})`` starts trial k in
+    all of them. Two environments with one seed and the same actions do the same.
+
+    Args:
+      task: which reward and initial states.
+      seeds: one for each of the E environments, at least 0.
+      action_repeat: control steps for which an action is held, with their rewards added up.
+
+    Raises:
+      ArgumentError: no seeds, a negative one, or an action repeat below 1.
+    """
+    if len(seeds) == 0 or min(seeds) < 0:
+        raise ArgumentError(f"seeds is {list(seeds)}; give one number >= 0 for each environment")
+    if action_repeat < 1:
+        raise ArgumentError(f"action_repeat is {action_repeat}; it must be at least 1")
+    return SyncVectorEnv(
+        [partial(make_environment, task, seed, action_repeat) for seed in seeds],
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
