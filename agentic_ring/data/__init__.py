@@ -1,0 +1,1 @@
+"""Trajectories, the store they live in, and the chains a model is trained on."""

@@ -1,0 +1,220 @@
+"""The trajectory store: one HDF5 file that holds every episode of a domain and collector.
+
+    attributes           domain, collector
+    observation          float32 [R, O]    the rows of all episodes one after another; episode e has
+    action               float32 [R, A]    length[e] + 1 of them, the first being its reset row
+    reward               float32 [R, 1]    as recorded
+    discount             float32 [R, 1]
+    physics              float64 [R, P]
+    rewards/{task}       float32 [R]       of each task of the domain, computed from ``physics``
+    episodes/length      int32 [E]         transitions
+    episodes/action_repeat  int32 [E]
+    episodes/algorithm   string [E]
+    episodes/source      string [E]        name of the file it came from
+
+Every array carries fletcher32 checksums, the file as a whole a digest (``sealed_file.py``). A store
+is never changed: ``store_writer.py`` writes a new one and renames it into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from agentic_ring.data.sealed_file import check_seal, verify_seal
+from agentic_ring.data.tasks import Domain, domain_named
+from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
+from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+
+STORE_FORMAT = "agentic_ring trajectory store"
+STORE_VERSION = 1
+# Their actions are noise: no policy is to imitate them, so they bear no loss.
+NOISE_ALGORITHMS = frozenset({"random", "ou"})
+
+Steps = Trajectory  # a stretch of an episode
+
+
+@dataclass(frozen=True)
+class StoredEpisode:
+    """An episode with what the store knows about it.
+
+    Attributes:
+      rewards: task name -> float32 [T + 1], row 0 being 0.
+      algorithm: what chose the actions: ``td3``, ``rnd``, ``ou``, ``random``, or ExoRL's collector.
+      action_repeat: control steps that every action was held for.
+      source: name of the file it came from; unique within a store.
+    """
+
+    episode: Episode
+    rewards: dict[str, np.ndarray]
+    algorithm: str
+    action_repeat: int
+    source: str
+
+
+class TrajectoryStore:
+    """Read access to a store; a context manager.
+
+    Attributes:
+      domain: the ``Domain``.
+      collector: ExoRL's collector, or the one of ``data_prep.collect``.
+      tasks: names of the tasks whose rewards are stored.
+      lengths: int32 [E], transitions of each episode.
+      action_repeats: int32 [E].
+      algorithms: [E] names, see ``StoredEpisode``.
+      sources: [E] file names.
+    """
+
+    def __init__(self, path: Path):
+        """Use ``open``, which checks the file."""
+        self.path = path
+        self._header = check_seal(path, STORE_FORMAT, STORE_VERSION)
+        try:
+            self._file = h5py.File(path, "r")
+            self._read_tables()
+        except (OSError, KeyError, UnicodeDecodeError, RuntimeError, UnknownNameError) as error:
+            raise StoreError(
+                f"{path} cannot be read ({error}); delete it and convert the episodes again"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path | str) -> TrajectoryStore:
+        """Opens a store for reading and checks its version, size, arrays and shapes.
+
+        Raises:
+          StoreError: the file is missing, cut short, of another version, or lacks an array.
+        """
+        return cls(Path(path))
+
+    def _read_tables(self) -> None:
+        self.domain: Domain = domain_named(str(self._file.attrs["domain"]))
+        self.collector = str(self._file.attrs["collector"])
+        self.tasks: tuple[str, ...] = tuple(self._file.attrs["tasks"].tolist())
+        self.lengths: np.ndarray = self._array("episodes/length")[:]
+        self.action_repeats: np.ndarray = self._array("episodes/action_repeat")[:]
+        self.algorithms: list[str] = list(self._array("episodes/algorithm").asstr()[:])
+        self.sources: list[str] = list(self._array("episodes/source").asstr()[:])
+        self._first_rows = np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + 1)])
+        rows = int(self._first_rows[-1])
+        shapes = {name: array.shape for name, array in self._row_arrays().items()}
+        wrong = {name: shape for name, shape in shapes.items() if shape[0] != rows}
+        if wrong:
+            raise OSError(f"its episodes have {rows} rows, but arrays have shapes {wrong}")
+
+    def _array(self, name: str) -> h5py.Dataset:
+        array = self._file[name]
+        if not isinstance(array, h5py.Dataset):
+            raise KeyError(f"{name} is no array")
+        return array
+
+    def _row_arrays(self) -> dict[str, h5py.Dataset]:
+        names = [*EPISODE_DTYPES, *(f"rewards/{task}" for task in self.tasks)]
+        return {name: self._array(name) for name in names}
+
+    def __enter__(self) -> TrajectoryStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the file for itself: HDF5 handles cannot be shared."""
+        return TrajectoryStore, (self.path,)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.lengths)
+
+    def verify(self) -> None:
+        """Reads every byte.
+
+        Raises:
+          StoreError: something differs from what was written; names the array where it can be told.
+        """
+        for name in self._row_arrays():
+            for episode in range(self.num_episodes):
+                self._rows(name, episode, 0, int(self.lengths[episode]) + 1)
+        verify_seal(self.path, self._header)
+
+    @cached_property
+    def _returns(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def returns(self, task: str) -> np.ndarray:
+        """Undiscounted return of every episode in ``task``: float64 [E].
+
+        Raises:
+          UnknownNameError: the store has no reward of this task.
+        """
+        if task not in self._returns:
+            self._require_task(task)
+            name = f"rewards/{task}"
+            rewards = (self._rows(name, e, 1, int(length) + 1) for e, length in enumerate(self.lengths))
+            self._returns[task] = np.array([reward.sum(dtype=np.float64) for reward in rewards])
+        return self._returns[task]
+
+    def steps(self, episode: int, start: int, stop: int, task: str) -> Steps:
+        """Transitions ``start`` to ``stop`` (exclusive) of an episode, with the reward of ``task``.
+
+        Raises:
+          ArgumentError: the episode or the range does not exist.
+          StoreError: the rows are damaged.
+          UnknownNameError: the store has no reward of this task.
+        """
+        self._require_task(task)
+        self._require_range(episode, start, stop)
+        return Steps(
+            observation=self._rows("observation", episode, start, stop),
+            action=self._rows("action", episode, start + 1, stop + 1),
+            reward=self._rows(f"rewards/{task}", episode, start + 1, stop + 1),
+        )
+
+    def episode(self, index: int) -> StoredEpisode:
+        """The whole of an episode, as it was given to the writer."""
+        self._require_range(index, 0, 1)
+        rows = int(self.lengths[index]) + 1
+        return StoredEpisode(
+            episode=Episode(**{name: self._rows(name, index, 0, rows) for name in EPISODE_DTYPES}),
+            rewards={task: self._rows(f"rewards/{task}", index, 0, rows) for task in self.tasks},
+            algorithm=self.algorithms[index],
+            action_repeat=int(self.action_repeats[index]),
+            source=self.sources[index],
+        )
+
+    def episodes(self) -> Iterator[StoredEpisode]:
+        """All episodes in order, one in memory at a time."""
+        return map(self.episode, range(self.num_episodes))
+
+    def _rows(self, name: str, episode: int, start: int, stop: int) -> np.ndarray:
+        first = self._first_rows[episode]
+        try:
+            return self._array(name)[first + start : first + stop]
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: array {name} is damaged in the rows of episode {episode} "
+                f"({self.sources[episode]}): {error}; delete the store and convert the episodes again"
+            ) from error
+
+    def _require_task(self, task: str) -> None:
+        if task not in self.tasks:
+            raise UnknownNameError(f"task in {self.path.name}", task, self.tasks)
+
+    def _require_range(self, episode: int, start: int, stop: int) -> None:
+        if not 0 <= episode < self.num_episodes:
+            raise ArgumentError(f"episode {episode} is outside the store's 0 to {self.num_episodes - 1}")
+        if not 0 <= start < stop <= self.lengths[episode]:
+            raise ArgumentError(
+                f"transitions {start} to {stop} do not lie within the {self.lengths[episode]} of "
+                f"episode {episode}"
+            )

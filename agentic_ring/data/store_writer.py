@@ -1,0 +1,113 @@
+"""Writes trajectory stores: beside their place, checksummed, and renamed into it."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from agentic_ring.data.sealed_file import HEADER_BYTES, seal
+from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
+from agentic_ring.data.tasks import Domain
+from agentic_ring.data.trajectories import EPISODE_DTYPES
+from agentic_ring.errors import StoreError
+
+_CHUNK_ROWS = 1024  # about one episode, which is what is read at a time
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class StoreDescription:
+    """What all episodes of a store share."""
+
+    domain: Domain
+    collector: str
+    tasks: tuple[str, ...]
+
+
+def write_store(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
+    """Writes a new store, or replaces the one at ``path``, and returns the number of episodes.
+
+    Episodes are taken one at a time, so the whole need not fit in memory. Until the last byte is on
+    disk nothing changes at ``path``; a failure leaves no file behind.
+
+    Raises:
+      StoreError: there is no episode, two have one source, or one lacks the reward of a task.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        count = _write_unfinished(unfinished, description, episodes)
+        seal(unfinished, STORE_FORMAT, STORE_VERSION)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count
+
+
+def merge_stores(path: Path, description: StoreDescription, stores: Sequence[TrajectoryStore]) -> int:
+    """Writes the episodes of ``stores``, in that order, to one store at ``path``; see ``write_store``."""
+    return write_store(path, description, (episode for store in stores for episode in store.episodes()))
+
+
+def _write_unfinished(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
+    widths = {
+        "observation": description.domain.observation_dim,
+        "action": description.domain.action_dim,
+        "reward": 1,
+        "discount": 1,
+        "physics": description.domain.physics_dim,
+    }
+    # "latest" is the format whose metadata carries checksums.
+    with h5py.File(path, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
+        file.attrs["domain"] = description.domain.name
+        file.attrs["collector"] = description.collector
+        file.attrs["tasks"] = list(description.tasks)
+        arrays = {
+            name: _growing(file, name, (width,), EPISODE_DTYPES[name]) for name, width in widths.items()
+        }
+        rewards = {task: _growing(file, f"rewards/{task}", (), _FLOAT32) for task in description.tasks}
+        lengths: list[int] = []
+        repeats: list[int] = []
+        algorithms: list[str] = []
+        sources: list[str] = []
+        for stored in episodes:
+            absent = set(description.tasks) - set(stored.rewards)
+            if absent:
+                raise StoreError(f"{stored.source} has no reward of {sorted(absent)}; relabel it first")
+            for name, array in arrays.items():
+                _append(array, getattr(stored.episode, name))
+            for task, array in rewards.items():
+                _append(array, stored.rewards[task])
+            lengths.append(len(stored.episode))
+            repeats.append(stored.action_repeat)
+            algorithms.append(stored.algorithm)
+            sources.append(stored.source)
+        if not lengths:
+            raise StoreError(f"no episode to write to {path.parent}; nothing was written")
+        if len(set(sources)) != len(sources):
+            twice = next(source for source in sources if sources.count(source) > 1)
+            raise StoreError(f"two episodes come from {twice}; every source may be in a store once")
+        table = file.create_group("episodes")
+        table.create_dataset("length", data=np.array(lengths, np.int32), chunks=True, fletcher32=True)
+        table.create_dataset("action_repeat", data=np.array(repeats, np.int32), chunks=True, fletcher32=True)
+        for name, names in (("algorithm", algorithms), ("source", sources)):
+            encoded = [text.encode() for text in names]
+            dtype = h5py.string_dtype("utf-8", max(map(len, encoded)))
+            table.create_dataset(name, data=np.array(encoded, dtype), chunks=True, fletcher32=True)
+    return len(lengths)
+
+
+def _growing(file: h5py.File, name: str, row_shape: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
+    maxshape, chunks = (None, *row_shape), (_CHUNK_ROWS, *row_shape)
+    return file.create_dataset(name, (0, *row_shape), dtype, maxshape=maxshape, chunks=chunks, fletcher32=True)
+
+
+def _append(array: h5py.Dataset, rows: np.ndarray) -> None:
+    start = array.shape[0]
+    array.resize(start + len(rows), axis=0)
+    array[start:] = rows

@@ -1,0 +1,143 @@
+"""One trajectory, in the two forms it takes: the rows of an ExoRL file, and plain transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from agentic_ring.data.tasks import Domain
+from agentic_ring.errors import DataError
+
+# ExoRL's arrays and their dtypes (denisyarats/exorl: replay_buffer.py, dmc.py).
+EPISODE_DTYPES = {
+    "observation": np.dtype(np.float32),
+    "action": np.dtype(np.float32),
+    "reward": np.dtype(np.float32),
+    "discount": np.dtype(np.float32),
+    "physics": np.dtype(np.float64),
+}
+# Actions are clipped to [-1, 1] before they are recorded; float32 rounding may leave them just outside.
+ACTION_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """T consecutive transitions; a stretch of a trajectory is one itself.
+
+    Attributes:
+      observation: float32 [T, O], what was seen before each action.
+      action: float32 [T, A], in [-1, 1].
+      reward: float32 [T], what each action earned.
+
+    Raises:
+      DataError: the lengths differ, there is no transition, or a value is not finite.
+    """
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+
+    def __post_init__(self) -> None:
+        shapes = (self.observation.shape, self.action.shape, self.reward.shape)
+        if tuple(map(len, shapes)) != (2, 2, 1) or len({shape[0] for shape in shapes}) != 1:
+            raise DataError(f"a trajectory is observation [T, O], action [T, A], reward [T], not {shapes}")
+        if len(self) < 1:
+            raise DataError("a trajectory needs at least one transition; this one has none")
+        for name in ("observation", "action", "reward"):
+            _require_finite(name, getattr(self, name))
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A trajectory as ExoRL stores it: T + 1 rows, of which row 0 is the reset.
+
+    Transition i >= 1 leads from ``observation[i - 1]`` by ``action[i]`` to ``observation[i]`` and pays
+    ``reward[i]``; row 0 has action 0, reward 0 and discount 1.
+
+    Attributes:
+      observation: float32 [T + 1, O].
+      action: float32 [T + 1, A].
+      reward: float32 [T + 1, 1], of the task (or intrinsic reward) at recording.
+      discount: float32 [T + 1, 1].
+      physics: float64 [T + 1, P], MuJoCo's qpos and qvel.
+    """
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    physics: np.ndarray
+
+    def __len__(self) -> int:
+        """T, the number of transitions."""
+        return len(self.observation) - 1
+
+    @cached_property
+    def action_repeat(self) -> int:
+        """See ``detect_action_repeat``."""
+        return detect_action_repeat(self.action[1:])
+
+
+def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
+    """Checks arrays from outside and makes them an episode of ``domain``.
+
+    Raises:
+      DataError: names the first array that is missing, unknown, of another dtype, shape or length,
+        not finite or out of range, and what was expected.
+    """
+    missing = [name for name in EPISODE_DTYPES if name not in arrays]
+    unknown = [name for name in arrays if name not in EPISODE_DTYPES]
+    if missing or unknown:
+        raise DataError(
+            f"arrays are {sorted(arrays)}, expected {sorted(EPISODE_DTYPES)}"
+            f" (missing: {missing or 'none'}, unknown: {unknown or 'none'})"
+        )
+    rows = arrays["observation"].shape[0] if arrays["observation"].ndim else 0
+    widths = {
+        "observation": domain.observation_dim,
+        "action": domain.action_dim,
+        "reward": 1,
+        "discount": 1,
+        "physics": domain.physics_dim,
+    }
+    for name, width in widths.items():
+        array = arrays[name]
+        if array.dtype != EPISODE_DTYPES[name]:
+            raise DataError(f"{name} is {array.dtype}, expected {EPISODE_DTYPES[name]}")
+        if array.shape != (rows, width):
+            expected = f"expected {(rows, width)} in domain {domain.name}"
+            raise DataError(f"{name} has shape {array.shape}, {expected}")
+    if rows < 2:
+        raise DataError(f"the episode has length {max(rows - 1, 0)}; it needs at least one transition")
+    for name in EPISODE_DTYPES:
+        _require_finite(name, arrays[name])
+    largest = float(np.abs(arrays["action"]).max())
+    if largest > 1 + ACTION_TOLERANCE:
+        raise DataError(f"action reaches {largest:.6g}, expected values in [-1, 1]")
+    return Episode(**{name: arrays[name] for name in EPISODE_DTYPES})
+
+
+def detect_action_repeat(action: np.ndarray) -> int:
+    """How many consecutive steps hold one action: the largest n of which every change is a multiple.
+
+    Args:
+      action: [T, A].
+
+    Returns:
+      n >= 1; an action that never changes counts as no repeat, since nothing tells how long it was
+      meant to be held.
+    """
+    changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
+    return int(np.gcd.reduce(changes)) if len(changes) else 1
+
+
+def _require_finite(name: str, array: np.ndarray) -> None:
+    finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{name} is not finite in row {int(np.flatnonzero(~finite)[0])} of {len(array)}")
