@@ -95,7 +95,7 @@ class TrajectoryStore:
     def _read_tables(self) -> None:
         self.domain: Domain = domain_named(str(self._file.attrs["domain"]))
         self.collector = str(self._file.attrs["collector"])
-        self.tasks: tuple[str, ...] = tuple(self._file.attrs["tasks"].tolist())
+        self.tasks: tuple[str, ...] = tuple(str(name) for name in np.asarray(self._file.attrs["tasks"]))
         self.lengths: np.ndarray = self._array("episodes/length")[:]
         self.action_repeats: np.ndarray = self._array("episodes/action_repeat")[:]
         self.algorithms: list[str] = list(self._array("episodes/algorithm").asstr()[:])

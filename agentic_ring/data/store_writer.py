@@ -102,9 +102,9 @@ def _write_unfinished(path: Path, description: StoreDescription, episodes: Itera
     return len(lengths)
 
 
-def _growing(file: h5py.File, name: str, row_shape: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
-    maxshape, chunks = (None, *row_shape), (_CHUNK_ROWS, *row_shape)
-    return file.create_dataset(name, (0, *row_shape), dtype, maxshape=maxshape, chunks=chunks, fletcher32=True)
+def _growing(file: h5py.File, name: str, row: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
+    maxshape, chunks = (None, *row), (_CHUNK_ROWS, *row)
+    return file.create_dataset(name, (0, *row), dtype, maxshape=maxshape, chunks=chunks, fletcher32=True)
 
 
 def _append(array: h5py.Dataset, rows: np.ndarray) -> None:
