@@ -1,0 +1,62 @@
+# make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
+# make test   the test suite
+# make install, make lint, make constraints, make clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test install lint constraints clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: $(VENV)/installed ## explore, train and evaluate on walker_run with this machine's devices
+	$(BIN)/python experiments/exorl_at_ring.py --task walker_run
+
+test: $(VENV)/installed-dev ## the tests, but for those marked slow
+	$(BIN)/python -m pytest -n 2
+
+install: $(VENV)/installed ## the environment alone, in .venv (elsewhere: VENV=folder)
+
+lint: $(VENV)/installed-dev ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+constraints: ## resolve every dependency anew, on python3.11 and python3.12, into constraints.txt
+	python3 .ci/constraints.py python3.11 python3.12
+
+clean: ## removes the environment and caches; data/ and runs/ stay
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find agentic_ring data_prep evals experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable
+	@echo "installing the versions of constraints.txt into $(VENV)"
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+# An environment that is there already and has pip is kept. Else the first Python of a right version makes it.
+$(VENV)/usable:
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then touch $@; exit; fi; \
+	for python in $(or $(PYTHON),python3 python3.12 python3.11); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; \
+	  then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "error: Python 3.11 or 3.12 is needed and none was found as: $(or $(PYTHON),python3 python3.12 python3.11)." >&2; \
+	  echo "labmaze, which dm_control needs, has wheels for these two versions only. Install one, or name it:" >&2; \
+	  echo "  make PYTHON=/path/to/python3.12 $(or $(MAKECMDGOALS),install)" >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "error: $$found comes without the standard modules venv and ensurepip, so it cannot make $(VENV)." >&2; \
+	  echo "On Debian and Ubuntu: apt install $$("$$found" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; \
+	  exit 1; \
+	fi; \
+	"$$found" -m venv --clear $(VENV) && touch $@
