@@ -8,10 +8,10 @@ Axes, outermost first:
     tensor   attention heads and feedforward features
 """
 
+import math
 from dataclasses import dataclass, fields
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.errors import MeshError
@@ -45,9 +45,9 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: list[jax.Device] | None =
         raise MeshError(f"data x fsdp x tensor = {others} does not divide {len(devices)} devices")
     ring = len(devices) // others if shape.ring is None else shape.ring
     sizes = (shape.data, shape.fsdp, ring, shape.tensor)
-    if int(np.prod(sizes)) != len(devices):
+    if math.prod(sizes) != len(devices):
         raise MeshError(
-            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {int(np.prod(sizes))} devices, "
+            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
             f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
         )
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
@@ -85,9 +85,40 @@ class ShardingRules:
             raise MeshError(f"logical axes {logical_axes} put one mesh axis on two dimensions: {entries}")
         return PartitionSpec(*(entry or None for entry in entries))
 
-    def sharding(self, mesh: Mesh, *logical_axes: str | None) -> NamedSharding:
-        """``spec`` bound to a mesh."""
-        return NamedSharding(mesh, self.spec(*logical_axes))
+    def sharding(
+        self, mesh: Mesh, shape: tuple[int, ...], logical_axes: tuple[str | None, ...]
+    ) -> NamedSharding:
+        """The sharding of an array of this shape: ``spec`` less the mesh axes that do not divide it.
+
+        Leading dimensions beyond ``logical_axes`` are stacked layers.
+        """
+        stacked = ("layer",) * (len(shape) - len(logical_axes))
+        spec = self.spec(*stacked, *logical_axes)
+        return NamedSharding(
+            mesh,
+            PartitionSpec(*(_dividing_axes(mesh, size, axes) for size, axes in zip(shape, spec, strict=True))),
+        )
+
+
+def _dividing_axes(mesh: Mesh, size: int, axes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The longest leading run of mesh axes whose product divides ``size``."""
+    axes = axes or ()
+    while axes and size % math.prod(mesh.shape[axis] for axis in axes):
+        axes = axes[:-1]
+    return axes or None
+
+
+def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
+    """Fixes an array's sharding under the ambient mesh of ``jax.set_mesh``; no mesh, no effect."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, rules.spec(*logical_axes))
+
+
+def ambient_axis_size(axis: str) -> int:
+    """Devices along one axis of the ambient mesh; 1 where there is no mesh or no such axis."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
 
 
 def simulate_cpu_devices(count: int) -> None:

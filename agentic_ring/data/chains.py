@@ -1,0 +1,207 @@
+"""The input pipeline: chain plans in, batches of the steps that this process holds out.
+
+Everything about a batch follows from the seed and the batch's number, so the iterator's state is that
+number (kept by grain). A process reads only the batch rows and the stretch of the sequence that its
+own devices hold, already in the ring's layout.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.attention.layout import order, padded_length
+from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
+from agentic_ring.errors import DataError
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.agentic_transformer import ChainSteps
+
+ENDLESS = 1 << 40
+"""More batches than any run takes; the dataset is a function of the index, nothing is stored."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=[])
+@dataclass(frozen=True)
+class ChainBatch:
+    """Steps of several chains, and how much each step's action counts in the loss.
+
+    Attributes:
+      steps: see ``ChainSteps``, [B, S].
+      weight: float32 [B, S], 1 or 0.
+    """
+
+    steps: ChainSteps
+    weight: jax.Array
+
+
+@dataclass(frozen=True)
+class ChainConfig:
+    """What a chain is made of.
+
+    Attributes:
+      task: the task's name within its domain.
+      trajectories: members of a chain.
+      action_repeat: environment steps that one decision lasts; the data must hold its actions as long.
+      top_fraction: see ``StratifiedSampler``.
+      loss_extent: "all" trajectories that a policy acted in, or the "last" alone.
+      layout: order of the steps over the ring.
+      seed: decides every chain.
+    """
+
+    task: str
+    trajectories: int
+    action_repeat: int
+    top_fraction: float = 0.2
+    loss_extent: Literal["all", "last"] = "all"
+    layout: Literal["zigzag", "contiguous"] = "zigzag"
+    seed: int = 0
+
+
+class ChainLoader:
+    """Reads chosen steps of planned chains from a store.
+
+    Raises:
+      DataError: some actions of the store are not held for ``action_repeat`` steps.
+    """
+
+    def __init__(self, store: TrajectoryStore, config: ChainConfig, scaling: Scaling, ring: int):
+        held = int(np.gcd.reduce(store.action_repeats))
+        if held % config.action_repeat:
+            raise DataError(
+                f"the trajectories hold an action for {held} steps, so decisions of {config.action_repeat} "
+                f"steps cannot be read from them; use an action repeat that divides {held}"
+            )
+        self._store = store
+        self._config = config
+        self._scaling = scaling
+        self._decisions = -(-store.lengths // config.action_repeat)
+        self.learnable = np.array([name not in NOISE_ALGORITHMS for name in store.algorithms])
+        longest = int(self._decisions.max())
+        self.max_timestep = longest
+        self.length = padded_length(config.trajectories * longest, ring, config.layout)
+        """Steps S of every chain, padding included."""
+        self.order = order(config.layout, self.length, ring)
+        """int [S]: the step of the chain that stands at each place."""
+
+    def load(self, plan: ChainPlan, columns: slice) -> dict[str, np.ndarray]:
+        """The steps that stand at ``columns`` of the layout, arrays [columns, ...] by field name."""
+        places = self.order[columns]
+        fields = self._padding(len(places))
+        start = 0
+        for index, episode in enumerate(plan.episodes):
+            end = start + int(self._decisions[episode])
+            for run in _consecutive_runs(np.flatnonzero((places >= start) & (places < end)), places):
+                self._read(fields, plan, index, places[run] - start, run)
+                fields["position"][run] = places[run]
+            start = end
+        return fields
+
+    def _padding(self, count: int) -> dict[str, np.ndarray]:
+        domain = self._store.domain
+        floats = ("return_to_go", "reward", "completion", "weight")
+        fields: dict[str, np.ndarray] = {name: np.zeros(count, np.float32) for name in floats}
+        fields["observation"] = np.zeros((count, domain.observation_dim), np.float32)
+        fields["action"] = np.zeros((count, domain.action_dim), np.float32)
+        fields["timestep"] = np.zeros(count, np.int32)
+        fields["trajectory"] = np.zeros(count, np.int32)
+        fields["position"] = np.full(count, -1, np.int32)
+        return fields
+
+    def _read(
+        self, fields: dict[str, np.ndarray], plan: ChainPlan, index: int, timesteps: np.ndarray, run: np.ndarray
+    ) -> None:
+        """Fills ``run`` with the consecutive ``timesteps`` (in decisions) of one member."""
+        config, scaling, episode = self._config, self._scaling, plan.episodes[index]
+        rewards = self._store.rewards(episode, config.task)
+        starts = np.arange(0, len(rewards), config.action_repeat)
+        earned = np.add.reduceat(rewards.astype(np.float64), starts)
+        first = int(timesteps[0]) * config.action_repeat
+        last = min((int(timesteps[-1]) + 1) * config.action_repeat, len(rewards))
+        steps = self._store.steps(episode, first, last, config.task)
+        fields["observation"][run] = scaling.observation(steps.observation[:: config.action_repeat])
+        fields["action"][run] = steps.action[:: config.action_repeat]
+        fields["reward"][run] = earned[timesteps] / scaling.reward_scale
+        fields["return_to_go"][run] = returns_to_go(earned, plan.target)[timesteps] / scaling.return_scale
+        fields["completion"][run] = completions(earned, plan.target)[timesteps]
+        fields["timestep"][run] = timesteps
+        fields["trajectory"][run] = index
+        bears_loss = config.loss_extent == "all" or index == len(plan.episodes) - 1
+        fields["weight"][run] = bears_loss and self.learnable[episode]
+
+
+def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
+    """Cuts ``selected`` where the steps that stand there are not consecutive."""
+    if not len(selected):
+        return []
+    return np.split(selected, np.flatnonzero(np.diff(places[selected]) != 1) + 1)
+
+
+class ChainPipeline:
+    """Batches of chains as global arrays, batch rows over data and fsdp, steps over the ring.
+
+    Args:
+      loader: reads the store.
+      sampler: the plan of each chain.
+      batch_size: chains of all processes together.
+      mesh, rules: where the arrays go.
+    """
+
+    def __init__(
+        self,
+        loader: ChainLoader,
+        sampler: StratifiedSampler,
+        batch_size: int,
+        mesh: Mesh,
+        rules: ShardingRules = ShardingRules(),
+    ):
+        self._mesh = mesh
+        self._rules = rules
+        self._shape = (batch_size, loader.length)
+        rows, columns = self.local_block()
+        local_rows = rows.stop - rows.start
+
+        def chain(number: int) -> dict[str, np.ndarray]:
+            batch, row = divmod(number, local_rows)
+            return loader.load(sampler(batch * batch_size + rows.start + row), columns)
+
+        dataset = grain.MapDataset.range(ENDLESS).map(chain).batch(local_rows)
+        options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+        self._batches = iter(dataset.to_iter_dataset(options))
+
+    def local_block(self) -> tuple[slice, slice]:
+        """The batch rows and sequence places that this process's devices hold."""
+        sharding = self._rules.sharding(self._mesh, self._shape, ("batch", "sequence"))
+        indices = sharding.addressable_devices_indices_map(self._shape).values()
+        bounds = [[s.indices(size)[:2] for s, size in zip(i, self._shape, strict=True)] for i in indices]
+        (row_starts, row_stops), (column_starts, column_stops) = np.array(bounds).transpose(1, 2, 0)
+        return slice(row_starts.min(), row_stops.max()), slice(column_starts.min(), column_stops.max())
+
+    def __iter__(self) -> Iterator[ChainBatch]:
+        return self
+
+    def __next__(self) -> ChainBatch:
+        """The next batch, on the devices."""
+        fields = {name: self._place(array) for name, array in next(self._batches).items()}
+        weight = fields.pop("weight")
+        return ChainBatch(ChainSteps(**fields), weight)
+
+    def _place(self, local: np.ndarray) -> jax.Array:
+        shape = (*self._shape, *local.shape[2:])
+        axes = ("batch", "sequence", *(None,) * (local.ndim - 2))
+        sharding = self._rules.sharding(self._mesh, shape, axes)
+        return jax.make_array_from_process_local_data(sharding, local, shape)
+
+    def get_state(self) -> dict:
+        """Where the iterator stands, as JSON-able data."""
+        return self._batches.get_state()
+
+    def set_state(self, state: dict) -> None:
+        """Goes on from a state that ``get_state`` gave."""
+        self._batches.set_state(state)

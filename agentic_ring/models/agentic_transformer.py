@@ -1,0 +1,189 @@
+"""The Agentic Transformer (arXiv 2305.16554) on 4 tokens a step (arXiv 2310.01889, section 5.3).
+
+A chain of trajectories reads
+
+    R s a r  R s a r  ...  R s a r | R s a r  ...          | next trajectory
+    ^ ^ ^ ^
+    | | | reward, and whether the target was reached (the completion bit rides here)
+    | | action
+    | state: the action is predicted from this token
+    return-to-go
+
+Every token of a step carries the embedded timestep within its trajectory; rotary positions run over
+the whole chain. Which trajectory of the chain it is, is not embedded: in ascending chains that index
+alone says "later is better", and the model would rise over trials without learning from its context.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.layers import Linear
+from agentic_ring.models.transformer import Transformer, TransformerConfig
+
+TOKENS_PER_STEP = 4
+STATE_TOKEN = 1
+"""Index of the state token within a step."""
+
+
+@dataclass(frozen=True)
+class AgenticTransformerConfig:
+    """The stack and what it reads."""
+
+    transformer: TransformerConfig
+    observation_dim: int
+    action_dim: int
+    max_timestep: int
+    """Steps of the longest trajectory; timesteps are embedded from a table of this many rows."""
+    trajectory_index: int = 0
+    """Embed the trajectory's index in the chain, up to this many; 0 leaves it out (an ablation)."""
+    loss_extent: Literal["all", "last"] = "all"
+    """Which trajectories of a chain bear loss: all that a policy acted in, or the best one alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("observation_dim", "action_dim", "max_timestep"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "return_to_go",
+        "observation",
+        "action",
+        "reward",
+        "completion",
+        "timestep",
+        "trajectory",
+        "position",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class ChainSteps:
+    """Steps of chains, in any order along S; ``position`` says where each one stands.
+
+    Attributes:
+      return_to_go: float32 [B, S], scaled.
+      observation: float32 [B, S, O], normalised.
+      action: float32 [B, S, A] in [-1, 1].
+      reward: float32 [B, S], scaled.
+      completion: float32 [B, S], 1 on the last step of a trajectory that reached the target.
+      timestep: int32 [B, S] within the trajectory.
+      trajectory: int32 [B, S], index of the trajectory within the chain.
+      position: int32 [B, S], the step's place in the chain; negative for padding.
+    """
+
+    return_to_go: jax.Array
+    observation: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    completion: jax.Array
+    timestep: jax.Array
+    trajectory: jax.Array
+    position: jax.Array
+
+
+class AgenticTransformer(nnx.Module):
+    """Predicts each step's action from everything before it in the chain."""
+
+    def __init__(self, key: jax.Array, config: AgenticTransformerConfig):
+        keys = iter(jax.random.split(key, 8))
+        width, rules = config.transformer.width, config.transformer.rules
+        self.embed_return = Linear(next(keys), 1, width, rules, embed_axis=1)
+        self.embed_observation = Linear(next(keys), config.observation_dim, width, rules, embed_axis=1)
+        self.embed_action = Linear(next(keys), config.action_dim, width, rules, embed_axis=1)
+        # Reward and completion share one token, so a step stays at 4.
+        self.embed_reward = Linear(next(keys), 2, width, rules, embed_axis=1)
+        self.embed_timestep = _table(next(keys), config.max_timestep, width)
+        self.embed_trajectory = (
+            _table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
+        )
+        self.transformer = Transformer(next(keys), config.transformer)
+        self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
+        self.config = config
+
+    def __call__(self, steps: ChainSteps) -> jax.Array:
+        """Actions float32 [B, S, A] in [-1, 1], each predicted at its own step's state token."""
+        positions, segment_ids = token_positions(steps.position)
+        encoded = self.transformer(self._tokens(steps), positions, segment_ids)
+        return self._actions(encoded)
+
+    def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores whole steps in an empty cache."""
+        positions, segment_ids = token_positions(steps.position)
+        return self.transformer.prefill(self._tokens(steps), positions, segment_ids, cache)[1]
+
+    def act(self, previous: ChainSteps, current: ChainSteps, cache: KVCache) -> tuple[jax.Array, KVCache]:
+        """One environment step: 4 new tokens in, one action out.
+
+        The action and reward of a step are known only after it, so a call holds the last two tokens
+        of the previous step and the first two of the current one.
+
+        Args:
+          previous: [B, 1] steps, of which action, reward and completion are read; at the very first
+            step of a chain its ``position`` is negative and its tokens are not stored.
+          current: [B, 1] steps, of which return-to-go and observation are read.
+          cache: all earlier tokens.
+
+        Returns:
+          Actions float32 [B, A], and the cache with the new tokens.
+        """
+        tokens = jnp.concatenate([self._tokens(previous)[:, 2:], self._tokens(current)[:, :2]], axis=1)
+        positions = jnp.concatenate(
+            [token_positions(previous.position)[0][:, 2:], token_positions(current.position)[0][:, :2]],
+            axis=1,
+        )
+        encoded, cache = self.transformer.extend(tokens, positions, cache)
+        return self._head(encoded[:, -1]), cache
+
+    def _tokens(self, steps: ChainSteps) -> jax.Array:
+        """Embeds steps [B, S] as tokens [B, 4 S, D]."""
+        dtype = jnp.dtype(self.config.transformer.dtype)
+        scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
+        tokens = jnp.stack(
+            [
+                self.embed_return(steps.return_to_go[..., None].astype(dtype)),
+                self.embed_observation(steps.observation.astype(dtype)),
+                self.embed_action(steps.action.astype(dtype)),
+                self.embed_reward(scalars.astype(dtype)),
+            ],
+            axis=2,
+        )
+        place = self.embed_timestep[...][steps.timestep]
+        if self.embed_trajectory is not None:
+            place = place + self.embed_trajectory[...][steps.trajectory]
+        tokens = tokens + place[:, :, None].astype(dtype)
+        batch, length = steps.position.shape
+        return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)
+
+    def _actions(self, encoded: jax.Array) -> jax.Array:
+        batch, tokens, width = encoded.shape
+        steps = encoded.reshape(batch, tokens // TOKENS_PER_STEP, TOKENS_PER_STEP, width)
+        return self._head(steps[:, :, STATE_TOKEN])
+
+    def _head(self, encoded: jax.Array) -> jax.Array:
+        return jnp.tanh(self.action_head(encoded).astype(jnp.float32))
+
+
+def token_positions(step_position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Positions and segment ids, int32 [B, 4 S], of the tokens of steps at ``step_position`` [B, S].
+
+    Padding (a negative step position) gets ``EMPTY_SLOT`` and segment -1.
+    """
+    tokens = TOKENS_PER_STEP * step_position[..., None] + jnp.arange(TOKENS_PER_STEP, dtype=jnp.int32)
+    tokens = jnp.where(step_position[..., None] < 0, EMPTY_SLOT, tokens)
+    tokens = tokens.reshape(step_position.shape[0], -1)
+    return tokens, jnp.where(tokens < 0, -1, 0)
+
+
+def _table(key: jax.Array, rows: int, width: int) -> nnx.Param:
+    value = 0.02 * jax.random.normal(key, (rows, width), jnp.float32)
+    return nnx.Param(value, logical_axes=(None, "embed"))

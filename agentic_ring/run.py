@@ -1,0 +1,101 @@
+"""What a run is: its resolved configuration, and the folder it lives in.
+
+    runs/NAME/config.json      everything that decides the result, written before training starts
+              metrics.jsonl    one row a logged step
+              checkpoints/     the last one and the best one
+              stages.json      seconds spent in each stage, over all sessions of the run
+              results.json     the figures, and the plots beside it
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pydantic
+
+from agentic_ring.data.chains import ChainConfig
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing
+from agentic_ring.mesh import MeshShape
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.training.loop import TrainConfig
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How a trained model is rolled out."""
+
+    trials: int
+    """Rollouts one after another, each with all earlier ones in context."""
+    prompt_trajectories: int = 0
+    """Stored trajectories, in ascending return, that stand in the context before the first trial."""
+    environments: int = 16
+    """Environments at once, each with its own seed; the intervals are over them."""
+    first_seed: int = 10_000
+    """Seed of the first environment; far from those that data is collected with."""
+    target_quantile: float = 0.95
+    """Every trial aims at this quantile of the training returns, whatever comes out."""
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.environments < 1 or self.prompt_trajectories < 0:
+            raise ConfigError(
+                f"trials {self.trials} and environments {self.environments} must be at least 1 and "
+                f"prompt_trajectories {self.prompt_trajectories} at least 0"
+            )
+        if not 0 <= self.target_quantile <= 1:
+            raise ConfigError(f"target_quantile is {self.target_quantile}; expected a share in [0, 1]")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run's result."""
+
+    task: str
+    """Full name, such as ``walker_run``."""
+    preset: str
+    store: str
+    """The trajectory store."""
+    mesh: MeshShape
+    chains: ChainConfig
+    scaling: Scaling
+    model: AgenticTransformerConfig
+    training: TrainConfig
+    evaluation: EvaluationConfig
+    target: float
+    """Return that the trials aim at: ``target_quantile`` of the training returns."""
+
+
+_ADAPTER = pydantic.TypeAdapter(RunConfig)
+
+
+def save_config(directory: Path, config: RunConfig) -> None:
+    """Writes ``config.json``."""
+    with replacing(directory / "config.json") as beside:
+        beside.write_text(json.dumps(asdict(config), indent=2) + "\n")
+
+
+def load_config(directory: Path) -> RunConfig:
+    """Reads ``config.json``.
+
+    Raises:
+      DataError: there is none, or it is not a run's configuration.
+    """
+    path = directory / "config.json"
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the folder of a run, such as runs/walker_run-demo") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def differing_fields(old: RunConfig, new: RunConfig) -> list[str]:
+    """Names of the fields, dotted, in which two configurations differ."""
+
+    def walk(prefix: str, a: object, b: object) -> list[str]:
+        if isinstance(a, dict) and isinstance(b, dict):
+            return [name for key in a for name in walk(f"{prefix}.{key}" if prefix else key, a[key], b.get(key))]
+        return [] if a == b else [prefix]
+
+    return walk("", asdict(old), asdict(new))

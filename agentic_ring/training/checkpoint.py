@@ -1,0 +1,69 @@
+"""Checkpoints: written in the background, the last one and the best one kept."""
+
+from pathlib import Path
+from typing import Any
+
+from orbax.checkpoint import v1 as ocp
+
+from agentic_ring.errors import CheckpointError
+from agentic_ring.training.state import TrainState
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    A checkpoint holds the train state and the data iterator's state, so that a resumed run sees the
+    same batches and ends with the same weights, bit for bit. Orbax writes each one beside its place
+    and renames it: a kill at any moment leaves the one before.
+
+    Args:
+      directory: made if need be.
+    """
+
+    def __init__(self, directory: Path):
+        policies = ocp.training.preservation_policies
+        lowest_loss = policies.BestN(
+            get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+        )
+        self._directory = directory
+        self._checkpointer = ocp.training.Checkpointer(
+            directory.absolute(),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), lowest_loss]),
+            cleanup_tmp_directories=True,
+        )
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest checkpoint, or None."""
+        latest = self._checkpointer.latest
+        return None if latest is None else latest.step
+
+    def best_step(self) -> int | None:
+        """Step of the checkpoint with the lowest loss, or None."""
+        kept = [checkpoint for checkpoint in self._checkpointer.checkpoints if checkpoint.metrics]
+        return min(kept, key=lambda checkpoint: checkpoint.metrics["loss"]).step if kept else None
+
+    def save(self, step: int, state: TrainState, data_state: dict[str, Any], loss: float) -> None:
+        """Starts writing; returns once the state has been copied off the devices."""
+        self._checkpointer.save_checkpointables_async(
+            step, {"state": state, "data": data_state}, metrics={"loss": loss}, overwrite=True
+        )
+
+    def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Reads the state into the shapes and shardings of ``like``, and the data iterator's state.
+
+        Raises:
+          CheckpointError: it is damaged, or was written by another configuration.
+        """
+        try:
+            loaded = self._checkpointer.load_checkpointables(step, {"state": like, "data": None})
+        except Exception as error:  # orbax raises many types for what is one fault to the user
+            raise CheckpointError(
+                f"checkpoint {step} in {self._directory} cannot be read into this configuration: {error}. "
+                "Run with the flags it was made with, or choose another --output to start anew"
+            ) from error
+        return loaded["state"], loaded["data"]
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        self._checkpointer.close()

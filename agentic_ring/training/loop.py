@@ -1,0 +1,116 @@
+"""The training loop."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from agentic_ring.data.chains import ChainPipeline
+from agentic_ring.errors import ConfigError, NonFiniteLossError
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.progress import progress, say
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.state import (
+    Model,
+    OptimizerConfig,
+    TrainState,
+    abstract_state,
+    init_state,
+    learning_rate_schedule,
+    make_optimizer,
+    make_train_step,
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and how to train."""
+
+    steps: int
+    batch_size: int
+    """Chains of one update, over all devices."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint_every: int = 100
+    log_every: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.batch_size % self.optimizer.accumulation:
+            raise ConfigError(
+                f"batch_size {self.batch_size} does not divide into {self.optimizer.accumulation} parts"
+            )
+
+
+def train(
+    config: TrainConfig,
+    model: Model,
+    batches: ChainPipeline,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    metrics: MetricsLog,
+    rules: ShardingRules = ShardingRules(),
+) -> TrainState:
+    """Trains up to ``config.steps`` updates, from the newest checkpoint where there is one.
+
+    Raises:
+      NonFiniteLossError: names the step, and the checkpoint to go back to.
+      CheckpointError: the newest checkpoint cannot be read.
+    """
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    learning_rate = learning_rate_schedule(config.optimizer, config.steps)
+    with jax.set_mesh(mesh):
+        if checkpoints.last_step is None:
+            state = init_state(model, optimizer, config.seed, mesh, rules)
+        else:
+            like = abstract_state(model, optimizer, mesh, rules)
+            state, data_state = checkpoints.restore(checkpoints.last_step, like)
+            batches.set_state(data_state)
+            say(f"resuming from step {checkpoints.last_step} of {config.steps}")
+        update = jax.jit(
+            make_train_step(model, optimizer, config.optimizer.accumulation), donate_argnames="state"
+        )
+        first = int(state.step)
+        clock = time.monotonic()
+        recent: list[float] = []
+        with progress("training", config.steps) as advance:
+            for step in range(first + 1, config.steps + 1):
+                batch = next(batches)
+                state, measured = update(state, batch)
+                loss = float(measured["loss"])
+                if not math.isfinite(loss):
+                    raise NonFiniteLossError(_non_finite_message(step, loss, checkpoints.last_step))
+                recent.append(loss)
+                now = time.monotonic()
+                tokens_per_second = batch.weight.size * TOKENS_PER_STEP / (now - clock)
+                clock = now
+                if step % config.log_every == 0 or step == config.steps:
+                    metrics.write(
+                        step,
+                        {
+                            "loss": loss,
+                            "gradient_norm": float(measured["gradient_norm"]),
+                            "learning_rate": float(learning_rate(step - 1)),
+                            "tokens_per_second": tokens_per_second,
+                        },
+                    )
+                if step % config.checkpoint_every == 0 or step == config.steps:
+                    # One batch's loss is too noisy to tell which checkpoint is best.
+                    checkpoints.save(step, state, batches.get_state(), sum(recent) / len(recent))
+                    recent.clear()
+                advance(step, f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s")
+    return state
+
+
+def _non_finite_message(step: int, loss: float, last_step: int | None) -> str:
+    back = f"the last good checkpoint is step {last_step}" if last_step else "no checkpoint was written before it"
+    return (
+        f"the loss is {loss} at step {step}; {back}. Lower the learning rate (--training.optimizer.learning-rate) "
+        "or the clipping norm, then run again: training goes on from that checkpoint"
+    )

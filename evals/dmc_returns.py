@@ -1,0 +1,166 @@
+"""Returns of a trained Agentic Transformer in dm_control: trials one after another, all in context.
+
+    python evals/dmc_returns.py --run runs/walker_run-demo
+
+rolls a run's last checkpoint out again, for instance in other environments (``--first-seed``), and
+prints the returns of every trial.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import rich
+import tyro
+from jax.sharding import Mesh
+
+from agentic_ring import cli
+from agentic_ring.data.chains import ChainLoader
+from agentic_ring.data.hindsight import StratifiedSampler
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.errors import CheckpointError
+from agentic_ring.inference import InContextPolicy
+from agentic_ring.mesh import make_mesh, simulate_cpu_devices
+from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.progress import progress
+from agentic_ring.run import RunConfig, load_config
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
+from evals.environments import make_environments
+from evals.intervals import Interval, mean_interval
+from evals.results import Figure, figure_table
+from evals.trials import RandomPolicy, TrialPolicy, run_trials
+
+
+@dataclass(frozen=True)
+class ReturnReport:
+    """Undiscounted returns, and what they are to be judged by.
+
+    Attributes:
+      trials: float64 [E, trials].
+      random_policy: float64 [E, trials], uniform random actions in the same environments.
+      data: float64 [episodes], the training data.
+      target: return that every trial aimed at.
+    """
+
+    trials: np.ndarray
+    random_policy: np.ndarray
+    data: np.ndarray
+    target: float
+
+    def trial_intervals(self) -> list[Interval]:
+        """Mean of each trial over the environments, with its interval."""
+        return [mean_interval(returns) for returns in self.trials.T]
+
+    def figures(self, paper: float | None = None) -> list[Figure]:
+        """All of it as figures; ``paper`` stands beside the last trial and the best one."""
+        figures = [
+            Figure.of("return/random_policy", mean_interval(self.random_policy.mean(axis=1)), "return"),
+            *(
+                Figure(f"return/data_{name}", float(np.quantile(self.data, quantile)), "return", n=len(self.data))
+                for name, quantile in DATA_QUANTILES.items()
+            ),
+            Figure("return/target", self.target, "return", n=len(self.data)),
+        ]
+        for number, interval in enumerate(self.trial_intervals(), start=1):
+            figures.append(Figure.of(f"return/trial_{number}", interval, "return"))
+        figures.append(Figure.of("return/last_trial", self.trial_intervals()[-1], "return", paper))
+        best = mean_interval(self.trials.max(axis=1))
+        return [*figures, Figure.of("return/best_of_trials", best, "return", paper)]
+
+
+DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
+
+
+def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> ReturnReport:
+    """Rolls out the model and, in the same environments, the random policy."""
+    task = parse_task(config.task)
+    evaluation, action_repeat = config.evaluation, config.chains.action_repeat
+    with TrajectoryStore.open(config.store) as store:
+        data = store.returns(task.name)
+        prompt = read_prompt(store, config) if evaluation.prompt_trajectories else None
+    seeds = range(evaluation.first_seed, evaluation.first_seed + evaluation.environments)
+    decisions = -(-task.domain.episode_steps // action_repeat)
+    policies: dict[str, TrialPolicy] = {
+        "random policy": RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed),
+        "agentic transformer": InContextPolicy(
+            model,
+            params,
+            mesh,
+            config.scaling,
+            config.target,
+            evaluation.environments,
+            decisions * evaluation.trials,
+            prompt,
+        ),
+    }
+    returns = {}
+    environments = make_environments(task, list(seeds), action_repeat)
+    try:
+        for name, policy in policies.items():
+            with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
+
+                def on_step(trial: int, step: int) -> None:
+                    advance(trial * decisions + step + 1, f"trial {trial + 1}")
+
+                returns[name] = run_trials(policy, environments, evaluation.trials, on_step)
+    finally:
+        environments.close()
+    return ReturnReport(returns["agentic transformer"], returns["random policy"], data, config.target)
+
+
+def read_prompt(store: TrajectoryStore, config: RunConfig) -> ChainSteps:
+    """Stored trajectories below the target, in ascending return and told to aim at it: [1, S] steps."""
+    count = config.evaluation.prompt_trajectories
+    loader = ChainLoader(
+        store, replace(config.chains, trajectories=count, layout="contiguous"), config.scaling, ring=8
+    )
+    returns = store.returns(config.chains.task)
+    below = np.flatnonzero(returns <= config.target)
+    sampler = StratifiedSampler(
+        returns[below], loader.learnable[below], count, config.chains.top_fraction, config.evaluation.first_seed
+    )
+    plan = sampler(0)
+    plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
+    fields = loader.load(plan, slice(0, loader.length))
+    fields.pop("weight")
+    return ChainSteps(**{name: array[None] for name, array in fields.items()})
+
+
+def main(
+    run: Path,
+    environments: int | None = None,
+    first_seed: int | None = None,
+    checkpoint: Annotated[int | None, tyro.conf.arg(help="Step of the checkpoint; the last one if left out.")] = None,
+) -> None:
+    """Rolls a trained run out again and prints the returns of every trial.
+
+    Args:
+      run: Folder of the run, such as runs/walker_run-demo.
+      environments: Environments at once; as in the run if left out.
+      first_seed: Seed of the first environment; as in the run if left out.
+    """
+    config = load_config(run)
+    changes = {"environments": environments, "first_seed": first_seed}
+    given = {name: value for name, value in changes.items() if value is not None}
+    config = replace(config, evaluation=replace(config.evaluation, **given))
+    simulate_cpu_devices(8)
+    mesh = make_mesh(config.mesh)
+    model = Model(config.model)
+    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
+    checkpoints = Checkpoints(run / "checkpoints")
+    step = checkpoints.last_step if checkpoint is None else checkpoint
+    if step is None:
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    with jax.set_mesh(mesh):
+        like = abstract_state(model, optimizer, mesh, config.model.transformer.rules)
+        state, _ = checkpoints.restore(step, like)
+    report = evaluate_returns(config, model, state.params, mesh)
+    rich.print(figure_table(report.figures(), f"{config.task}, checkpoint {step}"))
+
+
+if __name__ == "__main__":
+    cli.run(main)

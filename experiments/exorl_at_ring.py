@@ -1,0 +1,134 @@
+"""The main job: a ring-attention Agentic Transformer on ExoRL trajectories (Table 5).
+
+    python experiments/exorl_at_ring.py --task walker_run
+
+finds ExoRL data or collects its own, relabels it for the task, trains on hindsight chains with ring
+attention over all devices, rolls the model out trial after trial, and writes figures and plots to
+runs/NAME/. Run the same command again after an interruption: every stage goes on where it stopped.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import rich
+import tyro
+from jax.sharding import Mesh
+
+from agentic_ring import cli
+from agentic_ring.attention import padded_length
+from agentic_ring.data.tasks import Task, parse_task
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.progress import say
+from agentic_ring.training.state import Model
+from evals.dmc_returns import evaluate_returns
+from evals.memory import StepMemory, train_step_memory
+from evals.results import figure_table
+from experiments import paper
+from experiments.pipeline import (
+    Stages,
+    all_figures,
+    enter_directory,
+    resolve,
+    train_on_store,
+    write_report,
+)
+from experiments.presets import PRESETS, Preset
+from experiments.stores import data_directory, prepare_store
+
+SIMULATED_DEVICES = 8
+
+
+def step_memory(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> StepMemory:
+    """Compiles the train step of a preset for a task on this mesh."""
+    decisions = -(-task.domain.episode_steps // action_repeat)
+    steps = padded_length(preset.trajectories * decisions, mesh.shape["ring"], "zigzag")
+    model = Model(preset.model(task.domain, max_timestep=decisions))
+    return train_step_memory(model, preset.training.optimizer, preset.training.batch_size, steps, mesh)
+
+
+def print_plan(preset: Preset, task: Task, mesh: Mesh) -> None:
+    """What ``--dry-run`` shows."""
+    action_repeat = preset.action_repeat.get(task.domain.name, 1)
+    decisions = -(-task.domain.episode_steps // action_repeat)
+    parameters = Model(preset.model(task.domain, max_timestep=decisions)).parameter_count()
+    print(f"parameters          {parameters:,}")
+    print(
+        f"tokens a sequence   {preset.trajectories * decisions * TOKENS_PER_STEP:,} = {preset.trajectories} "
+        f"trajectories x {decisions} steps x {TOKENS_PER_STEP} tokens"
+    )
+    memory = step_memory(preset, task, action_repeat, mesh)
+    print(
+        f"bytes per device    {memory.total:,} ({memory.state:,} parameters, optimiser and batch, "
+        f"{memory.temporary:,} temporary)"
+    )
+
+
+def main(
+    task: Literal["walker_stand", "walker_run", "walker_walk", "cheetah_run", "cartpole_swingup"],
+    preset: Annotated[Literal["demo", "small", "paper"] | None, tyro.conf.arg(metavar="NAME")] = None,
+    num_trajectories: int | None = None,
+    ring: int | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    output: Path | None = None,
+    data: Path | None = None,
+    collector: str | None = None,
+    dry_run: bool = False,
+    wandb: str | None = None,
+) -> None:
+    """Trains the Agentic Transformer on trajectories of a task and rolls it out.
+
+    Args:
+      task: What the trajectories are relabelled for and the model is evaluated on.
+      preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters and
+        512K tokens). Default: demo on a CPU, small on anything else.
+      num_trajectories: Trajectories of a chain; more of them make the context longer.
+      ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
+      seed: Decides the data that is collected, the chains, and the initial weights.
+      resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
+      output: Folder of the run. Default: runs/TASK-PRESET-seedSEED.
+      data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
+      collector: ExoRL collector to read, such as rnd. Default: the one that is there; if there is
+        none, data is collected here and now.
+      dry_run: Only print parameters, tokens a sequence and compiled bytes per device; needs no data.
+      wandb: Also log to this Weights & Biases project; offline if there is no API key.
+    """
+    simulate_cpu_devices(SIMULATED_DEVICES)
+    on_cpu = jax.default_backend() == "cpu"
+    name = preset or ("demo" if on_cpu else "small")
+    chosen = PRESETS[name]
+    if num_trajectories is not None:
+        chosen = chosen.with_trajectories(num_trajectories)
+    shape = MeshShape(data=1) if ring is None else MeshShape(data=max(1, jax.device_count() // max(ring, 1)), ring=ring)
+    mesh = make_mesh(shape)
+    parsed = parse_task(task)
+    say(f"preset {name} on {jax.device_count()} {jax.default_backend()} devices, mesh {dict(mesh.shape)}")
+    if dry_run:
+        print_plan(chosen, parsed, mesh)
+        return
+
+    directory = output or Path("runs") / f"{task}-{name}-seed{seed}"
+    stages = Stages()
+    with stages.stage("data"):
+        store = prepare_store(parsed, data_directory(data), collector, seed)
+        config = resolve(chosen, name, parsed, store, shape, seed)
+    enter_directory(directory, config, resume)
+    stages.keep_in(directory)
+    model = Model(config.model)
+    with stages.stage("training"):
+        state = train_on_store(config, model, mesh, directory, wandb)
+    with stages.stage("evaluation"):
+        report = evaluate_returns(config, model, state.params, mesh)
+    with stages.stage("memory"):
+        memory = step_memory(chosen, parsed, config.chains.action_repeat, mesh)
+    figures = all_figures(report, memory, directory, paper.exorl_return(task))
+    write_report(config, report, figures, stages, directory)
+    rich.print(figure_table(figures, f"{task}, preset {name}, seed {seed}"))
+    print(paper.RETURN_CAVEAT)
+    print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,99 @@
+"""Named runs: the same program at three sizes."""
+
+from dataclasses import dataclass, field, replace
+
+from agentic_ring.data.tasks import Domain
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.loop import TrainConfig
+from agentic_ring.training.state import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of the main job.
+
+    Attributes:
+      transformer: the stack.
+      trajectories: members of a chain.
+      action_repeat: environment steps that one decision lasts, by domain; 1 where it is not named.
+      training: length and optimiser.
+      trials: rollouts after the prompt.
+      prompt_trajectories: stored trajectories in context before the first trial.
+    """
+
+    transformer: TransformerConfig
+    trajectories: int
+    training: TrainConfig
+    trials: int
+    prompt_trajectories: int = 0
+    action_repeat: dict[str, int] = field(default_factory=dict)
+
+    def with_trajectories(self, count: int) -> "Preset":
+        """The same with chains of ``count`` trajectories; a shorter chain has fewer prompts, then trials."""
+        if count < 1:
+            raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
+        trials = min(self.trials, count) if self.prompt_trajectories else count
+        return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
+
+    def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
+        """The Agentic Transformer of this size for a domain."""
+        return AgenticTransformerConfig(
+            self.transformer, domain.observation_dim, domain.action_dim, max_timestep
+        )
+
+
+PRESETS = {
+    # A laptop: 2 cores, 8 GiB, minutes. Decisions last several steps, so that chains of 4 whole
+    # episodes are 2K (cartpole) or 4K tokens (walker, cheetah).
+    "demo": Preset(
+        transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
+        trajectories=4,
+        training=TrainConfig(
+            steps=300,
+            batch_size=2,
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
+            checkpoint_every=100,
+        ),
+        trials=4,
+        action_repeat={"cartpole": 8, "walker": 4, "cheetah": 4},
+    ),
+    # One accelerator: chains of 16 x 1000 steps, 64K tokens.
+    "small": Preset(
+        transformer=TransformerConfig(
+            width=512, layers=8, heads=8, ffn_width=1536, dtype="bfloat16", ffn_chunk=4096, rope_theta=500_000.0
+        ),
+        trajectories=16,
+        training=TrainConfig(
+            steps=20_000,
+            batch_size=8,
+            optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=1000),
+            checkpoint_every=500,
+        ),
+        trials=4,
+        prompt_trajectories=12,
+    ),
+    # The paper's: 350M parameters, 128 trajectories x 1000 steps x 4 tokens = 512K tokens
+    # (arXiv 2310.01889, section 5.3); width, depth and optimiser are not given there and are ours.
+    "paper": Preset(
+        transformer=TransformerConfig(
+            width=1024,
+            layers=24,
+            heads=16,
+            ffn_width=3328,
+            dtype="bfloat16",
+            ffn_chunk=4096,
+            rope_theta=10_000_000.0,
+        ),
+        trajectories=128,
+        training=TrainConfig(
+            steps=100_000,
+            batch_size=8,
+            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+            checkpoint_every=1000,
+        ),
+        trials=4,
+        prompt_trajectories=124,
+    ),
+}
