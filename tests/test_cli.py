@@ -1,0 +1,113 @@
+"""One message and an exit status for what a user can act on; a traceback for what is our own fault."""
+
+import errno
+import inspect
+from pathlib import Path
+
+import pytest
+
+from agentic_ring import cli, errors
+
+USER_ERRORS = [
+    error
+    for _, error in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error, errors.AgenticRingError) and error is not errors.UnknownNameError
+]
+
+
+def run(main, *arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.run(main, args=arguments)
+    return caught.value.code
+
+
+def test_success_exits_with_0_or_with_what_main_returns():
+    def leaves_some_out(left_out: int) -> int:
+        return min(left_out, 1)
+
+    assert run(lambda: None) == 0
+    assert run(leaves_some_out, "--left-out", "0") == 0
+    assert run(leaves_some_out, "--left-out", "3") == 1
+
+
+@pytest.mark.parametrize("error", USER_ERRORS)
+def test_each_user_error_is_one_message_and_status_1(error, capsys):
+    def main():
+        raise error("bad value 3; expected 4")
+
+    assert run(main) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "error: bad value 3; expected 4\n"
+    assert printed.out == ""
+
+
+def test_an_unknown_name_lists_the_known_ones(capsys):
+    def main():
+        raise errors.UnknownNameError("task", "walker_fly", ("walker_run", "walker_walk"))
+
+    assert run(main) == 1
+    message = capsys.readouterr().err
+    assert "walker_fly" in message
+    assert "walker_run, walker_walk" in message
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's always-full device")
+def test_a_full_disk_is_one_message(capsys):
+    def main():
+        Path("/dev/full").write_text("anything")
+
+    assert run(main) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: no space left on the disk")
+    assert message.count("\n") == 1
+
+
+def test_a_full_disk_names_the_file_where_it_is_known(capsys):
+    def main():
+        raise OSError(errno.ENOSPC, "No space left on device", "data/store/walker-mix.h5")
+
+    assert run(main) == 1
+    assert "data/store/walker-mix.h5" in capsys.readouterr().err
+
+
+def test_other_errors_keep_their_traceback():
+    def missing():
+        Path("/nonexistent").read_text()
+
+    def bug():
+        raise ZeroDivisionError
+
+    for main, expected in ((missing, FileNotFoundError), (bug, ZeroDivisionError)):
+        with pytest.raises(expected):
+            cli.run(main, args=[])
+
+
+def test_an_interrupt_exits_with_130_and_says_how_to_go_on(capsys):
+    def main():
+        raise KeyboardInterrupt
+
+    assert run(main) == 130
+    assert "run the same command again" in capsys.readouterr().err
+
+
+def test_a_wrong_flag_exits_with_2_and_suggests_the_right_one(capsys):
+    def main(task: str) -> None:
+        del task
+
+    assert run(main, "--tsak", "walker_run") == 2
+    assert "--task" in capsys.readouterr().err
+
+
+def test_help_exits_with_0_and_shows_the_docstring(capsys):
+    def main(seed: int = 0) -> None:
+        """Explores a domain.
+
+        Args:
+            seed: Of every random draw.
+        """
+        del seed
+
+    assert run(main, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Explores a domain." in shown
+    assert "Of every random draw." in shown
