@@ -1,0 +1,70 @@
+"""What a learner remembers: every decision of every episode, in the order they were taken."""
+
+import numpy as np
+
+
+class Replay:
+    """Fixed-size arrays [episodes, decisions, ...]; episodes are added in rounds of E.
+
+    Args:
+      episodes: how many episodes fit.
+      decisions: D, decisions of an episode.
+      rewards: K, number of reward columns.
+    """
+
+    def __init__(self, episodes: int, decisions: int, observation_dim: int, action_dim: int, rewards: int):
+        self._observation = np.zeros((episodes, decisions + 1, observation_dim), np.float32)
+        self._action = np.zeros((episodes, decisions, action_dim), np.float32)
+        self._reward = np.zeros((episodes, decisions, rewards), np.float32)
+        self._decisions = decisions
+        self._complete = 0  # episodes that have all their decisions
+        self._running = 0  # episodes of the present round
+        self._step = 0  # decisions the present round has taken
+
+    def begin_round(self, observation: np.ndarray) -> None:
+        """Starts E episodes at ``observation`` [E, O]."""
+        self._running, self._step = len(observation), 0
+        self._observation[self._slice, 0] = observation
+
+    def add(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
+        """One decision of each running episode: action [E, A], reward [E, K], what followed [E, O]."""
+        self._action[self._slice, self._step] = action
+        self._reward[self._slice, self._step] = reward
+        self._step += 1
+        self._observation[self._slice, self._step] = observation
+        if self._step == self._decisions:
+            self._complete += self._running
+            self._running, self._step = 0, 0
+
+    @property
+    def _slice(self) -> slice:
+        return slice(self._complete, self._complete + self._running)
+
+    def size(self, horizon: int) -> int:
+        """Number of ``horizon``-step transitions to draw from."""
+        complete = self._complete * (self._decisions - horizon + 1)
+        return complete + self._running * max(self._step - horizon + 1, 0)
+
+    def sample(
+        self, generator: np.random.Generator, shape: tuple[int, ...], horizon: int, discount: float
+    ) -> dict[str, np.ndarray]:
+        """Draws ``horizon``-step transitions uniformly, with replacement.
+
+        Returns:
+          observation [*shape, O], action [*shape, A], reward [*shape, K] discounted over the horizon,
+          next_observation [*shape, O]; all float32.
+        """
+        per_complete = self._decisions - horizon + 1
+        draws = generator.integers(self.size(horizon), size=shape)
+        split = self._complete * per_complete
+        per_running = max(self._step - horizon + 1, 1)
+        running = draws >= split
+        episode = np.where(running, self._complete + (draws - split) // per_running, draws // per_complete)
+        step = np.where(running, (draws - split) % per_running, draws % per_complete)
+        reward = sum(discount**k * self._reward[episode, step + k] for k in range(horizon))
+        return {
+            "observation": self._observation[episode, step],
+            "action": self._action[episode, step],
+            "reward": np.asarray(reward, np.float32),
+            "next_observation": self._observation[episode, step + horizon],
+        }

@@ -1,0 +1,80 @@
+"""ExoRL's episode files: their names, and reading and writing them without pickles.
+
+    exorl/{domain}/{collector}/buffer/episode_{index:06d}_{length}.npz    as ExoRL publishes them
+    ...                               {timestamp}_{index}_{length}.npz    as URLB writes them
+"""
+
+import os
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from agentic_ring.data.tasks import Domain
+from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, make_episode
+from agentic_ring.errors import DataError
+
+_NAME = re.compile(r"(?:episode|\d{8}T\d{6})_(\d+)_(\d+)\.npz")
+
+
+@dataclass(frozen=True)
+class EpisodeFile:
+    """A file and what its name says.
+
+    Attributes:
+      index: place in the order of collection.
+      length: T, the number of transitions.
+    """
+
+    path: Path
+    index: int
+    length: int
+
+
+def episode_file(path: Path) -> EpisodeFile:
+    """Reads the name of an episode file.
+
+    Raises:
+      DataError: it has neither ExoRL's nor URLB's form.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise DataError(
+            "its name is not episode_{index:06d}_{length}.npz (ExoRL) or {timestamp}_{index}_{length}.npz (URLB)"
+        )
+    return EpisodeFile(path, int(match[1]), int(match[2]))
+
+
+def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
+    """Reads and checks one episode.
+
+    Raises:
+      DataError: the file cannot be read without pickles, or ``make_episode`` refuses its contents.
+    """
+    try:
+        with np.load(file.path, allow_pickle=False) as arrays:
+            contents = {name: arrays[name] for name in arrays.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"it is no readable .npz without pickles ({error})") from error
+    except AttributeError:  # np.load returned a bare array
+        raise DataError("it holds a bare array, expected an .npz archive") from None
+    episode = make_episode(contents, domain)
+    if len(episode) != file.length:
+        raise DataError(f"its name says {file.length} transitions, it holds {len(episode)}")
+    return episode
+
+
+def write_episode(buffer: Path, index: int, episode: Episode) -> Path:
+    """Writes an episode under ExoRL's name, atomically, and returns its path."""
+    path = buffer / f"episode_{index:06d}_{len(episode)}.npz"
+    unfinished = buffer / f".{path.name}.unfinished"
+    try:
+        with unfinished.open("wb") as file:
+            np.savez_compressed(file, **{name: getattr(episode, name) for name in EPISODE_DTYPES})
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path

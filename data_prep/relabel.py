@@ -1,0 +1,130 @@
+"""Rewards of any task of a domain, computed from the physics states that an episode stored.
+
+    python -m data_prep.relabel --store data/store/walker-rnd.h5 --tasks stand walk run
+
+ExoRL relabels in ``replay_buffer.py:relable_episode`` by resetting the simulator, which also clears
+the control. That is wrong where the reward reads the control (cartpole's ``small_control`` factor):
+the recorded action is restored here, and the rewards are then those that the environment paid.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from agentic_ring.cli import run
+from agentic_ring.data.store import StoredEpisode, TrajectoryStore
+from agentic_ring.data.store_writer import StoreDescription, write_store
+from agentic_ring.data.tasks import Domain, flatten_observation, load_environment, task_named
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.errors import DataError
+from data_prep.progress import track
+
+# Largest relative difference between the stored observation and the one the physics gives. Float32
+# rounding stays below 1e-6; another domain's physics is off by orders of magnitude.
+_OBSERVATION_TOLERANCE = 1e-3
+
+
+class Relabeller:
+    """Computes rewards of several tasks at once: the simulator is set once a row for all of them.
+
+    Args:
+      tasks: short names, such as ``("stand", "run")``.
+      control: restore the recorded action before asking for the reward; False zeroes it as ExoRL did.
+
+    Raises:
+      UnknownNameError: the domain has no such task.
+    """
+
+    def __init__(self, domain: Domain, tasks: Sequence[str], control: bool = True):
+        environments = {name: load_environment(task_named(domain, name), seed=0) for name in tasks}
+        self._physics = next(iter(environments.values())).physics
+        self._tasks = {name: environment.task for name, environment in environments.items()}
+        self._control = control
+
+    def rewards(self, episode: Episode) -> dict[str, np.ndarray]:
+        """Rewards by task: float32 [T + 1], 0 in the reset row."""
+        rewards = {name: np.zeros(len(episode) + 1, np.float32) for name in self._tasks}
+        for row in range(1, len(episode) + 1):
+            self._set_row(episode, row)
+            for name, task in self._tasks.items():
+                rewards[name][row] = task.get_reward(self._physics)
+        return rewards
+
+    def check_physics(self, episode: Episode) -> None:
+        """Compares the observation that a few states give with the one that was stored.
+
+        Raises:
+          DataError: they differ, so the physics are of another domain or model.
+        """
+        task = next(iter(self._tasks.values()))
+        for row in sorted({0, len(episode) // 2, len(episode)}):
+            self._set_row(episode, row)
+            observation = flatten_observation(task.get_observation(self._physics))
+            error = np.abs(observation - episode.observation[row]) / (1 + np.abs(observation))
+            if not error.max() <= _OBSERVATION_TOLERANCE:
+                raise DataError(
+                    f"physics and observation disagree in row {row} (by {error.max():.3g}, relatively): "
+                    "they are not of one domain, or of another version of it"
+                )
+
+    def _set_row(self, episode: Episode, row: int) -> None:
+        data = self._physics.data.ptr
+        positions = len(data.qpos)
+        data.qpos[:] = episode.physics[row, :positions]
+        data.qvel[:] = episode.physics[row, positions:]
+        data.ctrl[:] = episode.action[row] if self._control else 0
+        # Position and velocity stages with their sensors: all that dm_control itself recomputes
+        # after a control step (``Physics.step``), hence all that a reward may read.
+        mujoco.mj_step1(self._physics.model.ptr, data)
+
+
+@dataclass(frozen=True)
+class RelabelConfig:
+    """Relabels a store, replacing it once the new one is complete.
+
+    Attributes:
+      store: the HDF5 store.
+      tasks: tasks to compute; all of the domain if none is named. Rewards of others are dropped.
+      exorl_compat: zero the control as ExoRL's own relabelling does, which inflates cartpole's rewards.
+    """
+
+    store: Path
+    tasks: tuple[str, ...] = ()
+    exorl_compat: bool = False
+
+
+def relabel(config: RelabelConfig) -> float:
+    """Relabels every episode of a store; returns the rows relabelled per second."""
+    rows, seconds = 0, 0.0
+    with TrajectoryStore.open(config.store) as store:
+        store.verify()
+        tasks = config.tasks or store.domain.tasks
+        relabeller = Relabeller(store.domain, tasks, control=not config.exorl_compat)
+
+        def relabelled(stored: StoredEpisode) -> StoredEpisode:
+            nonlocal rows, seconds
+            start = time.perf_counter()
+            rewards = relabeller.rewards(stored.episode)
+            seconds += time.perf_counter() - start
+            rows += len(stored.episode) + 1
+            return StoredEpisode(stored.episode, rewards, stored.algorithm, stored.action_repeat, stored.source)
+
+        episodes = track(store.episodes(), total=store.num_episodes, description="relabelling")
+        write_store(
+            config.store, StoreDescription(store.domain, store.collector, tasks), map(relabelled, episodes)
+        )
+    return rows / seconds
+
+
+def main(config: RelabelConfig) -> None:
+    """Computes task rewards of a store from its physics states."""
+    rate = relabel(config)
+    print(f"relabelled {config.store} at {rate:,.0f} rows/s")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,85 @@
+"""Several dm_control environments of one domain, stepped together and recorded row by row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentic_ring.data.tasks import Domain, Task, flatten_observation, load_environment
+from agentic_ring.data.trajectories import Episode, make_episode
+
+
+class VectorEnvironments:
+    """E environments that start together and, as no task ends early, end together.
+
+    An action is held for ``action_repeat`` control steps; each control step is recorded as a row of
+    its own, so that the episodes are exactly those of an environment without action repeat.
+
+    Args:
+      tasks: [E] whose initial states and recorded rewards each environment uses.
+      reward_tasks: [K] tasks of which every environment reports the reward.
+    """
+
+    def __init__(self, domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int):
+        self.domain = domain
+        self.action_repeat = action_repeat
+        self._environments = [load_environment(task, seed=0) for task in tasks]
+        self._reward_tasks = [load_environment(task, seed=0).task for task in reward_tasks]
+        self._rows: list[list[dict[str, np.ndarray]]] = []
+
+    def __len__(self) -> int:
+        return len(self._environments)
+
+    @property
+    def decisions(self) -> int:
+        """Actions that an episode takes."""
+        return -(-self.domain.episode_steps // self.action_repeat)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Starts one episode in every environment; the seed fixes its initial state.
+
+        Returns:
+          The observations, float32 [E, O].
+        """
+        self._rows = []
+        for environment, seed in zip(self._environments, seeds, strict=True):
+            environment.task.random.seed(seed)
+            time_step = environment.reset()
+            self._rows.append([self._row(environment, time_step, np.zeros(self.domain.action_dim))])
+        return np.stack([rows[-1]["observation"] for rows in self._rows])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Holds ``action`` [E, A] for ``action_repeat`` control steps, or until the episode's end.
+
+        Returns:
+          Observations, float32 [E, O], and the sums of the rewards of each of ``reward_tasks``,
+          float32 [E, K].
+        """
+        action = np.clip(action, -1, 1).astype(np.float32)
+        rewards = np.zeros((len(self), len(self._reward_tasks)))
+        for e, environment in enumerate(self._environments):
+            for _ in range(self.action_repeat):
+                time_step = environment.step(action[e])
+                self._rows[e].append(self._row(environment, time_step, action[e]))
+                rewards[e] += [task.get_reward(environment.physics) for task in self._reward_tasks]
+                if time_step.last():
+                    break
+        return np.stack([rows[-1]["observation"] for rows in self._rows]), rewards.astype(np.float32)
+
+    def episodes(self) -> list[Episode]:
+        """The E episodes since the last reset."""
+        return [
+            make_episode({name: np.stack([row[name] for row in rows]) for name in rows[0]}, self.domain)
+            for rows in self._rows
+        ]
+
+    @staticmethod
+    def _row(environment, time_step, action: np.ndarray) -> dict[str, np.ndarray]:
+        reward = 0.0 if time_step.first() else time_step.reward
+        discount = 1.0 if time_step.first() else time_step.discount
+        return {
+            "observation": flatten_observation(time_step.observation),
+            "action": np.asarray(action, np.float32),
+            "reward": np.array([reward], np.float32),
+            "discount": np.array([discount], np.float32),
+            "physics": environment.physics.get_state().copy(),
+        }
