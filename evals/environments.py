@@ -5,6 +5,7 @@ control steps a second of walker for 16 environments, against 9,000 to 11,000 wi
 AsyncVectorEnv, which would start a process (100 MB each when spawned) for every environment.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -81,7 +82,8 @@ class FlatObservation(gymnasium.ObservationWrapper):
 def make_environment(task: Task, seed: int, action_repeat: int) -> gymnasium.Env:
     """One dm_control environment for trials: flat float32 observations [O], actions [A] in [-1, 1]."""
     dm_control_environment = load_environment(task, seed)
-    from shimmy import DmControlCompatibilityV0  # loads MuJoCo: after MUJOCO_GL is set, and only if needed
+    with warnings.catch_warnings():  # dm_control.composer turns all deprecation warnings on, for good
+        from shimmy import DmControlCompatibilityV0  # loads MuJoCo, so only after MUJOCO_GL is set
 
     environment = DmControlCompatibilityV0(dm_control_environment)
     environment = ActionRepeat(TrialSeeds(environment, seed), action_repeat)
