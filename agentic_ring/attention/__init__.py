@@ -1,0 +1,32 @@
+"""Exact attention over sequences longer than one device can hold, in JAX.
+
+``attention`` takes global arrays; ``ring_attention`` is for code that is inside ``jax.shard_map``
+already; ``reference_attention`` is the oracle that both are compared with.
+"""
+
+from agentic_ring.attention.api import STRATEGIES, attention
+from agentic_ring.attention.kernels import KERNELS
+from agentic_ring.attention.layout import (
+    LAYOUTS,
+    inverse_order,
+    order,
+    padded_length,
+    shard_order,
+)
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.reference import reference_attention
+from agentic_ring.attention.ring import ring_attention
+
+__all__ = [
+    "KERNELS",
+    "LAYOUTS",
+    "STRATEGIES",
+    "MaskSpec",
+    "attention",
+    "inverse_order",
+    "order",
+    "padded_length",
+    "reference_attention",
+    "ring_attention",
+    "shard_order",
+]

@@ -1,0 +1,82 @@
+"""One file a backend, one interface (``interface.Kernel``), and the choice between them.
+
+To add a kernel: write its file, add its constructor to ``_KERNELS`` and its name to the orders of
+the platforms it serves.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.kernels.vanilla import VanillaKernel
+from agentic_ring.attention.kernels.xla import XlaKernel
+from agentic_ring.attention.softmax import SoftmaxState
+from agentic_ring.errors import ArgumentError, UnknownNameError
+
+__all__ = ["KERNELS", "Gradients", "Kernel", "select_kernel"]
+
+_log = logging.getLogger(__name__)
+
+_KERNELS: dict[str, Callable[..., Kernel]] = {"xla": XlaKernel, "vanilla": VanillaKernel}
+_CHUNKED = ("auto", "xla")
+_ORDER: dict[str, tuple[str, ...]] = {"cpu": ("xla",), "gpu": ("xla",), "tpu": ("xla",)}
+"""What ``auto`` tries, best first, by platform."""
+
+KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
+
+
+def select_kernel(name: str, query_chunk: int | None = None, key_chunk: int | None = None) -> Kernel:
+    """The kernel of this name; "auto" is the first of the platform's that serves the case.
+
+    Raises:
+      UnknownNameError: no kernel bears the name.
+      ArgumentError: a chunk size below 1, or for a kernel that has no chunks.
+    """
+    if name not in KERNELS:
+        raise UnknownNameError("kernel", name, KERNELS)
+    chunks = {"query_chunk": query_chunk, "key_chunk": key_chunk}
+    chunks = {argument: size for argument, size in chunks.items() if size is not None}
+    for argument, size in chunks.items():
+        if name not in _CHUNKED:
+            raise ArgumentError(f"{argument} is {size}, but the {name} kernel has no chunks; leave it out")
+        if size < 1:
+            raise ArgumentError(f"{argument} is {size}; it must be at least 1")
+    if name != "auto":
+        return _KERNELS[name](**chunks)
+    order = _ORDER[jax.default_backend()]
+    return FirstThatServes(tuple((n, _KERNELS[n](**(chunks if n in _CHUNKED else {}))) for n in order))
+
+
+@dataclass(frozen=True)
+class FirstThatServes:
+    """A kernel that passes each case to the first of ``candidates``, (name, kernel) pairs, that takes it."""
+
+    candidates: tuple[tuple[str, Kernel], ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> SoftmaxState:
+        return self._first("forward", *args, **kwargs)
+
+    def backward(self, *args: Any, **kwargs: Any) -> Gradients:
+        return self._first("backward", *args, **kwargs)
+
+    def _first(self, direction: str, *args: Any, **kwargs: Any) -> Any:
+        refusals = []
+        for name, kernel in self.candidates:
+            try:
+                result = getattr(kernel, direction)(*args, **kwargs)
+            except NotImplementedError as refusal:
+                refusals.append(f"{name}: {refusal}")
+                continue
+            _log_once(f"attention {direction} runs the {name} kernel", *refusals)
+            return result
+        raise NotImplementedError("no kernel serves this case; " + "; ".join(refusals))
+
+
+@functools.cache
+def _log_once(choice: str, *refusals: str) -> None:
+    _log.info("%s%s", choice, "".join(f"; not {refusal}" for refusal in refusals))

@@ -1,0 +1,76 @@
+"""What a kernel is: attention of one block of queries to one block of keys, forward and backward."""
+
+import functools
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.softmax import SoftmaxState
+
+
+class Gradients(NamedTuple):
+    """What one hop adds to the gradients: float32, shaped like q, k and v."""
+
+    dq: jax.Array
+    dk: jax.Array
+    dv: jax.Array
+
+
+class Kernel(Protocol):
+    """Two functions on one hop. They run on local arrays, inside ``jax.shard_map`` or outside it.
+
+    A kernel is a frozen, hashable object. One that cannot serve a case raises NotImplementedError
+    naming the case; ``kernel="auto"`` then tries the next.
+    """
+
+    def forward(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
+    ) -> SoftmaxState:
+        """Attention of q [B, T, N, H] to k and v [B, S, K, H], accumulated in float32.
+
+        A query that attends to nothing gets output 0 and logsumexp -inf.
+        """
+        ...
+
+    def backward(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        output: jax.Array,
+        logsumexp: jax.Array,
+        d_output: jax.Array,
+        mask: HopMask,
+        *,
+        scale: float,
+    ) -> Gradients:
+        """What these keys contribute to the gradients.
+
+        Args:
+          q, k, v, mask, scale: as in the forward.
+          output: attention over *all* keys, not over this hop's alone, [B, T, N, H].
+          logsumexp: over all keys, float32 [B, T, N]. With a hop's own output and logsumexp in
+            their place dq and dk come out wrong, while the forward stays right.
+          d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
+        """
+        ...
+
+
+accumulate = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+"""A product of arrays of the input dtype that is summed in float32."""
+
+
+def backward_rows(
+    output: jax.Array, logsumexp: jax.Array, d_output: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The two float32 numbers [B, T, N] of each query that its backward needs (arXiv 2205.14135).
+
+    Returns:
+      (total, delta): the logsumexp, +inf where it was -inf so that exp(score - total) is 0 in a row
+      that attends to nothing; and the inner product of output and its gradient.
+    """
+    total = jnp.where(jnp.isneginf(logsumexp), jnp.inf, logsumexp)
+    delta = (output.astype(jnp.float32) * d_output.astype(jnp.float32)).sum(-1)
+    return total, delta

@@ -1,0 +1,144 @@
+"""Who attends to whom, told by positions and segment ids, never by a T x S array kept anywhere.
+
+Key ``s`` is attended by query ``t`` iff all of
+
+    not causal, or position[s] <= position[t]
+    segment[s] == segment[t]
+    neither token is padding, which is a negative position or a negative segment id
+
+Positions, not places in the array, decide what is causal: a sequence permuted for load balance
+keeps its meaning. Two packed documents, causal, the last slot padding:
+
+    segment ids   0 0 1 1 -1        t=0   x . . . .
+    positions     0 1 2 3  4        t=1   x x . . .
+                                    t=2   . . x . .
+                                    t=3   . . x x .
+                                    t=4   . . . . .     nothing to attend to: output exactly 0
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """The static part of a mask.
+
+    Attributes:
+      causal: a query attends only to keys whose position is not after its own.
+    """
+
+    causal: bool = True
+
+
+class Bounds(NamedTuple):
+    """Extremes of the labels of a chunk, padding left out; each [..., B], None without the label.
+
+    Where a chunk is all padding, the lowest is the largest int32 and the highest is -1.
+    """
+
+    any_valid: jax.Array
+    position_low: jax.Array | None
+    position_high: jax.Array | None
+    segment_low: jax.Array | None
+    segment_high: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenLabels:
+    """Position and segment id of each token, int32 [B, T] (or [1, T], shared by the batch).
+
+    None stands for a label that does not matter: no array is made, permuted or compared.
+    """
+
+    positions: jax.Array | None = None
+    segment_ids: jax.Array | None = None
+
+    def map(self, function: Callable[[jax.Array], jax.Array]) -> "TokenLabels":
+        """Applies ``function`` to the labels that are there."""
+        return jax.tree.map(function, self)
+
+    def pad(self, amount: int) -> "TokenLabels":
+        """Adds ``amount`` padding tokens at the end."""
+        return self.map(lambda x: jnp.pad(x, ((0, 0), (0, amount)), constant_values=PADDING))
+
+    def chunks(self, size: int) -> "TokenLabels":
+        """[B, T] -> [T / size, B, size], to be scanned over."""
+        return self.map(lambda x: x.reshape(x.shape[0], -1, size).swapaxes(0, 1))
+
+    def bounds(self) -> Bounds:
+        """Extremes over the last axis."""
+        valid = _valid(self)
+
+        def extremes(x: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+            if x is None:
+                return None, None
+            low = jnp.where(valid, x, jnp.iinfo(jnp.int32).max).min(-1)
+            return low, jnp.where(valid, x, PADDING).max(-1)
+
+        return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec"]
+)
+@dataclass(frozen=True)
+class HopMask:
+    """The mask of one block of queries against one block of keys; what a kernel is given.
+
+    Attributes:
+      spec: the static part.
+      query: labels of the queries, [B, T]. Has the same fields set as ``key``.
+      key: labels of the keys, [B, S]. Positions are set where ``spec.causal``.
+    """
+
+    spec: MaskSpec
+    query: TokenLabels
+    key: TokenLabels
+
+    @property
+    def trivial(self) -> bool:
+        """Whether, statically, every query attends to every key."""
+        return self.query.positions is None and self.query.segment_ids is None
+
+    def allowed(self) -> jax.Array:
+        """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
+        allowed = _valid(self.query)[..., :, None] & _valid(self.key)[..., None, :]
+        if self.spec.causal:
+            allowed &= self.key.positions[..., None, :] <= self.query.positions[..., :, None]
+        if self.query.segment_ids is not None:
+            allowed &= self.key.segment_ids[..., None, :] == self.query.segment_ids[..., :, None]
+        return allowed
+
+    def reachable(self, query: Bounds, key: Bounds) -> jax.Array:
+        """Whether any sequence of the batch may attend between chunks of these bounds.
+
+        A few comparisons a pair of chunks. False means that nothing attends; True may be said of a
+        pair whose ranges overlap though no two labels in them meet.
+
+        Args:
+          query: bounds [..., B] of query chunks.
+          key: bounds [..., B] of key chunks; the leading axes broadcast.
+
+        Returns:
+          bool, of the leading axes.
+        """
+        reachable = query.any_valid & key.any_valid
+        if self.spec.causal:
+            reachable &= key.position_low <= query.position_high
+        if query.segment_low is not None:
+            reachable &= (key.segment_low <= query.segment_high) & (query.segment_low <= key.segment_high)
+        return reachable.any(-1)
+
+
+def _valid(labels: TokenLabels) -> jax.Array:
+    valid = [x >= 0 for x in (labels.positions, labels.segment_ids) if x is not None]
+    return valid[0] if len(valid) == 1 else valid[0] & valid[1]

@@ -1,0 +1,54 @@
+"""Plain softmax attention: the oracle that every kernel and strategy is compared with."""
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.arguments import Pair, check_arrays, hop_mask
+from agentic_ring.attention.mask import MaskSpec
+
+
+def reference_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: MaskSpec = MaskSpec(),
+    positions: Pair = None,
+    segment_ids: Pair = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """Attention with the whole score matrix, differentiated by JAX, on one device.
+
+    Computes in float64 where the inputs are float64 (under ``jax.enable_x64``), else in float32.
+
+    Args:
+      q: queries [B, T, N, H].
+      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      v: values [B, S, K, H].
+      mask: static part of the mask.
+      positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
+      segment_ids: int [B, T], or a (query, key) pair.
+      scale: of the scores; 1 / sqrt(H) where absent.
+
+    Returns:
+      [B, T, N, H] in the dtype of the computation. A row with nothing to attend to is exactly 0,
+      and so are its gradients.
+    """
+    check_arrays(q, k, v)
+    batch, queries, heads, head_dim = q.shape
+    key_heads = k.shape[2]
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    grouped = q.astype(dtype).reshape(batch, queries, key_heads, heads // key_heads, head_dim)
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k.astype(dtype))
+    scores *= head_dim**-0.5 if scale is None else scale
+
+    hop = hop_mask(mask, q, k, positions, segment_ids)
+    allowed = jnp.ones((1, 1, 1), bool) if hop.trivial else hop.allowed()
+    allowed = allowed[:, None, None]
+    largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=allowed))
+    # The inner `where` keeps masked scores out of exp: a derivative of inf times 0 would be NaN.
+    weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - largest, 0.0)), 0.0)
+    total = weights.sum(axis=-1, keepdims=True)
+    probabilities = weights / jnp.where(total == 0.0, 1.0, total)
+    output = jnp.einsum("bkgts,bskh->btkgh", probabilities, v.astype(dtype))
+    return output.reshape(q.shape)

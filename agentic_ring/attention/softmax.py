@@ -1,0 +1,38 @@
+"""The state of a softmax that is computed piece by piece, and how two pieces are joined."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class SoftmaxState(NamedTuple):
+    """Attention over some of the keys.
+
+    Both stay in float32 whatever the inputs are: in bfloat16 the error would grow with every merge.
+
+    Attributes:
+      output: softmax-weighted values over these keys, float32 [B, T, N, H]; 0 where a query
+        attends to none of them.
+      logsumexp: log of the sum of exp(score) over these keys, float32 [B, T, N]; -inf where a
+        query attends to none of them.
+    """
+
+    output: jax.Array
+    logsumexp: jax.Array
+
+
+def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
+    """Attention over the union of two disjoint sets of keys.
+
+    The larger of the two sums scales both, so no exponential overflows; where both are empty the
+    scale is 0 instead of -inf, whose difference with itself would be NaN.
+    """
+    largest = jnp.maximum(a.logsumexp, b.logsumexp)
+    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
+    weight_a = jnp.exp(a.logsumexp - largest)
+    weight_b = jnp.exp(b.logsumexp - largest)
+    total = weight_a + weight_b
+    divisor = jnp.where(total == 0.0, 1.0, total)
+    output = a.output * (weight_a / divisor)[..., None] + b.output * (weight_b / divisor)[..., None]
+    return SoftmaxState(output, largest + jnp.log(total))
