@@ -1,0 +1,131 @@
+"""Imports run one way, and of other people's packages only the declared ones are used."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("agentic_ring", "data_prep", "evals", "experiments")
+
+# Each line may import from itself and from the lines above it. The package's own __init__ comes after
+# everything within the package: it gathers the public names and nothing inside imports from it.
+LAYERS = (
+    ("agentic_ring.errors", "agentic_ring.files", "agentic_ring.progress", "agentic_ring.provenance"),
+    ("agentic_ring.cli",),
+    ("agentic_ring.mesh",),
+    ("agentic_ring.attention",),
+    ("agentic_ring.models",),
+    ("agentic_ring.data",),
+    ("agentic_ring.training", "agentic_ring.inference"),
+    ("agentic_ring.run",),
+    ("agentic_ring",),
+    ("data_prep", "evals"),
+    ("experiments",),
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for source in SOURCES for path in sorted((ROOT / source).rglob("*.py"))}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Names of the modules that a source imports, inside functions as well.
+
+    ``from a import b`` gives ``a.b`` where that is a module of ours, else ``a``.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            for alias in node.names:
+                full_name = f"{node.module}.{alias.name}"
+                yield full_name if full_name in MODULES else str(node.module)
+
+
+def layer(module: str) -> int:
+    """Index in ``LAYERS`` of the longest prefix of the module's name."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        # `agentic_ring` itself names the package's __init__, not every module without a place.
+        if prefix == "agentic_ring" and module != prefix:
+            break
+        for index, prefixes in enumerate(LAYERS):
+            if prefix in prefixes:
+                return index
+    raise AssertionError(f"{module} has no place in LAYERS; give it one")
+
+
+def backward_imports(module: str, source: str) -> list[str]:
+    """What a module imports from a later layer."""
+    ours = [name for name in imported(ast.parse(source)) if name.split(".")[0] in SOURCES]
+    return sorted({name for name in ours if layer(name) > layer(module)})
+
+
+def normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", distribution)[0]).lower()
+
+
+def declared() -> set[str]:
+    """Distributions that every installation has: the dependencies, not the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {normalised(requirement) for requirement in project["dependencies"]}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_import_runs_backwards(module):
+    assert backward_imports(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_third_party_imports_are_declared_dependencies(module):
+    distributions = packages_distributions()
+    names = {name.split(".")[0] for name in imported(ast.parse(MODULES[module].read_text()))}
+    for name in sorted(names - sys.stdlib_module_names - set(SOURCES)):
+        providers = {normalised(distribution) for distribution in distributions.get(name, [])}
+        assert providers & declared(), f"{module} imports {name}, which pyproject.toml does not declare"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("agentic_ring")])
+def test_no_script_bears_the_name_of_what_it_may_import(module):
+    # A script's folder comes first on its import path, where `statistics.py` would hide the standard one.
+    name = module.split(".")[-1]
+    taken = sys.stdlib_module_names | set(packages_distributions()) | set(SOURCES)
+    assert "." not in module or name not in taken
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("agentic_ring.attention.ring", "from agentic_ring.models import llama", ["agentic_ring.models"]),
+        ("agentic_ring.mesh", "import agentic_ring.attention.api", ["agentic_ring.attention.api"]),
+        ("agentic_ring.mesh", "from agentic_ring import errors", []),
+        ("agentic_ring.mesh", "from agentic_ring import attention", ["agentic_ring.attention"]),
+        ("agentic_ring.mesh", "from agentic_ring import ring_attention", ["agentic_ring"]),
+        ("agentic_ring.data.chains", "def late():\n  import evals.trials", ["evals.trials"]),
+        (
+            "evals.trials",
+            "import experiments.presets\nfrom agentic_ring.data import tasks",
+            ["experiments.presets"],
+        ),
+        ("experiments.presets", "from evals import trials\nimport agentic_ring", []),
+    ],
+)
+def test_the_walk_finds_backward_imports(module, source, expected):
+    assert backward_imports(module, source) == expected
+
+
+def test_a_module_without_a_place_is_an_error():
+    with pytest.raises(AssertionError, match=r"agentic_ring\.helpers has no place"):
+        layer("agentic_ring.helpers")
