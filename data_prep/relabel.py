@@ -11,9 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import mujoco
 import numpy as np
+import tyro
 
 from agentic_ring.cli import run
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
@@ -120,7 +122,7 @@ def relabel(config: RelabelConfig) -> float:
     return rows / seconds
 
 
-def main(config: RelabelConfig) -> None:
+def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
     """Computes task rewards of a store from its physics states."""
     rate = relabel(config)
     print(f"relabelled {config.store} at {rate:,.0f} rows/s")

@@ -60,7 +60,7 @@ class VectorEnvironments:
             for _ in range(self.action_repeat):
                 time_step = environment.step(action[e])
                 self._rows[e].append(self._row(environment, time_step, action[e]))
-                rewards[e] += [task.get_reward(environment.physics) for task in self._reward_tasks]
+                rewards[e] += [np.float32(task.get_reward(environment.physics)) for task in self._reward_tasks]
                 if time_step.last():
                     break
         return np.stack([rows[-1]["observation"] for rows in self._rows]), rewards.astype(np.float32)

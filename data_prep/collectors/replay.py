@@ -36,6 +36,16 @@ class Replay:
             self._complete += self._running
             self._running, self._step = 0, 0
 
+    def add_episode(self, observation: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
+        """A finished episode: observation [D + 1, O], action [D, A], reward [D, K]; between rounds only."""
+        for array, values in zip((self._observation, self._action, self._reward), (observation, action, reward)):
+            array[self._complete] = values
+        self._complete += 1
+
+    def observations(self) -> np.ndarray:
+        """All observations of complete episodes, [N, O]."""
+        return self._observation[: self._complete].reshape(-1, self._observation.shape[-1])
+
     @property
     def _slice(self) -> slice:
         return slice(self._complete, self._complete + self._running)

@@ -4,12 +4,14 @@ Members differ in seed and in the task whose reward they see; the weights of all
 leading axis P, and a call scans over many updates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from data_prep.collectors.networks import Parameters, apply_mlp, init_mlp
@@ -45,7 +47,7 @@ class TD3State(NamedTuple):
     target_actor: Parameters
     actor_optimizer: optax.OptState
     critic_optimizer: optax.OptState
-    key: jax.Array
+    key: jax.Array  # key data, which unlike keys can be saved as they are
 
 
 def init_population(config: TD3Config, observation_dim: int, action_dim: int, seeds: jax.Array) -> TD3State:
@@ -60,7 +62,39 @@ def _init_member(config: TD3Config, observation_dim: int, action_dim: int, seed:
     sizes = (observation_dim + action_dim, *hidden, 1)
     critics = jax.vmap(lambda k: init_mlp(k, sizes))(jax.random.split(critic_key, 2))
     optimizer = optax.adam(config.learning_rate)
-    return TD3State(actor, critics, critics, actor, optimizer.init(actor), optimizer.init(critics), key)
+    optimizers = (optimizer.init(actor), optimizer.init(critics))
+    return TD3State(actor, critics, critics, actor, *optimizers, jax.random.key_data(key))
+
+
+class TD3Learner:
+    """A population of TD3 learners; see ``population.Learner``.
+
+    Args:
+      seeds: [P].
+      reward_columns: [P], which of the replay's rewards each member sees.
+    """
+
+    def __init__(
+        self, config: TD3Config, observation_dim: int, action_dim: int, seeds: Sequence[int], reward_columns: Sequence[int]
+    ):
+        self.config, self.horizon, self.discount = config, config.horizon, config.discount
+        self.state = init_population(config, observation_dim, action_dim, jnp.array(seeds))
+        self._columns = np.array(reward_columns)
+
+    def batch_shape(self, updates: int) -> tuple[int, ...]:
+        delay = self.config.policy_delay
+        return (-(-updates // delay), delay, len(self._columns), self.config.batch)
+
+    def begin_round(self, observation: np.ndarray) -> None:
+        pass
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(act(self.state.actor, observation))
+
+    def update(self, batches: dict[str, np.ndarray]) -> None:
+        own = np.arange(len(self._columns)), slice(None), self._columns
+        reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
+        self.state = update(self.config, self.state, batches | {"reward": reward})
 
 
 @jax.jit
@@ -96,7 +130,7 @@ def _critics(critics: Parameters, observation: jax.Array, action: jax.Array) -> 
 
 
 def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Array]) -> TD3State:
-    key, noise_key = jax.random.split(state.key)
+    key, noise_key = jax.random.split(jax.random.wrap_key_data(state.key))
     next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
     noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
@@ -110,7 +144,9 @@ def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Arr
     gradient = jax.grad(loss)(state.critics)
     critics, optimizer = _descend(config, state.critics, gradient, state.critic_optimizer)
     targets = optax.incremental_update(critics, state.target_critics, config.target_rate)
-    return state._replace(critics=critics, target_critics=targets, critic_optimizer=optimizer, key=key)
+    return state._replace(
+        critics=critics, target_critics=targets, critic_optimizer=optimizer, key=jax.random.key_data(key)
+    )
 
 
 def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array) -> TD3State:

@@ -1,0 +1,189 @@
+"""Explores a dm_control domain and writes what it did as ExoRL episode files.
+
+    python -m data_prep.collect --domain walker                    the `mix` that the demo trains on
+    python -m data_prep.collect --domain cartpole --collector rnd  one explorer alone
+
+The files are ExoRL's to the byte order of their rows, the data are not ExoRL's: they are labelled
+"exorl-mini (ours)", an episode at a time (``episodes.jsonl``) and as a whole (``collection.json``).
+What saw a task reward (TD3) and what saw none (RND, noise) are kept in two folders.
+
+A collection goes round by round: one episode in each environment, then the episodes, the learners'
+weights and the labels are written. Killed at any moment and started again with the same flags, it
+goes on from the last complete round, and ends with the same files as if it had never stopped (bit
+for bit on the same machine and versions).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from agentic_ring.cli import run
+from agentic_ring.data.tasks import Domain, domain_named
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.errors import ConfigError
+from data_prep.collectors.replay import Replay
+from data_prep.episode_files import episode_file, read_episode
+from data_prep.folders import collector_folder, data_root
+from data_prep.ledger import LABEL, Ledger
+from data_prep.progress import Meter
+from data_prep.relabel import Relabeller
+from data_prep.schedule import PLANS, Job, Schedule, round_generator
+from data_prep.vector_environments import VectorEnvironments
+
+Collector = Literal["random", "ou", "rnd", "td3", "mix"]
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """What to collect.
+
+    Attributes:
+      domain: walker, cheetah or cartpole.
+      collector: noise (random, ou), curiosity (rnd), task reward (td3), or the mix of them.
+      tasks: tasks whose reward TD3 sees, its seeds taking them in turn; the domain's plan if none.
+      episodes: how many, to the nearest whole round; the domain's plan if not given.
+      seed: fixes everything.
+      action_repeat: control steps an action is held for; the domain's plan if not given.
+      members: learners with seeds of their own, trained as one population.
+      environments: environments of each member.
+      output: data folder; $AGENTIC_RING_DATA or ./data if not given.
+    """
+
+    domain: str = "walker"
+    collector: Collector = "mix"
+    tasks: tuple[str, ...] = ()
+    episodes: int | None = None
+    seed: int = 0
+    action_repeat: int | None = None
+    members: int = 3
+    environments: int = 4
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        domain_named(self.domain)
+        for name in ("episodes", "action_repeat", "members", "environments"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class CollectionSummary:
+    """What a collection holds once it is complete.
+
+    Attributes:
+      folders: collector folders with their ``buffer``.
+      episodes: over all folders, whether collected now or before.
+      seconds: wall time of this call.
+    """
+
+    folders: tuple[Path, ...]
+    episodes: int
+    seconds: float
+
+
+def collect(config: CollectConfig) -> CollectionSummary:
+    """Collects what is still missing of a collection.
+
+    Raises:
+      ConfigError: the folder holds a collection made with other settings.
+      UnknownNameError: there is no such domain or task.
+    """
+    start = time.perf_counter()
+    domain = domain_named(config.domain)
+    plan = PLANS[config.domain]
+    action_repeat = config.action_repeat or plan.action_repeat
+    episodes = config.episodes or plan.episodes
+    schedule = Schedule(domain, config.tasks, episodes, config.seed, config.members, config.environments)
+    jobs = schedule.jobs(config.collector)
+    settings = asdict(config) | {"episodes": episodes, "action_repeat": action_repeat}
+    settings["tasks"] = list(config.tasks)
+    del settings["output"]
+    root = config.output or data_root()
+    ledgers = {job.folder: Ledger(collector_folder(root, domain.name, job.folder)) for job in jobs}
+    for ledger in ledgers.values():
+        ledger.begin(settings)
+    with Meter(sum(job.episodes for job in jobs), f"collecting {domain.name}") as meter:
+        for job in jobs:
+            _run_job(job, domain, action_repeat, config.seed, ledgers, meter)
+    for ledger in ledgers.values():
+        ledger.forget_states()
+    return CollectionSummary(
+        folders=tuple(ledger.folder for ledger in ledgers.values()),
+        episodes=sum(len(ledger.labels()) for ledger in ledgers.values()),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _run_job(
+    job: Job, domain: Domain, action_repeat: int, seed: int, ledgers: dict[str, Ledger], meter: Meter
+) -> None:
+    ledger = ledgers[job.folder]
+    done = sum(label["job"] == job.name for label in ledger.labels()) // len(job.tasks)
+    meter.advance(done * len(job.tasks), job.name)
+    if done == job.rounds:
+        return
+    environments = VectorEnvironments(domain, job.tasks, job.reward_tasks, action_repeat)
+    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, environments.decisions, ledgers))
+    if done:
+        explorer.restore(ledger.load_state(job.name, done, explorer.state()))
+    for number in range(done, job.rounds):
+        generator = round_generator(seed, job.name, number)
+        observation = environments.reset(generator.integers(2**31, size=len(job.tasks)).tolist())
+        explorer.begin_round(generator, observation)
+        for _ in range(environments.decisions):
+            action = explorer.act(observation).astype(np.float32)
+            explorer.learn()  # runs on while the environments step
+            observation, reward = environments.step(action)
+            explorer.observe(action, reward, observation)
+        collected = environments.episodes()
+        labels = [label | {"round": number, "action_repeat": action_repeat} for label in explorer.labels()]
+        ledger.add_round(job.name, number + 1, collected, labels, explorer.state())
+        best = max(float(episode.reward.sum()) for episode in collected)
+        meter.advance(len(collected), f"{job.name} (best return of the round {best:.0f})")
+
+
+def _fill_replay(
+    job: Job, domain: Domain, action_repeat: int, decisions: int, ledgers: dict[str, Ledger]
+) -> Replay:
+    """A replay with room for the job, holding every episode that was collected so far."""
+    before = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
+    replay = Replay(
+        len(before) + job.episodes, decisions, domain.observation_dim, domain.action_dim, len(job.reward_tasks)
+    )
+    names = [task.name for task in job.reward_tasks]
+    relabeller = Relabeller(domain, names) if names else None
+    for ledger, label in before:
+        episode = read_episode(episode_file(ledger.buffer / label["file"]), domain)
+        rewards = relabeller.rewards(episode) if relabeller else {}
+        replay.add_episode(*_decisions(episode, [rewards[name] for name in names], action_repeat))
+    return replay
+
+
+def _decisions(
+    episode: Episode, rewards: Sequence[np.ndarray], action_repeat: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the learners saw of an episode: observations [D + 1, O], actions [D, A], rewards [D, K]."""
+    steps = len(episode)
+    starts = np.arange(0, steps, action_repeat)
+    observation = episode.observation[np.append(starts, steps)]
+    summed = [np.add.reduceat(reward[1:].astype(np.float64), starts).astype(np.float32) for reward in rewards]
+    reward = np.stack(summed, -1) if summed else np.zeros((len(starts), 0), np.float32)
+    return observation, episode.action[starts + 1], reward
+
+
+def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
+    """Explores a dm_control domain and writes ExoRL-format episode files."""
+    summary = collect(config)
+    print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
+    print(f"took {summary.seconds:.0f} s; next: python -m data_prep.exorl --domain {config.domain} ...")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,26 @@
+"""Where episodes and stores lie below the data folder.
+
+    {root}/exorl/{domain}/{collector}/buffer/*.npz               ExoRL's own layout
+    {root}/exorl/{domain}/mix_reward_free/buffer/*.npz           what `mix` explored without any reward
+    {root}/store/{domain}-{collector}.h5
+"""
+
+import os
+from pathlib import Path
+
+REWARD_FREE_SUFFIX = "_reward_free"
+
+
+def data_root() -> Path:
+    """``$AGENTIC_RING_DATA``, or ``data`` in the working directory."""
+    return Path(os.environ.get("AGENTIC_RING_DATA") or "data")
+
+
+def collector_folder(root: Path, domain: str, collector: str) -> Path:
+    """The folder that holds ``buffer`` and, for our own data, ``collection.json``."""
+    return root / "exorl" / domain / collector
+
+
+def store_path(root: Path, domain: str, collector: str) -> Path:
+    """The HDF5 store."""
+    return root / "store" / f"{domain}-{collector}.h5"

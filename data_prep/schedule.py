@@ -1,0 +1,178 @@
+"""Which explorers collect how many episodes of which domain."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agentic_ring.data.tasks import Domain, Task, task_named
+from data_prep.collectors.explorer import Explorer
+from data_prep.collectors.noise import NoiseExplorer
+from data_prep.collectors.population import PopulationExplorer
+from data_prep.collectors.replay import Replay
+from data_prep.collectors.rnd import RNDLearner
+from data_prep.collectors.td3 import TD3Config, TD3Learner
+
+# Half noise spoils imitation, and reward-free exploration alone has no good episodes to end a chain:
+# shares of `mix` that were found to work. What remains is TD3.
+RND_SHARE = 0.3
+OU_SHARE = 0.05
+RANDOM_SHARE = 0.05
+# Uniform actions fill a replay that starts empty up to here.
+_FIRST_LEARN_SIZE = 2000
+
+
+@dataclass(frozen=True)
+class DomainPlan:
+    """Defaults of a domain, measured on 2 CPU cores (``data_prep/README.md``).
+
+    Attributes:
+      action_repeat: control steps an action is held for.
+      tasks: whose reward the TD3 members see, one member each.
+      episodes: of `mix`.
+      updates: TD3 critic updates for each decision of all environments together.
+    """
+
+    action_repeat: int
+    tasks: tuple[str, ...]
+    episodes: int
+    updates: int
+
+
+# A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
+# run and one that walks serve all three tasks.
+PLANS = {
+    "walker": DomainPlan(action_repeat=4, tasks=("run", "run", "walk"), episodes=480, updates=4),
+    "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=360, updates=4),
+    "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=480, updates=4),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One explorer's part of a collection.
+
+    Attributes:
+      folder: collector folder it writes to.
+      rounds: episodes in every environment.
+      tasks: [E], initial states and recorded reward of each environment.
+      reward_tasks: rewards that the explorer observes.
+      make_explorer: given the episodes collected before, as a filled replay would need them.
+    """
+
+    name: str
+    folder: str
+    rounds: int
+    tasks: list[Task]
+    reward_tasks: list[Task]
+    make_explorer: Callable[[Replay], Explorer]
+
+    @property
+    def episodes(self) -> int:
+        """All of them."""
+        return self.rounds * len(self.tasks)
+
+
+def member_tasks(domain: Domain, tasks: Sequence[str], members: int) -> list[Task]:
+    """The task of each TD3 member: those asked for in turn, else the domain's plan.
+
+    Raises:
+      UnknownNameError: the domain has no such task.
+    """
+    names = tasks or PLANS[domain.name].tasks
+    return [task_named(domain, names[member % len(names)]) for member in range(members)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Makes the jobs of a collection.
+
+    Attributes:
+      seed: members are seeded with ``seed * 1000 + member``.
+      members: P of every population.
+      environments: M of every member.
+    """
+
+    domain: Domain
+    tasks: tuple[str, ...]
+    episodes: int
+    seed: int
+    members: int
+    environments: int
+
+    def jobs(self, collector: str) -> list[Job]:
+        """The jobs of a collector in the order they run; later ones may learn from earlier ones."""
+        if collector == "mix":
+            rest, reward_free = "mix", "mix_reward_free"
+            return [
+                self._noise_job("random", reward_free, RANDOM_SHARE),
+                self._noise_job("ou", reward_free, OU_SHARE),
+                self._rnd_job(reward_free, RND_SHARE),
+                self._td3_job(rest, 1 - RND_SHARE - OU_SHARE - RANDOM_SHARE),
+            ]
+        folder = f"mini_{collector}"
+        if collector == "rnd":
+            return [self._rnd_job(folder, 1.0)]
+        if collector == "td3":
+            return [self._td3_job(folder, 1.0)]
+        return [self._noise_job(collector, folder, 1.0)]
+
+    def _rounds(self, share: float) -> int:
+        return max(1, round(self.episodes * share / (self.members * self.environments)))
+
+    def _seeds(self) -> list[int]:
+        return [self.seed * 1000 + member for member in range(self.members)]
+
+    @property
+    def _plain_tasks(self) -> list[Task]:
+        return [member_tasks(self.domain, self.tasks, 1)[0]] * (self.members * self.environments)
+
+    def _noise_job(self, kind: Any, folder: str, share: float) -> Job:
+        def make(_: Replay) -> Explorer:
+            return NoiseExplorer(kind, self.members * self.environments, self.domain.action_dim)
+
+        return Job(kind, folder, self._rounds(share), self._plain_tasks, [], make)
+
+    def _rnd_job(self, folder: str, share: float) -> Job:
+        def make(replay: Replay) -> Explorer:
+            config = TD3Config(horizon=1, batch=128)
+            learner = RNDLearner(config, self.domain.observation_dim, self.domain.action_dim, self._seeds())
+            labels = [{"algorithm": "rnd", "task": None, "learner_seed": seed} for seed in self._seeds()]
+            return self._population(learner, replay, labels, updates=1)
+
+        return Job("rnd", folder, self._rounds(share), self._plain_tasks, [], make)
+
+    def _td3_job(self, folder: str, share: float) -> Job:
+        tasks = member_tasks(self.domain, self.tasks, self.members)
+        reward_tasks = sorted(set(tasks), key=lambda task: task.name)
+        columns = [reward_tasks.index(task) for task in tasks]
+
+        def make(replay: Replay) -> Explorer:
+            dims = self.domain.observation_dim, self.domain.action_dim
+            learner = TD3Learner(TD3Config(batch=128), *dims, self._seeds(), columns)
+            labels = [
+                {"algorithm": "td3", "task": task.full_name, "learner_seed": seed}
+                for task, seed in zip(tasks, self._seeds(), strict=True)
+            ]
+            return self._population(learner, replay, labels, PLANS[self.domain.name].updates)
+
+        environments = [task for task in tasks for _ in range(self.environments)]
+        return Job("td3", folder, self._rounds(share), environments, reward_tasks, make)
+
+    def _population(self, learner: Any, replay: Replay, labels: list[dict[str, Any]], updates: int) -> Explorer:
+        return PopulationExplorer(
+            learner,
+            replay,
+            labels,
+            environments_per_member=self.environments,
+            max_noise=0.3,
+            updates_per_learn=2 * updates,
+            learn_every=2,
+            first_learn_size=_FIRST_LEARN_SIZE,
+        )
+
+
+def round_generator(seed: int, job: str, number: int) -> np.random.Generator:
+    """The source of all randomness of one round."""
+    return np.random.default_rng([seed, number, *job.encode()])
