@@ -137,6 +137,12 @@ def detect_action_repeat(action: np.ndarray) -> int:
     return int(np.gcd.reduce(changes)) if len(changes) else 1
 
 
+def is_held(action: np.ndarray, repeat: int) -> bool:
+    """Whether actions [T, A] change at multiples of ``repeat`` steps only."""
+    changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
+    return not (changes % repeat).any()
+
+
 def _require_finite(name: str, array: np.ndarray) -> None:
     finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
     if not finite.all():
