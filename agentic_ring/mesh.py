@@ -75,15 +75,18 @@ class ShardingRules:
         Raises:
           MeshError: an axis name is unknown, or two dimensions would use one mesh axis.
         """
+        return PartitionSpec(*(axes or None for axes in self._mesh_axes(logical_axes)))
+
+    def _mesh_axes(self, logical_axes: tuple[str | None, ...]) -> list[tuple[str, ...]]:
         known = [field.name for field in fields(self)]
         unknown = [axis for axis in logical_axes if axis is not None and axis not in known]
         if unknown:
             raise MeshError(f"unknown logical axis {unknown[0]!r}; the rules know {', '.join(known)}")
-        entries = [() if axis is None else getattr(self, axis) for axis in logical_axes]
+        entries: list[tuple[str, ...]] = [() if axis is None else getattr(self, axis) for axis in logical_axes]
         used = [mesh_axis for entry in entries for mesh_axis in entry]
         if len(used) != len(set(used)):
             raise MeshError(f"logical axes {logical_axes} put one mesh axis on two dimensions: {entries}")
-        return PartitionSpec(*(entry or None for entry in entries))
+        return entries
 
     def sharding(
         self, mesh: Mesh, shape: tuple[int, ...], logical_axes: tuple[str | None, ...]
@@ -93,16 +96,12 @@ class ShardingRules:
         Leading dimensions beyond ``logical_axes`` are stacked layers.
         """
         stacked = ("layer",) * (len(shape) - len(logical_axes))
-        spec = self.spec(*stacked, *logical_axes)
-        return NamedSharding(
-            mesh,
-            PartitionSpec(*(_dividing_axes(mesh, size, axes) for size, axes in zip(shape, spec, strict=True))),
-        )
+        entries = zip(shape, self._mesh_axes((*stacked, *logical_axes)), strict=True)
+        return NamedSharding(mesh, PartitionSpec(*(_dividing_axes(mesh, *entry) for entry in entries)))
 
 
-def _dividing_axes(mesh: Mesh, size: int, axes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _dividing_axes(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] | None:
     """The longest leading run of mesh axes whose product divides ``size``."""
-    axes = axes or ()
     while axes and size % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
     return axes or None

@@ -127,10 +127,13 @@ def attend(
             mask = HopMask(MaskSpec(causal=True), TokenLabels(positions), TokenLabels(key_positions))
             return XlaKernel().forward(query, keys, values, mask, scale=query.shape[-1] ** -0.5)
 
+        new = attend_to(key, value, positions)
+        if _ring_in_mesh():
+            query, positions = jax.lax.pcast((query, positions), "ring", to="varying")
         earlier = attend_to(past.keys, past.values, past.positions)
-        if ambient_axis_size("ring") > 1:
+        if _ring_in_mesh():
             earlier = _merge_over_ring(earlier)
-        return merge(earlier, attend_to(key, value, positions)).output.astype(query.dtype)
+        return merge(earlier, new).output.astype(query.dtype)
 
     tokens = rules.spec("batch", None, "heads", None)
     entries = rules.spec("batch", "sequence", "heads", None)
@@ -155,8 +158,7 @@ def append(
     """
 
     def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        sharded = ambient_axis_size("ring") > 1
-        device = jax.lax.axis_index("ring") if sharded else 0
+        device = jax.lax.axis_index("ring") if _ring_in_mesh() else 0
         mine = cache.calls % ambient_axis_size("ring") == device
         slot = cache.filled[0]
 
@@ -208,6 +210,10 @@ def fill(
     return _on_shards(local, (specs, specs.keys, specs.values, specs.positions), specs)(
         cache, keys, values, positions
     )
+
+
+def _ring_in_mesh() -> bool:
+    return "ring" in jax.sharding.get_abstract_mesh().axis_names
 
 
 def _merge_over_ring(state: SoftmaxState) -> SoftmaxState:

@@ -85,9 +85,11 @@ class StratifiedSampler:
         leaders = leaders[np.argsort(returns[leaders], kind="stable")]
         top = leaders[-max(1, round(top_fraction * len(leaders))) :]
         rest = np.setdiff1d(np.arange(len(returns)), top)
-        rest = rest[returns[rest] <= returns[top].max()]
+        # Noise that did as well as a leader is left out: it could end up last.
+        rest = rest[may_lead[rest] | (returns[rest] < returns[top[0]])]
         # With little data the strata would be empty: then the leaders fill them as well.
-        pool = rest if len(rest) >= length - 1 else np.arange(len(returns))
+        pool = rest if len(rest) >= length - 1 else leaders
+        pool = np.resize(pool, max(len(pool), length - 1))
         pool = pool[np.argsort(returns[pool], kind="stable")]
         self._returns = returns
         self._top = top

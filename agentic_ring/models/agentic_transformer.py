@@ -24,7 +24,7 @@ from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.layers import Linear
+from agentic_ring.models.layers import Linear, gathered
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
@@ -157,10 +157,11 @@ class AgenticTransformer(nnx.Module):
             ],
             axis=2,
         )
-        place = self.embed_timestep[...][steps.timestep]
+        rules = self.config.transformer.rules
+        place = gathered(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
-            place = place + self.embed_trajectory[...][steps.trajectory]
-        tokens = tokens + place[:, :, None].astype(dtype)
+            place = place + gathered(self.embed_trajectory, rules, dtype)[steps.trajectory]
+        tokens = tokens + place[:, :, None]
         batch, length = steps.position.shape
         return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)
 

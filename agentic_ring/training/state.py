@@ -129,7 +129,7 @@ def abstract_state(
     replicated = NamedSharding(mesh, PartitionSpec())
     param_shardings = model.param_shardings(mesh, rules)
     shapes = jax.eval_shape(lambda: _fresh_state(model, optimizer, jax.random.key(0)))
-    optimizer_shardings = optax.tree_utils.tree_map_params(
+    optimizer_shardings = optax.tree.map_params(
         optimizer,
         lambda _, sharding: sharding,
         shapes.optimizer,
@@ -183,7 +183,7 @@ def make_train_step(
             nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
             (loss, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        metrics = {"loss": loss, "gradient_norm": optax.global_norm(gradients)}
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state), metrics
 

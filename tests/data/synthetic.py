@@ -1,0 +1,46 @@
+"""Small stores of random numbers in the shape of cartpole episodes, for tests that need no physics."""
+
+from pathlib import Path
+
+import numpy as np
+
+from agentic_ring.data.store import StoredEpisode
+from agentic_ring.data.store_writer import StoreDescription, write_store
+from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.trajectories import Episode
+
+DOMAIN = DOMAINS["cartpole"]
+TASK = "swingup"
+
+
+def random_store(
+    path: Path, lengths: list[int], seed: int = 0, algorithms: list[str] | None = None, action_repeat: int = 1
+) -> Path:
+    """Writes a store with one episode for each of ``lengths`` (transitions)."""
+    random = np.random.default_rng(seed)
+    algorithms = algorithms or ["td3"] * len(lengths)
+    episodes = (
+        _random_episode(random, length, f"episode_{number:06d}_{length}.npz", algorithm, action_repeat)
+        for number, (length, algorithm) in enumerate(zip(lengths, algorithms, strict=True))
+    )
+    write_store(path, StoreDescription(DOMAIN, "test", (TASK,)), episodes)
+    return path
+
+
+def _random_episode(
+    random: np.random.Generator, length: int, source: str, algorithm: str, action_repeat: int
+) -> StoredEpisode:
+    rows = length + 1
+    decisions = -(-length // action_repeat)
+    action = np.zeros((rows, DOMAIN.action_dim), np.float32)
+    action[1:] = random.uniform(-1, 1, (decisions, DOMAIN.action_dim)).repeat(action_repeat, axis=0)[:length]
+    reward = random.uniform(0, 1, (rows, 1)).astype(np.float32)
+    reward[0] = 0
+    episode = Episode(
+        observation=random.normal(size=(rows, DOMAIN.observation_dim)).astype(np.float32),
+        action=action,
+        reward=reward,
+        discount=np.ones((rows, 1), np.float32),
+        physics=random.normal(size=(rows, DOMAIN.physics_dim)),
+    )
+    return StoredEpisode(episode, {TASK: reward[:, 0]}, algorithm, action_repeat, source)

@@ -1,0 +1,94 @@
+"""Chains: ascending, told to aim at the best return, drawn so that their returns span the data."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agentic_ring.data.hindsight import StratifiedSampler, completions, plan_chain, returns_to_go
+from agentic_ring.errors import ConfigError, DataError
+
+REWARDS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32))
+
+
+def test_returns_to_go_of_a_small_example():
+    np.testing.assert_array_equal(returns_to_go(np.array([1.0, 0.0, 2.0]), target=5.0), [5.0, 4.0, 4.0])
+
+
+def test_completion_marks_the_last_step_alone():
+    rewards = np.array([1.0, 2.0, 0.5])
+    np.testing.assert_array_equal(completions(rewards, target=3.5), [0, 0, 1])
+    np.testing.assert_array_equal(completions(rewards, target=3.6), [0, 0, 0])
+
+
+@given(REWARDS, st.floats(-10, 1000))
+def test_return_to_go_falls_by_the_reward(rewards, target):
+    left = returns_to_go(rewards, target)
+    assert left[0] == np.float32(target)
+    np.testing.assert_allclose(left[:-1] - left[1:], rewards[:-1], atol=1e-3)
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=8))
+def test_the_best_member_completes_its_chain(members):
+    returns = np.array([rewards.sum(dtype=np.float64) for rewards in members])
+    plan = plan_chain(returns, np.arange(len(members)))
+    assert plan.target == returns.max()
+    assert completions(members[plan.episodes[-1]], plan.target)[-1] == 1
+
+
+@given(st.data())
+def test_chains_ascend_and_end_with_a_leader(data):
+    count = data.draw(st.integers(4, 60))
+    returns = data.draw(hnp.arrays(np.float64, count, elements=st.floats(0, 1000)))
+    may_lead = data.draw(hnp.arrays(bool, count))
+    may_lead[data.draw(st.integers(0, count - 1))] = True
+    length = data.draw(st.integers(1, 4))
+    sample = StratifiedSampler(returns, may_lead, length, top_fraction=0.2, seed=data.draw(st.integers(0, 9)))
+    for index in range(5):
+        plan = sample(index)
+        ascending = returns[list(plan.episodes)]
+        assert len(plan.episodes) == length
+        assert (np.diff(ascending) >= 0).all()
+        assert plan.target == ascending[-1]
+        assert may_lead[plan.episodes[-1]]
+
+
+def test_members_come_from_every_stratum():
+    returns = np.arange(100.0)
+    sample = StratifiedSampler(returns, np.ones(100, bool), length=5, top_fraction=0.2, seed=0)
+    for index in range(50):
+        members = np.array(sample(index).episodes)
+        assert members[-1] >= 80
+        np.testing.assert_array_equal(members[:-1] // 20, [0, 1, 2, 3])
+
+
+def test_noise_never_leads():
+    returns = np.arange(100.0)
+    may_lead = returns < 50  # the best half of the data is noise
+    sample = StratifiedSampler(returns, may_lead, length=4, top_fraction=0.2, seed=0)
+    assert all(may_lead[sample(index).episodes[-1]] for index in range(50))
+
+
+def test_a_chain_depends_on_seed_and_index_alone():
+    returns = np.random.default_rng(0).uniform(size=40)
+    one = StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed=1)
+    same = StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed=1)
+    other = StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed=2)
+    assert [one(i) for i in range(9)] == [same(i) for i in reversed(range(9))][::-1]
+    assert [one(i) for i in range(9)] != [other(i) for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "leaders", "length", "fraction", "error", "message"),
+    [
+        (3, 3, 4, 0.2, DataError, "the store has 3 and 3"),
+        (8, 0, 4, 0.2, DataError, "the store has 8 and 0"),
+        (8, 8, 0, 0.2, ConfigError, "chain of 0"),
+        (8, 8, 4, 1.5, ConfigError, "top_fraction is 1.5"),
+    ],
+)
+def test_impossible_chains_are_refused(episodes, leaders, length, fraction, error, message):
+    may_lead = np.arange(episodes) < leaders
+    with pytest.raises(error, match=message):
+        StratifiedSampler(np.arange(float(episodes)), may_lead, length, fraction, seed=0)

@@ -1,0 +1,54 @@
+"""A model small enough to compile in a second, and random chains for it."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.attention import order
+from agentic_ring.data.chains import ChainBatch
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.transformer import TransformerConfig
+
+OBSERVATION_DIM, ACTION_DIM, MAX_TIMESTEP = 5, 2, 16
+
+
+def tiny_config(**changes) -> AgenticTransformerConfig:
+    """Two layers of width 32; ``changes`` go to the stack."""
+    size = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_width": 64, "remat": "none"}
+    return AgenticTransformerConfig(
+        TransformerConfig(**{**size, **changes}), OBSERVATION_DIM, ACTION_DIM, MAX_TIMESTEP
+    )
+
+
+def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSteps:
+    """Random steps [batch, length] in contiguous order, of which ``valid`` are no padding."""
+    random = np.random.default_rng(seed)
+
+    def floats(*width: int) -> np.ndarray:
+        return random.normal(size=(batch, length, *width)).astype(np.float32)
+
+    place = np.broadcast_to(np.arange(length, dtype=np.int32), (batch, length))
+    return ChainSteps(
+        return_to_go=floats(),
+        observation=floats(OBSERVATION_DIM),
+        action=np.tanh(floats(ACTION_DIM)),
+        reward=floats(),
+        completion=(place % MAX_TIMESTEP == MAX_TIMESTEP - 1).astype(np.float32),
+        timestep=place % MAX_TIMESTEP,
+        trajectory=place // MAX_TIMESTEP,
+        position=np.where(place < valid, place, -1),
+    )
+
+
+def on_mesh(steps: ChainSteps, mesh: Mesh, layout: str = "zigzag") -> ChainBatch:
+    """The steps as a batch on the mesh, in the ring's layout; every valid step bears loss."""
+    rules = ShardingRules()
+    permutation = order(layout, steps.position.shape[1], mesh.shape["ring"])
+
+    def place(array: np.ndarray) -> jax.Array:
+        axes = ("batch", "sequence", *(None,) * (array.ndim - 2))
+        return jax.device_put(array[:, permutation], rules.sharding(mesh, array.shape, axes))
+
+    weight = (steps.position >= 0).astype(np.float32)
+    return jax.tree.map(place, ChainBatch(steps, weight))

@@ -1,0 +1,105 @@
+"""What the model may see, and that neither mesh, chunks nor remat change what it computes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.state import Model, OptimizerConfig, init_state, make_optimizer, make_train_step
+from tests.models.sizes import on_mesh, random_steps, tiny_config
+
+STEPS = random_steps(batch=4, length=64, valid=61)
+
+
+def losses(config, shape: MeshShape, devices=None, updates: int = 3) -> list[float]:
+    """Losses of the first updates on one batch."""
+    mesh = make_mesh(shape, devices)
+    model, optimizer = Model(config), make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), 10)
+    with jax.set_mesh(mesh):
+        state = init_state(model, optimizer, 0, mesh, ShardingRules())
+        update = jax.jit(make_train_step(model, optimizer))
+        batch = on_mesh(STEPS, mesh)
+        measured = []
+        for _ in range(updates):
+            state, metrics = update(state, batch)
+            measured.append(float(metrics["loss"]))
+    return measured
+
+
+@pytest.fixture(scope="module")
+def expected_losses() -> list[float]:
+    return losses(tiny_config(), MeshShape(), jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        MeshShape(ring=8),
+        MeshShape(data=2, ring=4),
+        MeshShape(fsdp=4, ring=2),
+        MeshShape(data=2, fsdp=2, ring=1, tensor=2),
+        MeshShape(ring=4, tensor=2),
+    ],
+    ids=str,
+)
+def test_the_loss_does_not_change_with_the_mesh(shape, expected_losses):
+    np.testing.assert_allclose(losses(tiny_config(), shape), expected_losses, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"remat": "full"}, {"ffn_chunk": 3}, {"attention_kernel": "vanilla"}, {"attention_strategy": "local"}],
+    ids=str,
+)
+def test_the_ways_to_compute_agree(changes, expected_losses):
+    np.testing.assert_allclose(
+        losses(tiny_config(**changes), MeshShape(data=4, ring=2)), expected_losses, rtol=2e-5
+    )
+
+
+def predict(steps, config=None) -> np.ndarray:
+    model = Model(config or tiny_config())
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    return np.asarray(jax.jit(lambda p, s: model.bind(p)(s))(params, steps))
+
+
+def test_an_action_is_predicted_from_its_past_alone():
+    before = predict(STEPS)
+    step = 30
+    for name in ("action", "reward", "completion"):
+        field = getattr(STEPS, name).copy()
+        field[:, step] += 0.5
+        after = predict(dataclasses.replace(STEPS, **{name: field}))
+        np.testing.assert_array_equal(after[:, : step + 1], before[:, : step + 1], err_msg=name)
+        assert not np.allclose(after[:, step + 1], before[:, step + 1]), name
+    for name in ("return_to_go", "observation"):
+        field = getattr(STEPS, name).copy()
+        field[:, step] += 0.5
+        after = predict(dataclasses.replace(STEPS, **{name: field}))
+        np.testing.assert_array_equal(after[:, :step], before[:, :step], err_msg=name)
+        assert not np.allclose(after[:, step], before[:, step]), name
+
+
+def test_padding_changes_nothing():
+    field = STEPS.observation.copy()
+    field[:, 61:] = 1e3
+    after = predict(dataclasses.replace(STEPS, observation=field))
+    np.testing.assert_array_equal(after[:, :61], predict(STEPS)[:, :61])
+
+
+def test_the_trajectory_index_is_not_seen_unless_asked():
+    other = dataclasses.replace(STEPS, trajectory=STEPS.trajectory[:, ::-1])
+    np.testing.assert_array_equal(predict(other), predict(STEPS))
+    ablation = dataclasses.replace(tiny_config(), trajectory_index=8)
+    assert not np.allclose(predict(other, ablation), predict(STEPS, ablation))
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(ConfigError, match="width 30 over 4 heads"):
+        TransformerConfig(width=30, layers=1, heads=4, ffn_width=8)
+    with pytest.raises(ConfigError, match="kv_heads 3 does not divide heads 4"):
+        TransformerConfig(width=32, layers=1, heads=4, kv_heads=3, ffn_width=8)

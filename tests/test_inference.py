@@ -1,0 +1,84 @@
+"""Decoding step by step from the cache gives the actions that re-encoding the whole context gives."""
+
+import jax
+import numpy as np
+import pytest
+
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference import InContextPolicy
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.training.state import Model
+from tests.models.sizes import ACTION_DIM, MAX_TIMESTEP, OBSERVATION_DIM, random_steps, tiny_config
+
+ENVIRONMENTS, TRIALS, TARGET = 4, 3, 6.0
+SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)
+
+
+def roll_out(policy: InContextPolicy) -> ChainSteps:
+    """Acts on random observations and rewards; returns the steps as training would have them."""
+    random = np.random.default_rng(1)
+    columns = []
+    for trial in range(TRIALS):
+        policy.begin_trial()
+        left = np.full(ENVIRONMENTS, TARGET)
+        for timestep in range(MAX_TIMESTEP):
+            observation = random.normal(size=(ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
+            action = policy.act(observation)
+            reward = random.uniform(0, 1, ENVIRONMENTS).astype(np.float32)
+            last = timestep == MAX_TIMESTEP - 1
+            policy.receive(reward, last)
+            columns.append(
+                ChainSteps(
+                    return_to_go=left / SCALING.return_scale,
+                    observation=SCALING.observation(observation),
+                    action=action,
+                    reward=reward / SCALING.reward_scale,
+                    completion=((left - reward <= 0) & last).astype(np.float32),
+                    timestep=np.full(ENVIRONMENTS, timestep),
+                    trajectory=np.full(ENVIRONMENTS, trial),
+                    position=np.full(ENVIRONMENTS, trial * MAX_TIMESTEP + timestep),
+                )
+            )
+            left = left - reward
+    return jax.tree.map(lambda *steps: np.stack(steps, axis=1), *columns)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prompt_steps"),
+    [
+        (MeshShape(ring=8), 0),
+        (MeshShape(ring=8), 24),
+        (MeshShape(data=2, ring=2, tensor=2), 24),
+        (MeshShape(fsdp=4, ring=2), 0),
+    ],
+    ids=str,
+)
+def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
+    mesh = make_mesh(shape)
+    model = Model(tiny_config())
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    prompt = random_steps(batch=1, length=prompt_steps, valid=prompt_steps - 3) if prompt_steps else None
+    policy = InContextPolicy(
+        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, TRIALS * MAX_TIMESTEP, prompt
+    )
+    steps = roll_out(policy)
+    if prompt is not None:
+        valid = jax.tree.map(
+            lambda x: np.repeat(x[:, : prompt_steps - 3], ENVIRONMENTS, axis=0), prompt
+        )
+        steps.position[:] += prompt_steps - 3
+        steps = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), valid, steps)
+    encoded = np.asarray(jax.jit(lambda p, s: model.bind(p)(s))(params, steps))
+    ours = steps.action[:, -TRIALS * MAX_TIMESTEP :]
+    assert np.abs(ours - encoded[:, -TRIALS * MAX_TIMESTEP :]).max() < 1e-4
+    # The context matters: actions of a model that forgot the first trial would differ by far more.
+    assert np.abs(np.diff(ours, axis=1)).max() > 1e-2
+    assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
+
+
+def test_environments_must_divide_over_the_mesh():
+    model = Model(tiny_config())
+    with pytest.raises(ConfigError, match="3 environments do not divide over data x fsdp = 2"):
+        InContextPolicy(model, {}, make_mesh(MeshShape(data=2, ring=4)), SCALING, TARGET, 3, 10)
