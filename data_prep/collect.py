@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 from typing import Annotated, Literal
 
 import numpy as np
@@ -27,11 +26,11 @@ from agentic_ring.cli import run
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
+from agentic_ring.progress import Advance, progress
 from data_prep.collectors.replay import Replay
 from data_prep.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder, data_root
 from data_prep.ledger import LABEL, Ledger
-from data_prep.progress import Meter
 from data_prep.relabel import Relabeller
 from data_prep.schedule import PLANS, Job, Schedule, round_generator
 from data_prep.vector_environments import VectorEnvironments
@@ -109,9 +108,9 @@ def collect(config: CollectConfig) -> CollectionSummary:
     ledgers = {job.folder: Ledger(collector_folder(root, domain.name, job.folder)) for job in jobs}
     for ledger in ledgers.values():
         ledger.begin(settings)
-    with Meter(sum(job.episodes for job in jobs), f"collecting {domain.name}") as meter:
+    with progress(f"collecting {domain.name}", sum(job.episodes for job in jobs)) as advance:
         for job in jobs:
-            _run_job(job, domain, action_repeat, config.seed, ledgers, meter)
+            _run_job(job, domain, action_repeat, config.seed, ledgers, advance)
     for ledger in ledgers.values():
         ledger.forget_states()
     return CollectionSummary(
@@ -122,11 +121,10 @@ def collect(config: CollectConfig) -> CollectionSummary:
 
 
 def _run_job(
-    job: Job, domain: Domain, action_repeat: int, seed: int, ledgers: dict[str, Ledger], meter: Meter
+    job: Job, domain: Domain, action_repeat: int, seed: int, ledgers: dict[str, Ledger], advance: Advance
 ) -> None:
     ledger = ledgers[job.folder]
     done = sum(label["job"] == job.name for label in ledger.labels()) // len(job.tasks)
-    meter.advance(done * len(job.tasks), job.name)
     if done == job.rounds:
         return
     environments = VectorEnvironments(domain, job.tasks, job.reward_tasks, action_repeat)
@@ -146,7 +144,8 @@ def _run_job(
         labels = [label | {"round": number, "action_repeat": action_repeat} for label in explorer.labels()]
         ledger.add_round(job.name, number + 1, collected, labels, explorer.state())
         best = max(float(episode.reward.sum()) for episode in collected)
-        meter.advance(len(collected), f"{job.name} (best return of the round {best:.0f})")
+        finished = sum(len(each.labels()) for each in ledgers.values())
+        advance(finished, f"{job.name}, best return of the round {best:.0f}")
 
 
 def _fill_replay(
@@ -154,9 +153,8 @@ def _fill_replay(
 ) -> Replay:
     """A replay with room for the job, holding every episode that was collected so far."""
     before = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
-    replay = Replay(
-        len(before) + job.episodes, decisions, domain.observation_dim, domain.action_dim, len(job.reward_tasks)
-    )
+    size = len(before) + job.episodes
+    replay = Replay(size, decisions, domain.observation_dim, domain.action_dim, len(job.reward_tasks))
     names = [task.name for task in job.reward_tasks]
     relabeller = Relabeller(domain, names) if names else None
     for ledger, label in before:

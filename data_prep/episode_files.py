@@ -4,7 +4,6 @@
     ...                               {timestamp}_{index}_{length}.npz    as URLB writes them
 """
 
-import os
 import re
 import zipfile
 import zlib
@@ -16,6 +15,7 @@ import numpy as np
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, make_episode
 from agentic_ring.errors import DataError
+from agentic_ring.files import replacing
 
 _NAME = re.compile(r"(?:episode|\d{8}T\d{6})_(\d+)_(\d+)\.npz")
 
@@ -43,7 +43,8 @@ def episode_file(path: Path) -> EpisodeFile:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise DataError(
-            "its name is not episode_{index:06d}_{length}.npz (ExoRL) or {timestamp}_{index}_{length}.npz (URLB)"
+            "its name is neither episode_{index:06d}_{length}.npz (ExoRL) "
+            "nor {timestamp}_{index}_{length}.npz (URLB)"
         )
     return EpisodeFile(path, int(match[1]), int(match[2]))
 
@@ -70,11 +71,6 @@ def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
 def write_episode(buffer: Path, index: int, episode: Episode) -> Path:
     """Writes an episode under ExoRL's name, atomically, and returns its path."""
     path = buffer / f"episode_{index:06d}_{len(episode)}.npz"
-    unfinished = buffer / f".{path.name}.unfinished"
-    try:
-        with unfinished.open("wb") as file:
-            np.savez_compressed(file, **{name: getattr(episode, name) for name in EPISODE_DTYPES})
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as beside, beside.open("wb") as file:
+        np.savez_compressed(file, **{name: getattr(episode, name) for name in EPISODE_DTYPES})
     return path

@@ -27,9 +27,9 @@ from agentic_ring.data.store_writer import StoreDescription, merge_stores, write
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode, is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError
+from agentic_ring.progress import Advance, progress
 from data_prep.episode_files import EpisodeFile, episode_file, read_episode
 from data_prep.folders import REWARD_FREE_SUFFIX, collector_folder, data_root, store_path
-from data_prep.progress import Meter
 from data_prep.relabel import Relabeller
 
 
@@ -113,13 +113,14 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         before = stores[0].num_episodes if path.exists() else 0
         todo = [source for source in sources if source.name not in converted]
         relabeller = Relabeller(domain, domain.tasks, control=not config.exorl_compat)
-        with Meter(len(todo), f"converting {path.stem}") as meter:
-            episodes = _read_all(todo, relabeller, config, skipped, meter)
-            for part in _write_parts(parts, config.part_episodes, description, episodes):
-                stores.append(_open_verified(stack, part, description))
+        with progress(f"converting {path.stem}", len(todo)) as advance:
+            episodes = _read_all(todo, relabeller, config, skipped, advance)
+            written = _write_parts(parts, config.part_episodes, description, episodes)
+            stores.extend(_open_verified(stack, part, description) for part in written)
         if not stores:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
-            raise DataError(f"none of the {len(skipped)} files in {sources_text(root, config)} is valid: {reasons}")
+            where = " and ".join(str(folder / "buffer") for folder in _folders(root, config))
+            raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
         total = sum(store.num_episodes for store in stores)
         if total > before:
             merge_stores(path, description, stores)
@@ -128,11 +129,6 @@ def convert(config: ConvertConfig) -> ConversionSummary:
     if parts.exists():
         parts.rmdir()
     return ConversionSummary(path, total, total - before, tuple(skipped))
-
-
-def sources_text(root: Path, config: ConvertConfig) -> str:
-    """The folders that a conversion reads, as text."""
-    return " and ".join(str(folder / "buffer") for folder in _folders(root, config))
 
 
 def _folders(root: Path, config: ConvertConfig) -> list[Path]:
@@ -170,9 +166,12 @@ def _read_labels(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         labels = [json.loads(line) for line in path.read_text().splitlines()]
-        return {label["file"]: {key: label[key] for key in ("algorithm", "action_repeat")} for label in labels}
+        used = ("algorithm", "action_repeat")
+        return {label["file"]: {key: label[key] for key in used} for label in labels}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); mend it, or remove it to convert without labels") from None
+        raise DataError(
+            f"{path} is damaged ({error!r}); mend it, or remove it to convert without labels"
+        ) from None
 
 
 def _read_all(
@@ -180,10 +179,10 @@ def _read_all(
     relabeller: Relabeller,
     config: ConvertConfig,
     skipped: list[tuple[Path, str]],
-    meter: Meter,
+    advance: Advance,
 ) -> Iterator[StoredEpisode]:
     """Valid episodes with their rewards; the others are added to ``skipped``."""
-    for source in sources:
+    for number, source in enumerate(sources):
         try:
             episode = read_episode(episode_file(source.file), domain_named(config.domain))
             relabeller.check_physics(episode)
@@ -196,16 +195,17 @@ def _read_all(
             )
         except DataError as error:
             skipped.append((source.file, str(error)))
-        meter.advance()
+        advance(number + 1, f"{len(skipped)} left out" if skipped else "")
 
 
 def _action_repeat(episode: Episode, label: dict[str, Any] | None) -> int:
     """What the collection says, if the actions agree; a saturated policy hides how long it holds one."""
     if label is None:
         return episode.action_repeat
-    if not is_held(episode.action[1:], label["action_repeat"]):
-        raise DataError(f"its label says action repeat {label['action_repeat']}, but its actions change within")
-    return label["action_repeat"]
+    repeat = label["action_repeat"]
+    if not is_held(episode.action[1:], repeat):
+        raise DataError(f"its actions change more often than its label's action repeat, {repeat}")
+    return repeat
 
 
 def _write_parts(
@@ -229,7 +229,8 @@ def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) 
     store = stack.enter_context(TrajectoryStore.open(path))
     store.verify()
     if store.domain != description.domain:
-        raise StoreError(f"{path} is of domain {store.domain.name}, expected {description.domain.name}; remove it")
+        expected = f"expected {description.domain.name}"
+        raise StoreError(f"{path} is of domain {store.domain.name}, {expected}; remove it")
     if set(store.tasks) != set(description.tasks):
         raise StoreError(
             f"{path} has rewards of {store.tasks}, expected {description.tasks}; "

@@ -9,7 +9,6 @@ A round counts as done when its labels are in ``episodes.jsonl``, which is writt
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing
 from data_prep.episode_files import write_episode
 
 LABEL = "exorl-mini (ours)"
@@ -41,7 +41,8 @@ class Ledger:
         """
         self.buffer.mkdir(parents=True, exist_ok=True)
         path = self.folder / "collection.json"
-        contents = {"label": LABEL, "about": "made by data_prep.collect, no part of ExoRL", "settings": settings}
+        about = "made by data_prep.collect, no part of ExoRL"
+        contents = {"label": LABEL, "about": about, "settings": settings}
         if path.exists():
             before = json.loads(path.read_text())["settings"]
             different = {key: before.get(key) for key in settings if before.get(key) != settings[key]}
@@ -61,8 +62,10 @@ class Ledger:
             return []
         return [json.loads(line) for line in self._labels_path.read_text().splitlines()]
 
-    def add_round(self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any) -> None:
-        """Writes a round's episodes, the learner's state after it, and then the labels."""
+    def add_round(
+        self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any
+    ) -> None:
+        """Writes the episodes of a job's round ``done``, the state after it, and then the labels."""
         before = self.labels()
         new = []
         for episode, label in zip(episodes, labels, strict=True):
@@ -85,7 +88,9 @@ class Ledger:
             with np.load(path, allow_pickle=False) as arrays:
                 saved = [arrays[str(number)] for number in range(len(leaves))]
         except (OSError, KeyError, ValueError, EOFError) as error:
-            raise DataError(f"cannot go on from {path} ({error}); remove {self.folder} and start again") from error
+            raise DataError(
+                f"cannot go on from {path} ({error}); remove {self.folder} and start again"
+            ) from error
         return jax.tree.unflatten(structure, saved)
 
     def forget_states(self) -> None:
@@ -93,15 +98,12 @@ class Ledger:
         shutil.rmtree(self._resume, ignore_errors=True)
 
     def _save_state(self, job: str, done: int, state: Any) -> None:
-        self._resume.mkdir(exist_ok=True)
         path = self._resume / f"{job}_{done:06d}.npz"
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        with unfinished.open("wb") as file:
-            np.savez(file, **{str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))})
-        os.replace(unfinished, path)
+        arrays = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+        with replacing(path) as beside, beside.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
 
 
 def _write_text(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
+    with replacing(path) as beside:
+        beside.write_text(text)

@@ -8,8 +8,8 @@ the recorded action is restored here, and the rewards are then those that the en
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from agentic_ring.data.store_writer import StoreDescription, write_store
 from agentic_ring.data.tasks import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from data_prep.progress import track
+from agentic_ring.progress import progress
 
 # Largest relative difference between the stored observation and the one the physics gives. Float32
 # rounding stays below 1e-6; another domain's physics is off by orders of magnitude.
@@ -81,7 +81,7 @@ class Relabeller:
         data.ctrl[:] = episode.action[row] if self._control else 0
         # Position and velocity stages with their sensors: all that dm_control itself recomputes
         # after a control step (``Physics.step``), hence all that a reward may read.
-        mujoco.mj_step1(self._physics.model.ptr, data)
+        mujoco.mj_step1(self._physics.model.ptr, data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,18 @@ def relabel(config: RelabelConfig) -> float:
         tasks = config.tasks or store.domain.tasks
         relabeller = Relabeller(store.domain, tasks, control=not config.exorl_compat)
 
-        def relabelled(stored: StoredEpisode) -> StoredEpisode:
+        def relabelled() -> Iterator[StoredEpisode]:
             nonlocal rows, seconds
-            start = time.perf_counter()
-            rewards = relabeller.rewards(stored.episode)
-            seconds += time.perf_counter() - start
-            rows += len(stored.episode) + 1
-            return StoredEpisode(stored.episode, rewards, stored.algorithm, stored.action_repeat, stored.source)
+            with progress("relabelling", store.num_episodes) as advance:
+                for number, stored in enumerate(store.episodes()):
+                    start = time.perf_counter()
+                    rewards = relabeller.rewards(stored.episode)
+                    seconds += time.perf_counter() - start
+                    rows += len(stored.episode) + 1
+                    yield replace(stored, rewards=rewards)
+                    advance(number + 1, f"{rows / seconds:,.0f} rows/s")
 
-        episodes = track(store.episodes(), total=store.num_episodes, description="relabelling")
-        write_store(
-            config.store, StoreDescription(store.domain, store.collector, tasks), map(relabelled, episodes)
-        )
+        write_store(config.store, StoreDescription(store.domain, store.collector, tasks), relabelled())
     return rows / seconds
 
 

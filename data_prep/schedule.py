@@ -9,7 +9,7 @@ import numpy as np
 from agentic_ring.data.tasks import Domain, Task, task_named
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.noise import NoiseExplorer
-from data_prep.collectors.population import PopulationExplorer
+from data_prep.collectors.population import Learner, PopulationExplorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.rnd import RNDLearner
 from data_prep.collectors.td3 import TD3Config, TD3Learner
@@ -160,7 +160,9 @@ class Schedule:
         environments = [task for task in tasks for _ in range(self.environments)]
         return Job("td3", folder, self._rounds(share), environments, reward_tasks, make)
 
-    def _population(self, learner: Any, replay: Replay, labels: list[dict[str, Any]], updates: int) -> Explorer:
+    def _population(
+        self, learner: Learner, replay: Replay, labels: list[dict[str, Any]], updates: int
+    ) -> Explorer:
         return PopulationExplorer(
             learner,
             replay,

@@ -19,7 +19,9 @@ class VectorEnvironments:
       reward_tasks: [K] tasks of which every environment reports the reward.
     """
 
-    def __init__(self, domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int):
+    def __init__(
+        self, domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int
+    ):
         self.domain = domain
         self.action_repeat = action_repeat
         self._environments = [load_environment(task, seed=0) for task in tasks]
@@ -60,7 +62,8 @@ class VectorEnvironments:
             for _ in range(self.action_repeat):
                 time_step = environment.step(action[e])
                 self._rows[e].append(self._row(environment, time_step, action[e]))
-                rewards[e] += [np.float32(task.get_reward(environment.physics)) for task in self._reward_tasks]
+                paid = [task.get_reward(environment.physics) for task in self._reward_tasks]
+                rewards[e] += np.array(paid, np.float32)
                 if time_step.last():
                     break
         return np.stack([rows[-1]["observation"] for rows in self._rows]), rewards.astype(np.float32)

@@ -13,6 +13,7 @@ from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, 
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES
 from agentic_ring.errors import StoreError
+from agentic_ring.files import replacing
 
 _CHUNK_ROWS = 1024  # about one episode, which is what is read at a time
 _FLOAT32 = np.dtype(np.float32)
@@ -36,16 +37,11 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
     Raises:
       StoreError: there is no episode, two have one source, or one lacks the reward of a task.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        count = _write_unfinished(unfinished, description, episodes)
-        seal(unfinished, STORE_FORMAT, STORE_VERSION)
-        with unfinished.open("rb") as file:
+    with replacing(path) as beside:
+        count = _write(beside, description, episodes)
+        seal(beside, STORE_FORMAT, STORE_VERSION)
+        with beside.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return count
 
 
@@ -54,7 +50,7 @@ def merge_stores(path: Path, description: StoreDescription, stores: Sequence[Tra
     return write_store(path, description, (episode for store in stores for episode in store.episodes()))
 
 
-def _write_unfinished(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
+def _write(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
     widths = {
         "observation": description.domain.observation_dim,
         "action": description.domain.action_dim,

@@ -44,4 +44,5 @@ class NoiseExplorer:
         pass
 
     def labels(self) -> list[dict[str, Any]]:
-        return [{"algorithm": self._kind, "task": None, "learner_seed": None, "action_noise": None}] * self._shape[0]
+        label = {"algorithm": self._kind, "task": None, "learner_seed": None, "action_noise": None}
+        return [label] * self._shape[0]

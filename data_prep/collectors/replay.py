@@ -38,8 +38,9 @@ class Replay:
 
     def add_episode(self, observation: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
         """A finished episode: observation [D + 1, O], action [D, A], reward [D, K]; between rounds only."""
-        for array, values in zip((self._observation, self._action, self._reward), (observation, action, reward)):
-            array[self._complete] = values
+        self._observation[self._complete] = observation
+        self._action[self._complete] = action
+        self._reward[self._complete] = reward
         self._complete += 1
 
     def observations(self) -> np.ndarray:

@@ -18,6 +18,7 @@ from data_prep.collectors.td3 import TD3Config, TD3State, act, init_population, 
 
 # Normalised observations beyond this many deviations count as this many (URLB).
 _OBSERVATION_CLIP = 5.0
+_FEATURES = 64  # width of the random features to predict
 
 
 class RNDState(NamedTuple):
@@ -33,16 +34,13 @@ class RNDLearner:
 
     Args:
       seeds: [P].
-      features: width of the random features to predict.
     """
 
-    def __init__(
-        self, config: TD3Config, observation_dim: int, action_dim: int, seeds: Sequence[int], features: int = 64
-    ):
+    def __init__(self, config: TD3Config, observation_dim: int, action_dim: int, seeds: Sequence[int]):
         self.config, self.horizon, self.discount = config, config.horizon, config.discount
         if config.horizon != 1:
             raise ValueError(f"horizon is {config.horizon}; novelty is known for one decision only, use 1")
-        sizes = (observation_dim, config.hidden, features)
+        sizes = (observation_dim, config.hidden, _FEATURES)
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))
         self._members = len(seeds)
         self._target = jax.vmap(lambda key: init_mlp(jax.random.fold_in(key, 1), sizes))(keys)
@@ -62,9 +60,8 @@ class RNDLearner:
         return np.asarray(act(self.state.td3.actor, observation))
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
-        normalised = np.clip(
-            (batches["next_observation"] - self._mean) / self._deviation, -_OBSERVATION_CLIP, _OBSERVATION_CLIP
-        )
+        deviations = (batches["next_observation"] - self._mean) / self._deviation
+        normalised = np.clip(deviations, -_OBSERVATION_CLIP, _OBSERVATION_CLIP)
         predictor, optimizer, novelty = _distill(
             self.config.learning_rate, self._target, self.state.predictor, self.state.optimizer, normalised
         )
@@ -74,7 +71,11 @@ class RNDLearner:
 
 @partial(jax.jit, static_argnums=0)
 def _distill(
-    learning_rate: float, target: Parameters, predictor: Parameters, optimizer: optax.OptState, observation: jax.Array
+    learning_rate: float,
+    target: Parameters,
+    predictor: Parameters,
+    optimizer: optax.OptState,
+    observation: jax.Array,
 ) -> tuple[Parameters, optax.OptState, jax.Array]:
     """Trains the predictors on observations [U, delay, P, B, O], one step for each of U.
 
@@ -95,7 +96,8 @@ def _distill(
         gradient, error = jax.grad(loss, has_aux=True)(predictor)
         updates, optimizer = jax.vmap(optax.adam(learning_rate).update)(gradient, optimizer)
         novelty = error / (error.std((0, 2), keepdims=True) + 1e-8)
-        return (optax.apply_updates(predictor, updates), optimizer), novelty
+        moved = jax.tree.map(jnp.add, predictor, updates)
+        return (moved, optimizer), novelty
 
     (predictor, optimizer), novelty = jax.lax.scan(step, (predictor, optimizer), observation)
     return predictor, optimizer, novelty

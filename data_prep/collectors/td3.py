@@ -75,7 +75,12 @@ class TD3Learner:
     """
 
     def __init__(
-        self, config: TD3Config, observation_dim: int, action_dim: int, seeds: Sequence[int], reward_columns: Sequence[int]
+        self,
+        config: TD3Config,
+        observation_dim: int,
+        action_dim: int,
+        seeds: Sequence[int],
+        reward_columns: Sequence[int],
     ):
         self.config, self.horizon, self.discount = config, config.horizon, config.discount
         self.state = init_population(config, observation_dim, action_dim, jnp.array(seeds))
@@ -164,4 +169,4 @@ def _descend(
     config: TD3Config, parameters: Parameters, gradient: Parameters, state: optax.OptState
 ) -> tuple[Parameters, optax.OptState]:
     updates, state = optax.adam(config.learning_rate).update(gradient, state)
-    return optax.apply_updates(parameters, updates), state
+    return jax.tree.map(jnp.add, parameters, updates), state
