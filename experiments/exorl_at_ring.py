@@ -20,8 +20,10 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
 from agentic_ring.training.state import Model
+from data_prep.folders import data_root
 from evals.dmc_returns import evaluate_returns
 from evals.memory import StepMemory, train_step_memory
 from evals.results import figure_table
@@ -35,7 +37,7 @@ from experiments.pipeline import (
     write_report,
 )
 from experiments.presets import PRESETS, Preset
-from experiments.stores import data_directory, prepare_store
+from experiments.stores import prepare_store
 
 SIMULATED_DEVICES = 8
 
@@ -77,6 +79,7 @@ def main(
     collector: str | None = None,
     dry_run: bool = False,
     wandb: str | None = None,
+    distributed: bool = False,
 ) -> None:
     """Trains the Agentic Transformer on trajectories of a task and rolls it out.
 
@@ -86,7 +89,7 @@ def main(
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Trajectories of a chain; more of them make the context longer.
       ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
-      seed: Decides the data that is collected, the chains, and the initial weights.
+      seed: Decides the chains and the initial weights; all seeds share the data.
       resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the run. Default: runs/TASK-PRESET-seedSEED.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -94,8 +97,12 @@ def main(
         none, data is collected here and now.
       dry_run: Only print parameters, tokens a sequence and compiled bytes per device; needs no data.
       wandb: Also log to this Weights & Biases project; offline if there is no API key.
+      distributed: Join the other processes of a multi-host job (Slurm, Kubernetes, Cloud TPU, or by
+        JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
     """
     simulate_cpu_devices(SIMULATED_DEVICES)
+    if distributed:
+        join_processes()
     on_cpu = jax.default_backend() == "cpu"
     name = preset or ("demo" if on_cpu else "small")
     chosen = PRESETS[name]
@@ -112,9 +119,11 @@ def main(
     directory = output or Path("runs") / f"{task}-{name}-seed{seed}"
     stages = Stages()
     with stages.stage("data"):
-        store = prepare_store(parsed, data_directory(data), collector, seed)
+        with first_process_first("data"):
+            store = prepare_store(parsed.domain, data or data_root(), collector)
         config = resolve(chosen, name, parsed, store, shape, seed)
-    enter_directory(directory, config, resume)
+    with first_process_first("directory"):
+        enter_directory(directory, config, resume)
     stages.keep_in(directory)
     model = Model(config.model)
     with stages.stage("training"):
@@ -124,6 +133,8 @@ def main(
     with stages.stage("memory"):
         memory = step_memory(chosen, parsed, config.chains.action_repeat, mesh)
     figures = all_figures(report, memory, directory, paper.exorl_return(task))
+    if jax.process_index() != 0:
+        return
     write_report(config, report, figures, stages, directory)
     rich.print(figure_table(figures, f"{task}, preset {name}, seed {seed}"))
     print(paper.RETURN_CAVEAT)

@@ -1,0 +1,46 @@
+"""Several processes in one job: starting them, and what only the first of them does."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+from jax.experimental import multihost_utils
+
+from agentic_ring.errors import ConfigError
+
+
+def join_processes() -> None:
+    """Joins the other processes of the job; call before anything asks JAX for its devices.
+
+    Slurm, Kubernetes, Open MPI and Cloud TPU tell JAX all it needs. Elsewhere each process is given
+    JAX_COORDINATOR_ADDRESS (HOST:PORT of the first one), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Raises:
+      ConfigError: nothing tells which processes there are.
+    """
+    by_hand = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    given = {name: int(os.environ[variable]) for name, variable in by_hand.items() if variable in os.environ}
+    try:
+        jax.distributed.initialize(**given)
+    except ValueError as error:
+        raise ConfigError(
+            f"the processes of this job cannot find each other ({error}); set JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID in each, or leave --distributed out"
+        ) from error
+
+
+@contextmanager
+def first_process_first(name: str) -> Iterator[None]:
+    """The first process runs the block alone; the others follow once it is through.
+
+    For work on files that all processes share: what the first has written, the others find.
+
+    Args:
+      name: of the block; the same on every process.
+    """
+    if jax.process_index() != 0:
+        multihost_utils.sync_global_devices(name)
+    yield
+    if jax.process_index() == 0:
+        multihost_utils.sync_global_devices(name)

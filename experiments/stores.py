@@ -1,0 +1,49 @@
+"""Which trajectories a run reads: ExoRL's where they are, else our own, collected on the spot."""
+
+from pathlib import Path
+
+from agentic_ring.data.tasks import Domain
+from agentic_ring.errors import ConfigError
+from agentic_ring.progress import say
+from data_prep.collect import CollectConfig, collect
+from data_prep.exorl import ConvertConfig, convert
+from data_prep.folders import collector_folder
+
+OWN_COLLECTOR = "mix"
+OWN_PREFIXES = ("mix", "mini_")
+"""Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
+
+
+def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
+    """Finds or collects the episodes of a domain and brings their store up to date.
+
+    Args:
+      domain: walker, cheetah or cartpole; one store serves all of its tasks.
+      data: the data folder.
+      collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
+
+    Raises:
+      ConfigError: several of ExoRL's collectors are there and none was chosen.
+      DataError: the chosen collector has no episodes, or none that is valid.
+    """
+    chosen = collector or _exorl_collector(domain, data) or OWN_COLLECTOR
+    if chosen == OWN_COLLECTOR:
+        say(
+            f"no ExoRL data under {data}: using our own exploration of {domain.name}, which is not ExoRL's "
+            "(what is missing is collected now)"
+        )
+        collect(CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data))
+    summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
+    for file, reason in summary.skipped:
+        say(f"left out {file}: {reason}")
+    say(f"{summary.store}: {summary.episodes} episodes")
+    return summary.store
+
+
+def _exorl_collector(domain: Domain, data: Path) -> str | None:
+    buffers = collector_folder(data, domain.name, "*").relative_to(data) / "buffer"
+    names = sorted(buffer.parent.name for buffer in data.glob(str(buffers)))
+    names = [name for name in names if not name.startswith(OWN_PREFIXES)]
+    if len(names) > 1:
+        raise ConfigError(f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}")
+    return names[0] if names else None
