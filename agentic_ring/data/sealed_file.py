@@ -51,7 +51,7 @@ def check_seal(path: Path, format_name: str, version: int) -> dict[str, Any]:
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != format_name:
-        raise StoreError(f"{path} is not a {format_name} (or its first bytes are damaged); {_REWRITE}")
+        raise StoreError(f"{path} is no {format_name} (or its first bytes are damaged); {_REWRITE}")
     if {name: type(value) for name, value in header.items()} != _FIELDS or padding.strip(b"\0"):
         raise StoreError(f"{path}: the header is damaged; {_REWRITE}")
     if header["version"] != version:

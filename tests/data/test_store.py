@@ -1,0 +1,278 @@
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentic_ring.data.sealed_file import HEADER_BYTES, seal
+from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
+from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
+from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+
+DOMAIN = DOMAINS["cartpole"]
+TASKS = ("swingup", "swingup_sparse")
+DESCRIPTION = StoreDescription(DOMAIN, "mix", TASKS)
+
+
+def random_episode(generator, length, source, algorithm="td3", action_repeat=1):
+    rows = length + 1
+    return StoredEpisode(
+        episode=Episode(
+            observation=generator.normal(size=(rows, 5)).astype(np.float32),
+            action=generator.uniform(-1, 1, (rows, 1)).astype(np.float32),
+            reward=generator.uniform(size=(rows, 1)).astype(np.float32),
+            discount=np.ones((rows, 1), np.float32),
+            physics=generator.normal(size=(rows, 4)),
+        ),
+        rewards={task: generator.uniform(size=rows).astype(np.float32) for task in TASKS},
+        algorithm=algorithm,
+        action_repeat=action_repeat,
+        source=source,
+    )
+
+
+def random_episodes(lengths, seed=0, prefix="e"):
+    generator = np.random.default_rng(seed)
+    return [random_episode(generator, length, f"{prefix}{i}") for i, length in enumerate(lengths)]
+
+
+def assert_same(stored, expected):
+    for name, array in vars(expected.episode).items():
+        np.testing.assert_array_equal(getattr(stored.episode, name), array)
+        assert getattr(stored.episode, name).dtype == array.dtype
+    assert stored.rewards.keys() == expected.rewards.keys()
+    for task, reward in expected.rewards.items():
+        np.testing.assert_array_equal(stored.rewards[task], reward)
+    assert (stored.algorithm, stored.action_repeat, stored.source) == (
+        expected.algorithm,
+        expected.action_repeat,
+        expected.source,
+    )
+
+
+episode_sets = st.lists(
+    st.tuples(
+        st.integers(1, 40), st.sampled_from(["td3", "rnd", "ou", "random", "größer"]), st.integers(1, 9)
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(contents=episode_sets, seed=st.integers(0, 2**32 - 1))
+def test_store_gives_back_what_was_written(contents, seed, tmp_path_factory):
+    generator = np.random.default_rng(seed)
+    episodes = [
+        random_episode(generator, length, f"source-{i}", algorithm, repeat)
+        for i, (length, algorithm, repeat) in enumerate(contents)
+    ]
+    path = tmp_path_factory.mktemp("store") / "cartpole-mix.h5"
+    assert write_store(path, DESCRIPTION, episodes) == len(episodes)
+    with TrajectoryStore.open(path) as store:
+        store.verify()
+        assert (store.domain, store.collector, store.tasks) == (DOMAIN, "mix", TASKS)
+        assert store.lengths.tolist() == [length for length, _, _ in contents]
+        for stored, expected in zip(store.episodes(), episodes, strict=True):
+            assert_same(stored, expected)
+        for task in TASKS:
+            returns = [episode.rewards[task][1:].sum(dtype=np.float64) for episode in episodes]
+            np.testing.assert_array_equal(store.returns(task), returns)
+        for number, expected in enumerate(episodes):
+            length = len(expected.episode)
+            start = int(generator.integers(length))
+            stop = int(generator.integers(start + 1, length + 1))
+            steps = store.steps(number, start, stop, TASKS[1])
+            np.testing.assert_array_equal(steps.observation, expected.episode.observation[start:stop])
+            np.testing.assert_array_equal(steps.action, expected.episode.action[start + 1 : stop + 1])
+            np.testing.assert_array_equal(steps.reward, expected.rewards[TASKS[1]][start + 1 : stop + 1])
+
+
+@given(first=episode_sets, second=episode_sets)
+@settings(max_examples=20)
+def test_merging_keeps_every_episode_in_order(first, second, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("merge")
+    sets = [random_episodes([c[0] for c in contents], i, f"{i}-") for i, contents in enumerate((first, second))]
+    for i, episodes in enumerate(sets):
+        write_store(folder / f"{i}.h5", DESCRIPTION, episodes)
+    with TrajectoryStore.open(folder / "0.h5") as one, TrajectoryStore.open(folder / "1.h5") as other:
+        merge_stores(folder / "0.h5", DESCRIPTION, [one, other])  # in place of one of its own sources
+    with TrajectoryStore.open(folder / "0.h5") as merged:
+        merged.verify()
+        for stored, expected in zip(merged.episodes(), sets[0] + sets[1], strict=True):
+            assert_same(stored, expected)
+
+
+@pytest.fixture(scope="module")
+def store_bytes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bytes") / "store.h5"
+    write_store(path, DESCRIPTION, random_episodes([30, 20]))
+    return path.read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_any_flipped_bit_is_found(data, store_bytes, tmp_path_factory):
+    position = data.draw(st.integers(0, len(store_bytes) - 1))
+    bit = data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("flipped") / "store.h5"
+    damaged = bytearray(store_bytes)
+    damaged[position] ^= 1 << bit
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match="store.h5"), TrajectoryStore.open(path) as store:
+        store.verify()
+
+
+def test_damaged_rows_name_the_array_and_the_episode(tmp_path):
+    path = tmp_path / "store.h5"
+    episodes = random_episodes([30, 20])
+    write_store(path, DESCRIPTION, episodes)
+    contents = bytearray(path.read_bytes())
+    position = contents.index(episodes[1].episode.physics[3].tobytes())
+    contents[position] ^= 1
+    path.write_bytes(contents)
+    with TrajectoryStore.open(path) as store:
+        store.steps(1, 0, 20, "swingup")  # other arrays stay readable
+        with pytest.raises(StoreError, match="physics is damaged in the rows of episode"):
+            store.episode(1)
+
+
+@given(data=st.data())
+def test_truncated_store_is_refused_on_opening(data, store_bytes, tmp_path_factory):
+    kept = data.draw(st.integers(0, len(store_bytes) - 1))
+    path = tmp_path_factory.mktemp("cut") / "store.h5"
+    path.write_bytes(store_bytes[:kept])
+    with pytest.raises(StoreError, match="cut short|is no agentic_ring|damaged"):
+        TrajectoryStore.open(path)
+
+
+def test_other_version_is_named(tmp_path, store_bytes):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    seal(path, STORE_FORMAT, STORE_VERSION + 1)
+    with pytest.raises(StoreError, match=f"version {STORE_VERSION + 1} .* reads version {STORE_VERSION}"):
+        TrajectoryStore.open(path)
+
+
+def test_file_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "store.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = [1, 2]
+    with pytest.raises(StoreError, match="is no agentic_ring"):
+        TrajectoryStore.open(path)
+    with pytest.raises(StoreError, match="there is no store at .*data_prep.exorl"):
+        TrajectoryStore.open(tmp_path / "none.h5")
+
+
+@pytest.mark.parametrize("name", ["physics", "rewards/swingup", "episodes/length", "episodes/source"])
+def test_missing_array_is_named(tmp_path, store_bytes, name):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    with h5py.File(path, "r+") as file:
+        del file[name]
+    seal(path, STORE_FORMAT, STORE_VERSION)
+    with pytest.raises(StoreError, match=name.split("/")[-1]):
+        TrajectoryStore.open(path)
+
+
+def test_array_of_other_length_is_named(tmp_path, store_bytes):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    with h5py.File(path, "r+") as file:
+        file["action"].resize(7, axis=0)
+    seal(path, STORE_FORMAT, STORE_VERSION)
+    with pytest.raises(StoreError, match="52 rows.*action"):
+        TrajectoryStore.open(path)
+
+
+def test_ranges_and_names_outside_the_store_are_refused(tmp_path, store_bytes):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    with TrajectoryStore.open(path) as store:
+        with pytest.raises(ArgumentError, match="episode 2 is outside"):
+            store.steps(2, 0, 1, "swingup")
+        for start, stop in ((0, 31), (5, 5), (-1, 3), (6, 2)):
+            with pytest.raises(ArgumentError, match=f"{start} to {stop} do not lie within the 30"):
+                store.steps(0, start, stop, "swingup")
+        for read in (lambda: store.returns("run"), lambda: store.steps(0, 0, 1, "run")):
+            with pytest.raises(UnknownNameError, match="'run'.*swingup"):
+                read()
+
+
+def test_another_process_opens_the_store_for_itself(tmp_path, store_bytes):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    with TrajectoryStore.open(path) as store, pickle.loads(pickle.dumps(store)) as other:
+        np.testing.assert_array_equal(other.returns("swingup"), store.returns("swingup"))
+
+
+def test_failed_write_leaves_the_old_store_and_nothing_else(tmp_path):
+    path = tmp_path / "store.h5"
+    episodes = random_episodes([3, 4])
+    write_store(path, DESCRIPTION, episodes)
+    before = path.read_bytes()
+
+    def failing():
+        yield from episodes
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_store(path, DESCRIPTION, failing())
+    with pytest.raises(StoreError, match="two episodes come from e1"):
+        write_store(path, DESCRIPTION, [*episodes, episodes[1]])
+    with pytest.raises(StoreError, match="no episode"):
+        write_store(path, DESCRIPTION, [])
+    with pytest.raises(StoreError, match="no reward of .'swingup_sparse'"):
+        write_store(path, StoreDescription(DOMAIN, "mix", TASKS), [without_sparse(episodes[0])])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def without_sparse(stored):
+    return StoredEpisode(stored.episode, {"swingup": stored.rewards["swingup"]}, "td3", 1, "x")
+
+
+def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
+    """A file size limit makes the system refuse writes as a full disk does, at any moment of writing."""
+    path = tmp_path / "store.h5"
+    write_store(path, DESCRIPTION, random_episodes([3, 4]))
+    before = path.read_bytes()
+    script = """
+        import resource, sys
+        from pathlib import Path
+        sys.path[:0] = sys.argv[2:]
+        import numpy as np
+        from agentic_ring.data.store import TrajectoryStore
+        from agentic_ring.data.store_writer import StoreDescription, write_store
+        from agentic_ring.data.tasks import DOMAINS
+
+        path = Path(sys.argv[1])
+        with TrajectoryStore.open(path) as store:
+            old = list(store.episodes())
+        many = [type(old[0])(old[0].episode, old[0].rewards, "td3", 1, f"n{i}") for i in range(3000)]
+        description = StoreDescription(DOMAINS["cartpole"], "mix", ("swingup", "swingup_sparse"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        try:
+            write_store(path, description, many)
+        except OSError as error:
+            print("refused", error.filename)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.startswith(f"refused {tmp_path}"), result.stderr
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_header_is_plain_text_that_says_what_the_file_is(store_bytes):
+    header = json.loads(store_bytes[:HEADER_BYTES].rstrip(b"\0"))
+    assert header["format"] == STORE_FORMAT
+    assert header["bytes"] == len(store_bytes)

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from agentic_ring.data.tasks import DOMAINS, domain_named, flatten_observation, load_environment, parse_task, task_named
+from agentic_ring.errors import UnknownNameError
+
+ALL_TASKS = [task_named(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.full_name)
+def test_domain_describes_its_environments(task):
+    environment = load_environment(task, seed=0)
+    time_step = environment.reset()
+    domain = task.domain
+    assert flatten_observation(time_step.observation).shape == (domain.observation_dim,)
+    assert flatten_observation(time_step.observation).dtype == np.float32
+    action = environment.action_spec()
+    assert action.shape == (domain.action_dim,)
+    assert (action.minimum == -1).all()
+    assert (action.maximum == 1).all()
+    assert environment.physics.get_state().shape == (domain.physics_dim,)
+    assert environment.control_timestep() == pytest.approx(domain.control_timestep_seconds)
+    steps = 0
+    while not time_step.last():
+        time_step = environment.step(np.zeros(domain.action_dim))
+        steps += 1
+    assert steps == domain.episode_steps
+    assert time_step.discount == 1  # the time limit is no end of the task
+
+
+def test_seed_fixes_the_initial_state():
+    task = parse_task("walker_run")
+    first, same, other = (
+        flatten_observation(load_environment(task, seed).reset().observation) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.full_name)
+def test_full_name_is_parsed_back(task):
+    assert parse_task(task.full_name) == task
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(UnknownNameError, match="'walker_fly'.*walker_run"):
+        parse_task("walker_fly")
+    with pytest.raises(UnknownNameError, match="'humanoid'.*cheetah"):
+        domain_named("humanoid")
+    with pytest.raises(UnknownNameError, match="task of cheetah 'stand'.*run"):
+        task_named(DOMAINS["cheetah"], "stand")
+
+
+def test_flattening_keeps_the_order_of_the_entries():
+    observation = {"b": np.array([[1.0, 2.0]]), "a": 3.0}
+    np.testing.assert_array_equal(flatten_observation(observation), [1, 2, 3])

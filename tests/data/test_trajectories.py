@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.trajectories import Trajectory, detect_action_repeat, is_held, make_episode
+from agentic_ring.errors import DataError
+
+DOMAIN = DOMAINS["cartpole"]
+
+
+def arrays(length=6):
+    generator = np.random.default_rng(length)
+    return {
+        "observation": generator.normal(size=(length + 1, 5)).astype(np.float32),
+        "action": generator.uniform(-1, 1, (length + 1, 1)).astype(np.float32),
+        "reward": generator.uniform(0, 1, (length + 1, 1)).astype(np.float32),
+        "discount": np.ones((length + 1, 1), np.float32),
+        "physics": generator.normal(size=(length + 1, 4)),
+    }
+
+
+def test_episode_of_t_transitions_has_one_row_more():
+    episode = make_episode(arrays(6), DOMAIN)
+    assert len(episode) == 6
+    assert len(episode.observation) == 7
+
+
+def not_finite(name):
+    def damage(contents):
+        contents[name][3, 0] = np.nan
+
+    return damage
+
+
+def replaced(name, change):
+    def damage(contents):
+        contents[name] = change(contents[name])
+
+    return damage
+
+
+BAD = {
+    "missing": (lambda c: c.pop("physics"), "missing: .'physics'"),
+    "unknown": (lambda c: c.update(pixels=np.zeros(3)), "unknown: .'pixels'"),
+    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32, expected float64"),
+    "integer": (replaced("reward", lambda a: a.astype(np.int64)), "reward is int64, expected float32"),
+    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward has shape \(7,\), expected \(7, 1\)"),
+    "scalar": (replaced("observation", lambda a: np.float32(1)), r"observation has shape \(\), expected \(0, 5\)"),
+    "shorter": (replaced("action", lambda a: a[1:]), r"action has shape \(6, 1\), expected \(7, 1\)"),
+    "other domain": (replaced("physics", lambda a: np.zeros((7, 18))), r"physics has shape \(7, 18\).*cartpole"),
+    "nan observation": (not_finite("observation"), "observation is not finite in row 3 of 7"),
+    "nan physics": (not_finite("physics"), "physics is not finite in row 3 of 7"),
+    "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),
+    "action range": (replaced("action", lambda a: a * 3), r"action reaches .*expected values in \[-1, 1\]"),
+    "length 0": (lambda c: c.update({name: array[:1] for name, array in c.items()}), "length 0"),
+    "no rows": (lambda c: c.update({name: array[:0] for name, array in c.items()}), "length 0"),
+}
+
+
+@pytest.mark.parametrize("damage, message", BAD.values(), ids=BAD.keys())
+def test_bad_arrays_are_named(damage, message):
+    contents = arrays(6)
+    damage(contents)
+    with pytest.raises(DataError, match=message):
+        make_episode(contents, DOMAIN)
+
+
+@given(repeat=st.integers(1, 12), decisions=st.integers(2, 30), cut=st.integers(0, 11), seed=st.integers(0, 99))
+def test_action_repeat_is_found_whatever_the_length(repeat, decisions, cut, seed):
+    actions = np.random.default_rng(seed).uniform(-1, 1, (decisions, 2))
+    held = np.repeat(actions, repeat, axis=0)
+    held = held[: len(held) - cut % repeat]
+    assert detect_action_repeat(held) == repeat
+    assert is_held(held, repeat)
+    assert not is_held(held, repeat + 1)
+
+
+def test_constant_action_says_nothing_of_its_repeat():
+    constant = np.ones((10, 1))
+    assert detect_action_repeat(constant) == 1
+    assert is_held(constant, 4)
+
+
+def test_trajectory_refuses_what_is_none():
+    observation, action, reward = np.zeros((3, 5)), np.zeros((3, 1)), np.zeros(3)
+    assert len(Trajectory(observation, action, reward)) == 3
+    with pytest.raises(DataError, match="reward"):
+        Trajectory(observation, action, reward[:, None])
+    with pytest.raises(DataError, match="not"):
+        Trajectory(observation, action[:2], reward)
+    with pytest.raises(DataError, match="at least one"):
+        Trajectory(observation[:0], action[:0], reward[:0])
+    with pytest.raises(DataError, match="action is not finite in row 1"):
+        Trajectory(observation, np.array([[0], [np.nan], [0]]), reward)
