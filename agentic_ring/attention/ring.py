@@ -145,6 +145,7 @@ def _attend_backward(ring: _Ring, residuals: tuple, d_output: jax.Array) -> tupl
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+@functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(
     ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, query: TokenLabels, key: TokenLabels
 ) -> SoftmaxState:
