@@ -16,7 +16,13 @@ SOURCES = ("agentic_ring", "data_prep", "evals", "experiments")
 # Each line may import from itself and from the lines above it. The package's own __init__ comes after
 # everything within the package: it gathers the public names and nothing inside imports from it.
 LAYERS = (
-    ("agentic_ring.errors", "agentic_ring.files", "agentic_ring.progress", "agentic_ring.provenance"),
+    (
+        "agentic_ring.errors",
+        "agentic_ring.files",
+        "agentic_ring.processes",
+        "agentic_ring.progress",
+        "agentic_ring.provenance",
+    ),
     ("agentic_ring.cli",),
     ("agentic_ring.mesh",),
     ("agentic_ring.attention",),

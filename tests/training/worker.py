@@ -1,0 +1,78 @@
+"""Trains a tiny model in a process of its own, so that tests can kill it or start two of them.
+
+    python -m tests.training.worker --store s.h5 --directory run --steps 6
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from agentic_ring.cli import run
+from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.hindsight import StratifiedSampler
+from agentic_ring.data.scaling import measure_scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.processes import join_processes
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.state import Model, OptimizerConfig
+from tests.data.synthetic import DOMAIN, TASK
+
+STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
+
+
+def train_tiny(
+    store: Path, directory: Path, steps: int, learning_rate: float = 1e-2, data: int = 1, checkpoint_every: int = 2
+) -> np.ndarray:
+    """Trains on the store with a ring over all devices that ``data`` leaves; returns all weights as one array."""
+    mesh = make_mesh(MeshShape(data=data))
+    checkpoints = Checkpoints(directory / "checkpoints")
+    metrics = MetricsLog(directory / "metrics.jsonl", checkpoints.last_step or 0)
+    config = TrainConfig(
+        steps=steps,
+        batch_size=2,
+        optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2),
+        checkpoint_every=checkpoint_every,
+    )
+    try:
+        with TrajectoryStore.open(store) as opened:
+            chains = ChainConfig(task=TASK, trajectories=2, action_repeat=1)
+            scaling = measure_scaling(opened, TASK, chains.action_repeat)
+            loader = ChainLoader(opened, chains, scaling, mesh.shape["ring"])
+            sampler = StratifiedSampler(opened.returns(TASK), loader.learnable, 2, 0.5, seed=0)
+            model = Model(
+                AgenticTransformerConfig(STACK, DOMAIN.observation_dim, DOMAIN.action_dim, loader.max_timestep)
+            )
+            batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
+            state = train(config, model, batches, mesh, checkpoints, metrics)
+    finally:
+        metrics.close()
+        checkpoints.close()
+    gathered = jax.jit(lambda p: p, out_shardings=jax.NamedSharding(mesh, jax.P()))(state.params)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])
+
+
+def main(
+    store: Path,
+    directory: Path,
+    steps: int,
+    data: int = 1,
+    devices: int = 8,
+    distributed: bool = False,
+    checkpoint_every: int = 2,
+) -> None:
+    """Trains and leaves the weights in weights-PROCESS.npy."""
+    simulate_cpu_devices(devices)
+    if distributed:
+        join_processes()
+    weights = train_tiny(store, directory, steps, data=data, checkpoint_every=checkpoint_every)
+    np.save(directory / f"weights-{jax.process_index()}.npy", weights)
+
+
+if __name__ == "__main__":
+    run(main)
