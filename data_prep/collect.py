@@ -151,8 +151,10 @@ def _run_job(
 def _fill_replay(
     job: Job, domain: Domain, action_repeat: int, decisions: int, ledgers: dict[str, Ledger]
 ) -> Replay:
-    """A replay with room for the job, holding every episode that was collected so far."""
-    before = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
+    """A replay with room for the job, holding its episodes so far and those of the jobs it starts from."""
+    used = (job.name, *job.starts_from)
+    labelled = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
+    before = [(ledger, label) for ledger, label in labelled if label["job"] in used]
     size = len(before) + job.episodes
     replay = Replay(size, decisions, domain.observation_dim, domain.action_dim, len(job.reward_tasks))
     names = [task.name for task in job.reward_tasks]

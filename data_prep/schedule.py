@@ -19,8 +19,9 @@ from data_prep.collectors.td3 import TD3Config, TD3Learner
 RND_SHARE = 0.3
 OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
+_NOISE_JOBS = ("random", "ou")
 # Uniform actions fill a replay that starts empty up to here.
-_FIRST_LEARN_SIZE = 2000
+_FIRST_LEARN_SIZE = 1000
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Job:
       rounds: episodes in every environment.
       tasks: [E], initial states and recorded reward of each environment.
       reward_tasks: rewards that the explorer observes.
-      make_explorer: given the episodes collected before, as a filled replay would need them.
+      starts_from: jobs whose episodes fill the replay at the start.
+      make_explorer: given the replay.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Job:
     tasks: list[Task]
     reward_tasks: list[Task]
     make_explorer: Callable[[Replay], Explorer]
+    starts_from: tuple[str, ...] = ()
 
     @property
     def episodes(self) -> int:
@@ -141,7 +144,7 @@ class Schedule:
             labels = [{"algorithm": "rnd", "task": None, "learner_seed": seed} for seed in self._seeds()]
             return self._population(learner, replay, labels, updates=1)
 
-        return Job("rnd", folder, self._rounds(share), self._plain_tasks, [], make)
+        return Job("rnd", folder, self._rounds(share), self._plain_tasks, [], make, _NOISE_JOBS)
 
     def _td3_job(self, folder: str, share: float) -> Job:
         tasks = member_tasks(self.domain, self.tasks, self.members)
@@ -158,7 +161,8 @@ class Schedule:
             return self._population(learner, replay, labels, PLANS[self.domain.name].updates)
 
         environments = [task for task in tasks for _ in range(self.environments)]
-        return Job("td3", folder, self._rounds(share), environments, reward_tasks, make)
+        # RND's episodes would help too little for their number: they crowd out what TD3 itself finds.
+        return Job("td3", folder, self._rounds(share), environments, reward_tasks, make, _NOISE_JOBS)
 
     def _population(
         self, learner: Learner, replay: Replay, labels: list[dict[str, Any]], updates: int
