@@ -56,12 +56,16 @@ def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
       DataError: the file cannot be read without pickles, or ``make_episode`` refuses its contents.
     """
     try:
-        with np.load(file.path, allow_pickle=False) as arrays:
-            contents = {name: arrays[name] for name in arrays.files}
+        # NumPy leaves a file that it opened itself open when the archive is damaged.
+        with file.path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise DataError("it holds a bare array, expected an .npz archive")
+            contents = {name: loaded[name] for name in loaded.files}
+    except DataError:
+        raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"it is no readable .npz without pickles ({error})") from error
-    except AttributeError:  # np.load returned a bare array
-        raise DataError("it holds a bare array, expected an .npz archive") from None
     episode = make_episode(contents, domain)
     if len(episode) != file.length:
         raise DataError(f"its name says {file.length} transitions, it holds {len(episode)}")
