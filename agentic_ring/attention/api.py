@@ -94,7 +94,13 @@ def attention(
         query_chunk=query_chunk,
         key_chunk=key_chunk,
     )
-    return _attention(plan, q, k, v, query, key)
+    arrays = q, k, v, query, key
+    if placement.explicit:
+        # An array made outside the mesh has no sharding in its type; without one, its gradient has another mesh.
+        arrays = jax.tree.map(
+            lambda x: jax.reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, arrays
+        )
+    return _attention(plan, *arrays)
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,11 @@ def _attention(
     plan: _Plan, q: jax.Array, k: jax.Array, v: jax.Array, query: TokenLabels, key: TokenLabels
 ) -> jax.Array:
     """Under jit, so that the layers of a model share one trace and a call outside jit runs as one program."""
-    if plan.placement.explicit:
-        sharding = jax.typeof(q).sharding
-        sharding = PartitionSpec() if sharding.mesh.empty else sharding
-        return jax.sharding.auto_axes(functools.partial(_sharded, plan), out_sharding=sharding)(
-            q, k, v, query, key
-        )
-    return _sharded(plan, q, k, v, query, key)
+    if not plan.placement.explicit:
+        return _sharded(plan, q, k, v, query, key)
+    # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
+    sharded = functools.partial(_sharded, plan)
+    return jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(q).sharding)(q, k, v, query, key)
 
 
 def _sharded(

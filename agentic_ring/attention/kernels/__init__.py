@@ -37,8 +37,8 @@ def select_kernel(name: str, query_chunk: int | None = None, key_chunk: int | No
       UnknownNameError: no kernel bears the name.
       ArgumentError: a chunk size below 1, or for a kernel that has no chunks.
     """
-    if name not in KERNELS:
-        raise UnknownNameError("kernel", name, KERNELS)
+    if name != "auto" and name not in _KERNELS:
+        raise UnknownNameError("kernel", name, ("auto", *_KERNELS))
     chunks = {"query_chunk": query_chunk, "key_chunk": key_chunk}
     chunks = {argument: size for argument, size in chunks.items() if size is not None}
     for argument, size in chunks.items():

@@ -50,9 +50,9 @@ class Kernel(Protocol):
 
         Args:
           q, k, v, mask, scale: as in the forward.
-          output: attention over *all* keys, not over this hop's alone, [B, T, N, H].
-          logsumexp: over all keys, float32 [B, T, N]. With a hop's own output and logsumexp in
-            their place dq and dk come out wrong, while the forward stays right.
+          output: attention over *all* keys, [B, T, N, H]. With that over this hop's keys alone in
+            its place, dq and dk come out wrong while the forward and dv stay right.
+          logsumexp: over all keys, float32 [B, T, N].
           d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
         """
         ...
