@@ -1,0 +1,144 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.collectors.networks import apply_mlp
+from data_prep.collectors.noise import NoiseExplorer
+from data_prep.collectors.replay import Replay
+from data_prep.collectors.rnd import RNDLearner
+from data_prep.collectors.td3 import TD3Config, TD3Learner
+
+
+@given(
+    complete=st.integers(0, 3),
+    running=st.integers(1, 3),
+    steps=st.integers(0, 5),
+    horizon=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=100)
+def test_replay_draws_every_transition_and_no_other(complete, running, steps, horizon, seed):
+    """Each observation is its own name (episode, step), so a drawn transition can be looked up."""
+    decisions, discount = 6, 0.5
+    replay = Replay(complete + running, decisions, observation_dim=2, action_dim=1, rewards=2)
+    generator = np.random.default_rng(seed)
+    action = generator.normal(size=(complete + running, decisions, 1)).astype(np.float32)
+    reward = generator.normal(size=(complete + running, decisions, 2)).astype(np.float32)
+    names = np.stack(np.meshgrid(range(complete + running), range(decisions + 1), indexing="ij"), -1)
+    for episode in range(complete):
+        replay.add_episode(names[episode], action[episode], reward[episode])
+    live = slice(complete, complete + running)
+    replay.begin_round(names[live, 0])
+    for step in range(steps):
+        replay.add(action[live, step], reward[live, step], names[live, step + 1])
+
+    known = {
+        (episode, step)
+        for episode in range(complete + running)
+        for step in range((decisions if episode < complete else steps) - horizon + 1)
+    }
+    assert replay.size(horizon) == len(known)
+    if not known:
+        return
+    drawn = replay.sample(generator, (40, 50), horizon, discount)
+    seen = set()
+    for row in range(2000):
+        episode, step = drawn["observation"].reshape(-1, 2)[row].astype(int)
+        seen.add((episode, step))
+        np.testing.assert_array_equal(drawn["next_observation"].reshape(-1, 2)[row], [episode, step + horizon])
+        np.testing.assert_array_equal(drawn["action"].reshape(-1, 1)[row], action[episode, step])
+        summed = sum(discount**k * reward[episode, step + k] for k in range(horizon))
+        np.testing.assert_allclose(drawn["reward"].reshape(-1, 2)[row], summed, rtol=1e-5, atol=1e-6)
+    assert seen == known
+
+
+def bandit_batches(shape, generator, columns):
+    """One-decision problems: the reward of column k is highest where the action is ``goal[k]``."""
+    observation = generator.normal(size=(*shape, 3)).astype(np.float32)
+    action = generator.uniform(-1, 1, (*shape, 1)).astype(np.float32)
+    reward = -((action - np.array(columns)) ** 2)
+    return {
+        "observation": observation,
+        "action": action,
+        "reward": reward.astype(np.float32),
+        "next_observation": observation,
+    }
+
+
+def test_each_td3_member_learns_from_the_reward_of_its_own_task():
+    config = TD3Config(hidden=32, batch=64, discount=0.0, learning_rate=3e-4)
+    learner = TD3Learner(config, 3, 1, seeds=[0, 1, 2], reward_columns=[1, 0, 1])
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        learner.update(bandit_batches(learner.batch_shape(40), generator, [-0.5, 0.6]))
+    action = learner.act(generator.normal(size=(3, 50, 3)).astype(np.float32))
+    assert action.shape == (3, 50, 1)
+    np.testing.assert_allclose(action.mean((1, 2)), [0.6, -0.5, 0.6], atol=0.1)
+
+
+def test_td3_value_is_the_discounted_sum_of_rewards():
+    """A reward of 1 at every decision is worth 1 / (1 - discount) under any policy."""
+    config = TD3Config(hidden=32, batch=64, discount=0.8, horizon=1, target_rate=0.05)
+    learner = TD3Learner(config, 3, 1, seeds=[0], reward_columns=[0])
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        batches = bandit_batches(learner.batch_shape(40), generator, [0.0])
+        learner.update(batches | {"reward": np.ones_like(batches["reward"])})
+    inputs = generator.uniform(-1, 1, (20, 4)).astype(np.float32)
+    values = jax.vmap(jax.vmap(apply_mlp, (0, None)), (0, None))(learner.state.critics, jnp.array(inputs))
+    np.testing.assert_allclose(values, 5.0, rtol=0.05)
+
+
+def test_population_members_do_not_touch_each_other():
+    config = TD3Config(hidden=16, batch=8)
+    together = TD3Learner(config, 3, 1, seeds=[5, 6], reward_columns=[0, 0])
+    alone = TD3Learner(config, 3, 1, seeds=[6], reward_columns=[0])
+    batches = bandit_batches(together.batch_shape(8), np.random.default_rng(0), [0.3])
+    together.update(batches)
+    alone.update({name: array[:, :, 1:] for name, array in batches.items()})
+    for both, one in zip(jax.tree.leaves(together.state), jax.tree.leaves(alone.state), strict=True):
+        np.testing.assert_allclose(np.asarray(both)[1:], one, rtol=2e-4, atol=2e-5)
+
+
+def test_rnd_is_curious_about_what_it_has_not_seen():
+    """Most actions lead to one place, some to ever new ones: the policy comes to prefer the latter."""
+    config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
+    learner = RNDLearner(config, 3, 1, seeds=[0, 1])
+    generator = np.random.default_rng(0)
+    learner.begin_round(generator.normal(size=(1000, 3)).astype(np.float32))
+    for _ in range(60):
+        shape = learner.batch_shape(40)
+        observation = generator.normal(size=(*shape, 3)).astype(np.float32)
+        action = generator.uniform(-1, 1, (*shape, 1)).astype(np.float32)
+        elsewhere = 2 * generator.normal(size=observation.shape)
+        following = np.where(action > 0.3, elsewhere, 0).astype(np.float32)
+        nothing = np.zeros((*shape, 0), np.float32)
+        learner.update(
+            {"observation": observation, "action": action, "next_observation": following, "reward": nothing}
+        )
+    action = learner.act(generator.normal(size=(2, 50, 3)).astype(np.float32))
+    assert (action.mean((1, 2)) > 0.3).all()
+
+
+def test_rnd_refuses_returns_over_several_decisions():
+    with pytest.raises(ValueError, match="horizon is 3"):
+        RNDLearner(TD3Config(horizon=3), 3, 1, seeds=[0])
+
+
+@pytest.mark.parametrize("kind", ["random", "ou"])
+def test_noise_lies_in_the_action_range_and_follows_its_seed(kind):
+    def actions(seed):
+        explorer = NoiseExplorer(kind, environments=20, action_dim=2)
+        explorer.begin_round(np.random.default_rng(seed), np.zeros((20, 3)))
+        return np.stack([explorer.act(np.zeros((20, 3))) for _ in range(200)])
+
+    first = actions(0)
+    assert first.shape == (200, 20, 2)
+    assert np.abs(first).max() <= 1
+    np.testing.assert_array_equal(first, actions(0))
+    assert not np.array_equal(first, actions(1))
+    correlation = np.corrcoef(first[:-1].ravel(), first[1:].ravel())[0, 1]
+    assert correlation > 0.4 if kind == "ou" else abs(correlation) < 0.05
