@@ -44,9 +44,9 @@ class DomainPlan:
 # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
 # run and one that walks serve all three tasks.
 PLANS = {
-    "walker": DomainPlan(action_repeat=4, tasks=("run", "run", "walk"), episodes=480, updates=4),
-    "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=360, updates=4),
-    "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=480, updates=4),
+    "walker": DomainPlan(action_repeat=4, tasks=("run", "run", "walk"), episodes=400, updates=8),
+    "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=300, updates=8),
+    "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=320, updates=8),
 }
 
 
@@ -139,7 +139,7 @@ class Schedule:
 
     def _rnd_job(self, folder: str, share: float) -> Job:
         def make(replay: Replay) -> Explorer:
-            config = TD3Config(horizon=1, batch=128)
+            config = TD3Config(horizon=1)
             learner = RNDLearner(config, self.domain.observation_dim, self.domain.action_dim, self._seeds())
             labels = [{"algorithm": "rnd", "task": None, "learner_seed": seed} for seed in self._seeds()]
             return self._population(learner, replay, labels, updates=1)
@@ -153,7 +153,7 @@ class Schedule:
 
         def make(replay: Replay) -> Explorer:
             dims = self.domain.observation_dim, self.domain.action_dim
-            learner = TD3Learner(TD3Config(batch=128), *dims, self._seeds(), columns)
+            learner = TD3Learner(TD3Config(), *dims, self._seeds(), columns)
             labels = [
                 {"algorithm": "td3", "task": task.full_name, "learner_seed": seed}
                 for task, seed in zip(tasks, self._seeds(), strict=True)

@@ -69,14 +69,14 @@ def bandit_batches(shape, generator, columns):
 
 
 def test_each_td3_member_learns_from_the_reward_of_its_own_task():
-    config = TD3Config(hidden=32, batch=64, discount=0.0, learning_rate=3e-4)
+    config = TD3Config(hidden=64, batch=64, discount=0.0)
     learner = TD3Learner(config, 3, 1, seeds=[0, 1, 2], reward_columns=[1, 0, 1])
     generator = np.random.default_rng(0)
-    for _ in range(60):
-        learner.update(bandit_batches(learner.batch_shape(40), generator, [-0.5, 0.6]))
+    for _ in range(30):
+        learner.update(bandit_batches(learner.batch_shape(40), generator, [-0.5, 0.3]))
     action = learner.act(generator.normal(size=(3, 50, 3)).astype(np.float32))
     assert action.shape == (3, 50, 1)
-    np.testing.assert_allclose(action.mean((1, 2)), [0.6, -0.5, 0.6], atol=0.1)
+    np.testing.assert_allclose(action.mean((1, 2)), [0.3, -0.5, 0.3], atol=0.1)
 
 
 def test_td3_value_is_the_discounted_sum_of_rewards():
@@ -109,7 +109,7 @@ def test_rnd_is_curious_about_what_it_has_not_seen():
     learner = RNDLearner(config, 3, 1, seeds=[0, 1])
     generator = np.random.default_rng(0)
     learner.begin_round(generator.normal(size=(1000, 3)).astype(np.float32))
-    for _ in range(60):
+    for _ in range(30):
         shape = learner.batch_shape(40)
         observation = generator.normal(size=(*shape, 3)).astype(np.float32)
         action = generator.uniform(-1, 1, (*shape, 1)).astype(np.float32)
