@@ -2,6 +2,8 @@
 
     exorl/{domain}/{collector}/buffer/episode_{index:06d}_{length}.npz    as ExoRL publishes them
     ...                               {timestamp}_{index}_{length}.npz    as URLB writes them
+
+A damaged or foreign file gives a ``DataError`` that says what is wrong with it.
 """
 
 import re

@@ -3,6 +3,8 @@
     {root}/exorl/{domain}/{collector}/buffer/*.npz               ExoRL's own layout
     {root}/exorl/{domain}/mix_reward_free/buffer/*.npz           what `mix` explored without any reward
     {root}/store/{domain}-{collector}.h5
+
+Our own single explorers write to ``mini_{collector}``, so that nobody takes them for ExoRL's.
 """
 
 import os

@@ -99,7 +99,9 @@ def test_store_gives_back_what_was_written(contents, seed, tmp_path_factory):
 @settings(max_examples=20)
 def test_merging_keeps_every_episode_in_order(first, second, tmp_path_factory):
     folder = tmp_path_factory.mktemp("merge")
-    sets = [random_episodes([c[0] for c in contents], i, f"{i}-") for i, contents in enumerate((first, second))]
+    sets = [
+        random_episodes([c[0] for c in contents], i, f"{i}-") for i, contents in enumerate((first, second))
+    ]
     for i, episodes in enumerate(sets):
         write_store(folder / f"{i}.h5", DESCRIPTION, episodes)
     with TrajectoryStore.open(folder / "0.h5") as one, TrajectoryStore.open(folder / "1.h5") as other:
@@ -126,7 +128,7 @@ def test_any_flipped_bit_is_found(data, store_bytes, tmp_path_factory):
     damaged = bytearray(store_bytes)
     damaged[position] ^= 1 << bit
     path.write_bytes(damaged)
-    with pytest.raises(StoreError, match="store.h5"), TrajectoryStore.open(path) as store:
+    with pytest.raises(StoreError, match=r"store.h5"), TrajectoryStore.open(path) as store:
         store.verify()
 
 
@@ -140,7 +142,7 @@ def test_damaged_rows_name_the_array_and_the_episode(tmp_path):
     path.write_bytes(contents)
     with TrajectoryStore.open(path) as store:
         store.steps(1, 0, 20, "swingup")  # other arrays stay readable
-        with pytest.raises(StoreError, match="physics is damaged in the rows of episode"):
+        with pytest.raises(StoreError, match=r"physics is damaged in the rows of episode"):
             store.episode(1)
 
 
@@ -149,7 +151,7 @@ def test_truncated_store_is_refused_on_opening(data, store_bytes, tmp_path_facto
     kept = data.draw(st.integers(0, len(store_bytes) - 1))
     path = tmp_path_factory.mktemp("cut") / "store.h5"
     path.write_bytes(store_bytes[:kept])
-    with pytest.raises(StoreError, match="cut short|is no agentic_ring|damaged"):
+    with pytest.raises(StoreError, match=r"cut short|is no agentic_ring|damaged"):
         TrajectoryStore.open(path)
 
 
@@ -165,9 +167,9 @@ def test_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "store.h5"
     with h5py.File(path, "w") as file:
         file["x"] = [1, 2]
-    with pytest.raises(StoreError, match="is no agentic_ring"):
+    with pytest.raises(StoreError, match=r"is no agentic_ring"):
         TrajectoryStore.open(path)
-    with pytest.raises(StoreError, match="there is no store at .*data_prep.exorl"):
+    with pytest.raises(StoreError, match=r"there is no store at .*data_prep.exorl"):
         TrajectoryStore.open(tmp_path / "none.h5")
 
 
@@ -188,7 +190,7 @@ def test_array_of_other_length_is_named(tmp_path, store_bytes):
     with h5py.File(path, "r+") as file:
         file["action"].resize(7, axis=0)
     seal(path, STORE_FORMAT, STORE_VERSION)
-    with pytest.raises(StoreError, match="52 rows.*action"):
+    with pytest.raises(StoreError, match=r"52 rows.*action"):
         TrajectoryStore.open(path)
 
 
@@ -196,13 +198,13 @@ def test_ranges_and_names_outside_the_store_are_refused(tmp_path, store_bytes):
     path = tmp_path / "store.h5"
     path.write_bytes(store_bytes)
     with TrajectoryStore.open(path) as store:
-        with pytest.raises(ArgumentError, match="episode 2 is outside"):
+        with pytest.raises(ArgumentError, match=r"episode 2 is outside"):
             store.steps(2, 0, 1, "swingup")
         for start, stop in ((0, 31), (5, 5), (-1, 3), (6, 2)):
             with pytest.raises(ArgumentError, match=f"{start} to {stop} do not lie within the 30"):
                 store.steps(0, start, stop, "swingup")
         for read in (lambda: store.returns("run"), lambda: store.steps(0, 0, 1, "run")):
-            with pytest.raises(UnknownNameError, match="'run'.*swingup"):
+            with pytest.raises(UnknownNameError, match=r"'run'.*swingup"):
                 read()
 
 
@@ -223,13 +225,13 @@ def test_failed_write_leaves_the_old_store_and_nothing_else(tmp_path):
         yield from episodes
         raise RuntimeError("the source broke")
 
-    with pytest.raises(RuntimeError, match="the source broke"):
+    with pytest.raises(RuntimeError, match=r"the source broke"):
         write_store(path, DESCRIPTION, failing())
-    with pytest.raises(StoreError, match="two episodes come from e1"):
+    with pytest.raises(StoreError, match=r"two episodes come from e1"):
         write_store(path, DESCRIPTION, [*episodes, episodes[1]])
-    with pytest.raises(StoreError, match="no episode"):
+    with pytest.raises(StoreError, match=r"no episode"):
         write_store(path, DESCRIPTION, [])
-    with pytest.raises(StoreError, match="no reward of .'swingup_sparse'"):
+    with pytest.raises(StoreError, match=r"no reward of .'swingup_sparse'"):
         write_store(path, StoreDescription(DOMAIN, "mix", TASKS), [without_sparse(episodes[0])])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -265,7 +267,10 @@ def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
             print("refused", error.filename)
     """
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(script), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.stdout.startswith(f"refused {tmp_path}"), result.stderr
     assert path.read_bytes() == before

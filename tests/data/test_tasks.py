@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import DOMAINS, domain_named, flatten_observation, load_environment, parse_task, task_named
+from agentic_ring.data.tasks import (
+    DOMAINS,
+    domain_named,
+    flatten_observation,
+    load_environment,
+    parse_task,
+    task_named,
+)
 from agentic_ring.errors import UnknownNameError
 
 ALL_TASKS = [task_named(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
@@ -43,11 +50,11 @@ def test_full_name_is_parsed_back(task):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(UnknownNameError, match="'walker_fly'.*walker_run"):
+    with pytest.raises(UnknownNameError, match=r"'walker_fly'.*walker_run"):
         parse_task("walker_fly")
-    with pytest.raises(UnknownNameError, match="'humanoid'.*cheetah"):
+    with pytest.raises(UnknownNameError, match=r"'humanoid'.*cheetah"):
         domain_named("humanoid")
-    with pytest.raises(UnknownNameError, match="task of cheetah 'stand'.*run"):
+    with pytest.raises(UnknownNameError, match=r"task of cheetah 'stand'.*run"):
         task_named(DOMAINS["cheetah"], "stand")
 
 

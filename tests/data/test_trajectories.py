@@ -47,9 +47,15 @@ BAD = {
     "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32, expected float64"),
     "integer": (replaced("reward", lambda a: a.astype(np.int64)), "reward is int64, expected float32"),
     "rank": (replaced("reward", lambda a: a[:, 0]), r"reward has shape \(7,\), expected \(7, 1\)"),
-    "scalar": (replaced("observation", lambda a: np.float32(1)), r"observation has shape \(\), expected \(0, 5\)"),
+    "scalar": (
+        replaced("observation", lambda a: np.float32(1)),
+        r"observation has shape \(\), expected \(0, 5\)",
+    ),
     "shorter": (replaced("action", lambda a: a[1:]), r"action has shape \(6, 1\), expected \(7, 1\)"),
-    "other domain": (replaced("physics", lambda a: np.zeros((7, 18))), r"physics has shape \(7, 18\).*cartpole"),
+    "other domain": (
+        replaced("physics", lambda a: np.zeros((7, 18))),
+        r"physics has shape \(7, 18\).*cartpole",
+    ),
     "nan observation": (not_finite("observation"), "observation is not finite in row 3 of 7"),
     "nan physics": (not_finite("physics"), "physics is not finite in row 3 of 7"),
     "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),
@@ -59,7 +65,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("damage, message", BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arrays_are_named(damage, message):
     contents = arrays(6)
     damage(contents)
@@ -67,7 +73,9 @@ def test_bad_arrays_are_named(damage, message):
         make_episode(contents, DOMAIN)
 
 
-@given(repeat=st.integers(1, 12), decisions=st.integers(2, 30), cut=st.integers(0, 11), seed=st.integers(0, 99))
+@given(
+    repeat=st.integers(1, 12), decisions=st.integers(2, 30), cut=st.integers(0, 11), seed=st.integers(0, 99)
+)
 def test_action_repeat_is_found_whatever_the_length(repeat, decisions, cut, seed):
     actions = np.random.default_rng(seed).uniform(-1, 1, (decisions, 2))
     held = np.repeat(actions, repeat, axis=0)
@@ -86,11 +94,11 @@ def test_constant_action_says_nothing_of_its_repeat():
 def test_trajectory_refuses_what_is_none():
     observation, action, reward = np.zeros((3, 5)), np.zeros((3, 1)), np.zeros(3)
     assert len(Trajectory(observation, action, reward)) == 3
-    with pytest.raises(DataError, match="reward"):
+    with pytest.raises(DataError, match=r"reward"):
         Trajectory(observation, action, reward[:, None])
-    with pytest.raises(DataError, match="not"):
+    with pytest.raises(DataError, match=r"not"):
         Trajectory(observation, action[:2], reward)
-    with pytest.raises(DataError, match="at least one"):
+    with pytest.raises(DataError, match=r"at least one"):
         Trajectory(observation[:0], action[:0], reward[:0])
-    with pytest.raises(DataError, match="action is not finite in row 1"):
+    with pytest.raises(DataError, match=r"action is not finite in row 1"):
         Trajectory(observation, np.array([[0], [np.nan], [0]]), reward)

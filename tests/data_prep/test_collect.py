@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
+from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, UnknownNameError
 from data_prep.collect import CollectConfig, collect
 from data_prep.episode_files import episode_file, read_episode
 from data_prep.exorl import ConvertConfig, convert
 from data_prep.folders import collector_folder
 from data_prep.relabel import Relabeller
-from agentic_ring.data.tasks import DOMAINS
 
 SMALL = {"domain": "cartpole", "members": 2, "environments": 1, "seed": 3}
 
@@ -101,7 +101,7 @@ def test_complete_collection_is_left_alone(mixed):
 
 def test_other_settings_do_not_mix_with_what_is_there(mixed):
     root, _ = mixed
-    with pytest.raises(ConfigError, match="collected with .'seed': 3.*'seed': 4"):
+    with pytest.raises(ConfigError, match=r"collected with .'seed': 3.*'seed': 4"):
         collect(CollectConfig(**SMALL | {"seed": 4}, episodes=24, output=root))
 
 
@@ -109,7 +109,7 @@ def test_episodes_from_elsewhere_are_not_touched(tmp_path):
     buffer = collector_folder(tmp_path, "cartpole", "mini_ou") / "buffer"
     buffer.mkdir(parents=True)
     (buffer / "episode_000000_1000.npz").write_bytes(b"precious")
-    with pytest.raises(ConfigError, match="episodes from elsewhere"):
+    with pytest.raises(ConfigError, match=r"episodes from elsewhere"):
         collect(CollectConfig(**SMALL, collector="ou", episodes=2, output=tmp_path))
     assert (buffer / "episode_000000_1000.npz").read_bytes() == b"precious"
 
@@ -119,7 +119,8 @@ def test_every_domain_is_explored_by_noise(domain, tmp_path):
     summary = collect(CollectConfig(domain, "random", episodes=2, members=2, environments=1, output=tmp_path))
     assert summary.episodes == 2
     first, second = (
-        read_episode(episode_file(file), DOMAINS[domain]) for file in sorted(summary.folders[0].glob("buffer/*"))
+        read_episode(episode_file(file), DOMAINS[domain])
+        for file in sorted(summary.folders[0].glob("buffer/*"))
     )
     assert first.action_repeat == 4
     assert not np.array_equal(first.physics[0], second.physics[0])
@@ -127,11 +128,11 @@ def test_every_domain_is_explored_by_noise(domain, tmp_path):
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(UnknownNameError, match="'jaco'.*walker"):
+    with pytest.raises(UnknownNameError, match=r"'jaco'.*walker"):
         CollectConfig(domain="jaco")
-    with pytest.raises(ConfigError, match="episodes is 0"):
+    with pytest.raises(ConfigError, match=r"episodes is 0"):
         CollectConfig(episodes=0)
-    with pytest.raises(UnknownNameError, match="task of walker 'fly'"):
+    with pytest.raises(UnknownNameError, match=r"task of walker 'fly'"):
         collect(CollectConfig(tasks=("fly",)))
 
 
@@ -174,7 +175,11 @@ def test_full_disk_leaves_no_half_episode(tmp_path):
     )
     flags = ["--domain", "cartpole", "--collector", "random", "--episodes", "1", "--output", str(tmp_path)]
     result = subprocess.run(
-        [sys.executable, "-c", script, *flags], capture_output=True, text=True, timeout=120, env=dict(os.environ)
+        [sys.executable, "-c", script, *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=dict(os.environ),
     )
     assert result.returncode != 0
     assert "File too large" in result.stderr

@@ -48,7 +48,9 @@ def test_replay_draws_every_transition_and_no_other(complete, running, steps, ho
     for row in range(2000):
         episode, step = drawn["observation"].reshape(-1, 2)[row].astype(int)
         seen.add((episode, step))
-        np.testing.assert_array_equal(drawn["next_observation"].reshape(-1, 2)[row], [episode, step + horizon])
+        np.testing.assert_array_equal(
+            drawn["next_observation"].reshape(-1, 2)[row], [episode, step + horizon]
+        )
         np.testing.assert_array_equal(drawn["action"].reshape(-1, 1)[row], action[episode, step])
         summed = sum(discount**k * reward[episode, step + k] for k in range(horizon))
         np.testing.assert_allclose(drawn["reward"].reshape(-1, 2)[row], summed, rtol=1e-5, atol=1e-6)
@@ -124,7 +126,7 @@ def test_rnd_is_curious_about_what_it_has_not_seen():
 
 
 def test_rnd_refuses_returns_over_several_decisions():
-    with pytest.raises(ValueError, match="horizon is 3"):
+    with pytest.raises(ValueError, match=r"horizon is 3"):
         RNDLearner(TD3Config(horizon=3), 3, 1, seeds=[0])
 
 

@@ -35,7 +35,9 @@ def explored():
 def cut(episode, start, length):
     """A stretch of a real episode as an episode of its own; its physics fit its observations."""
     rows = slice(start, start + length + 1)
-    arrays = {name: array[rows].copy() for name, array in vars(episode).items() if isinstance(array, np.ndarray)}
+    arrays = {
+        name: array[rows].copy() for name, array in vars(episode).items() if isinstance(array, np.ndarray)
+    }
     arrays["action"][0] = 0
     arrays["reward"][0] = 0
     return Episode(**arrays)
@@ -154,7 +156,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("damage, reason", BAD_FILES.values(), ids=BAD_FILES.keys())
+@pytest.mark.parametrize(("damage", "reason"), BAD_FILES.values(), ids=BAD_FILES.keys())
 def test_bad_file_is_left_out_and_listed(tmp_path, explored, damage, reason):
     fill(tmp_path, explored, [30, 30, 30])
     damage(buffer_of(tmp_path) / "episode_000001_30.npz")
@@ -192,13 +194,15 @@ def test_command_line_lists_bad_files_and_fails(tmp_path, explored):
 def test_without_any_valid_file_nothing_is_written(tmp_path, explored):
     fill(tmp_path, explored, [30])
     truncate(buffer_of(tmp_path) / "episode_000000_30.npz")
-    with pytest.raises(DataError, match="none of the 1 files in .*no readable"):
+    with pytest.raises(DataError, match=r"none of the 1 files in .*no readable"):
         convert(config(tmp_path))
     assert not store_path(tmp_path, "cartpole", "rnd").exists()
 
 
 def test_without_data_it_says_where_to_get_them(tmp_path):
-    with pytest.raises(DataError, match=r"(?s)rnd.buffer.*dl\.fbaipublicfiles\.com/exorl/cartpole/rnd\.zip.*collect"):
+    with pytest.raises(
+        DataError, match=r"(?s)rnd.buffer.*dl\.fbaipublicfiles\.com/exorl/cartpole/rnd\.zip.*collect"
+    ):
         convert(config(tmp_path))
 
 
@@ -215,13 +219,13 @@ def test_old_store_that_is_damaged_stops_the_conversion(tmp_path, explored):
     damaged = bytearray(store.read_bytes())
     damaged[-3000] ^= 1
     store.write_bytes(damaged)
-    with pytest.raises(StoreError, match="cartpole-rnd.h5"):
+    with pytest.raises(StoreError, match=r"cartpole-rnd.h5"):
         convert(config(tmp_path))
     assert store.read_bytes() == damaged
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ConfigError, match="max_episodes is 0"):
+    with pytest.raises(ConfigError, match=r"max_episodes is 0"):
         ConvertConfig(max_episodes=0)
 
 
@@ -253,7 +257,9 @@ def test_any_set_of_episodes_arrives_once(explored, tmp_path_factory, lengths, p
 
 
 def command(root, *flags):
-    return subprocess.run(arguments(*flags), env=environment(root), capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        arguments(*flags), env=environment(root), capture_output=True, text=True, timeout=120
+    )
 
 
 def arguments(*flags):

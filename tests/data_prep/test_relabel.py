@@ -61,8 +61,10 @@ def test_exorl_compatibility_forgets_the_control(explored):
 def test_physics_of_another_model_is_noticed(explored):
     domain, episodes = explored
     episode = episodes[0]
-    shifted = Episode(episode.observation, episode.action, episode.reward, episode.discount, episode.physics[::-1])
-    with pytest.raises(DataError, match="physics and observation disagree in row 0"):
+    shifted = Episode(
+        episode.observation, episode.action, episode.reward, episode.discount, episode.physics[::-1]
+    )
+    with pytest.raises(DataError, match=r"physics and observation disagree in row 0"):
         Relabeller(domain, domain.tasks).check_physics(shifted)
 
 
@@ -110,7 +112,8 @@ def test_relabelling_a_store_keeps_all_but_the_rewards(explored, tmp_path):
     path = tmp_path / "store.h5"
     wrong = {domain.tasks[0]: np.full(1001, 0.5, np.float32)}
     stored = [
-        StoredEpisode(episode, wrong, "rnd", episode.action_repeat, f"e{i}") for i, episode in enumerate(episodes)
+        StoredEpisode(episode, wrong, "rnd", episode.action_repeat, f"e{i}")
+        for i, episode in enumerate(episodes)
     ]
     write_store(path, StoreDescription(domain, "rnd", (domain.tasks[0],)), stored)
     assert relabel(RelabelConfig(path)) > 0
@@ -126,5 +129,5 @@ def test_relabelling_a_store_keeps_all_but_the_rewards(explored, tmp_path):
 
 
 def test_unknown_task_is_named():
-    with pytest.raises(UnknownNameError, match="task of cheetah 'walk'"):
+    with pytest.raises(UnknownNameError, match=r"task of cheetah 'walk'"):
         Relabeller(DOMAINS["cheetah"], ["walk"])

@@ -5,7 +5,9 @@ from agentic_ring.data.tasks import flatten_observation, load_environment, parse
 from data_prep.vector_environments import VectorEnvironments
 
 
-@pytest.mark.parametrize("name, action_repeat", [("walker_run", 4), ("cheetah_run", 3), ("cartpole_swingup", 8)])
+@pytest.mark.parametrize(
+    ("name", "action_repeat"), [("walker_run", 4), ("cheetah_run", 3), ("cartpole_swingup", 8)]
+)
 def test_episodes_are_those_of_dm_control_without_action_repeat(name, action_repeat):
     task = parse_task(name)
     environments = VectorEnvironments(task.domain, [task, task], [task], action_repeat)
@@ -28,7 +30,9 @@ def test_episodes_are_those_of_dm_control_without_action_repeat(name, action_rep
                 time_step = environment.step(action)
                 np.testing.assert_array_equal(episode.action[row], action)
                 assert episode.reward[row, 0] == np.float32(time_step.reward)
-            np.testing.assert_array_equal(episode.observation[row], flatten_observation(time_step.observation))
+            np.testing.assert_array_equal(
+                episode.observation[row], flatten_observation(time_step.observation)
+            )
             np.testing.assert_array_equal(episode.physics[row], environment.physics.get_state())
         assert time_step.last()
         assert episode.action[0].tolist() == [0] * task.domain.action_dim
