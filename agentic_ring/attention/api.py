@@ -171,9 +171,7 @@ def _on_device(
     """What one device does: balance the ring, attend, undo the balance."""
     axis = plan.placement.sequence
     if axis is not None:
-        q, k, v, query, key = jax.tree.map(
-            lambda x: to_layout(x, plan.layout, axis), (q, k, v, query, key)
-        )
+        q, k, v, query, key = jax.tree.map(lambda x: to_layout(x, plan.layout, axis), (q, k, v, query, key))
     positions = query.positions, key.positions
     if query.positions is None:
         positions = _default_positions(plan, lengths, has_segments=query.segment_ids is not None)

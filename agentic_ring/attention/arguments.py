@@ -102,7 +102,8 @@ def hop_mask(
     query_segments, key_segments = pair_of_labels("segment_ids", segment_ids, q, k)
     if query_positions is None and mask.causal:
         query_positions, key_positions = (
-            start + jnp.arange(x.shape[1], dtype=jnp.int32)[None] for start, x in zip(first, (q, k), strict=True)
+            start + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+            for start, x in zip(first, (q, k), strict=True)
         )
     return HopMask(
         mask, TokenLabels(query_positions, query_segments), TokenLabels(key_positions, key_segments)

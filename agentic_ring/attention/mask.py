@@ -87,9 +87,7 @@ class TokenLabels:
         return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids))
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec"])
 @dataclass(frozen=True)
 class HopMask:
     """The mask of one block of queries against one block of keys; what a kernel is given.

@@ -74,7 +74,8 @@ def place(
     mesh = _usable_mesh(mesh)
     sizes = {} if mesh is None else {axis: size for axis, size in mesh.shape.items() if size > 1}
     batch, sequence, heads = (
-        tuple(axis for axis in axes if axis in sizes) for axes in (_RULES.batch, _RULES.sequence, _RULES.heads)
+        tuple(axis for axis in axes if axis in sizes)
+        for axes in (_RULES.batch, _RULES.sequence, _RULES.heads)
     )
     if ring and (mesh is None or not set(_RULES.sequence) <= set(mesh.axis_names)):
         raise MeshError(
@@ -103,7 +104,9 @@ def _usable_mesh(mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh | None
         raise ArgumentError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh")
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     if not ambient.empty and abstract != ambient:
-        raise MeshError(f"mesh is {abstract} but jax.set_mesh has set {ambient}; leave mesh out or use one mesh")
+        raise MeshError(
+            f"mesh is {abstract} but jax.set_mesh has set {ambient}; leave mesh out or use one mesh"
+        )
     if ambient.empty and AxisType.Explicit in mesh.axis_types:
         raise MeshError("mesh has explicit axes, which work only inside jax.set_mesh(mesh); call it first")
     return mesh if ambient.empty else ambient

@@ -162,9 +162,7 @@ def _forward(
         following = ring.permute(block)
         return (merge(state, attend(block)), following), None
 
-    nothing = SoftmaxState(
-        jnp.zeros_like(q, jnp.float32), jnp.full_like(q[..., 0], -jnp.inf, jnp.float32)
-    )
+    nothing = SoftmaxState(jnp.zeros_like(q, jnp.float32), jnp.full_like(q[..., 0], -jnp.inf, jnp.float32))
     (state, block), _ = jax.lax.scan(hop, (nothing, block), length=ring.size - 1)
     return merge(state, attend(block))
 
@@ -183,9 +181,7 @@ def _backward(
     def differentiate(block: tuple[jax.Array, TokenLabels]) -> tuple[jax.Array, jax.Array]:
         (k, v), key = block
         mask = HopMask(ring.mask, query, key)
-        dq, dk, dv = ring.kernel.backward(
-            q, k, v, output, logsumexp, d_output, mask, scale=ring.scale
-        )
+        dq, dk, dv = ring.kernel.backward(q, k, v, output, logsumexp, d_output, mask, scale=ring.scale)
         return dq, jnp.stack((dk, dv))
 
     def hop(carry: tuple, _: None) -> tuple[tuple, None]:

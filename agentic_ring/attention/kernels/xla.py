@@ -123,9 +123,7 @@ class _RunningSoftmax(NamedTuple):
         return SoftmaxState(output, jnp.where(empty, -jnp.inf, self.largest + jnp.log(self.total)))
 
 
-def _where_reachable(
-    reachable: jax.Array | None, step: Callable[[State], State], state: State
-) -> State:
+def _where_reachable(reachable: jax.Array | None, step: Callable[[State], State], state: State) -> State:
     """The state after ``step``, or the state itself at no cost; None is known to be reachable."""
     return step(state) if reachable is None else jax.lax.cond(reachable, step, lambda state: state, state)
 

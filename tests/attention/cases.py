@@ -1,0 +1,164 @@
+"""The table of attention cases, their float64 truth, and what counts as equal to it."""
+
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentic_ring.attention import MaskSpec, attention, reference_attention
+from agentic_ring.mesh import MeshShape, make_mesh
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of the choices of ``FACTORS``; see there."""
+
+    ring: int
+    mask: str
+    heads: tuple[int, int]
+    layout: str
+    length: int
+    chunks: tuple[int, int] | None
+    kernel: str
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        parts = (getattr(self, field.name) for field in fields(self))
+        return "-".join("x".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
+
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "ring": (1, 2, 4, 8),
+    "mask": (
+        "causal",
+        "bidirectional",
+        "causal segments",  # packed sequences, the last tokens padding
+        "bidirectional segments",
+        "causal positions",  # a permutation, the last tokens padding
+        "bidirectional positions",  # only says which tokens are padding
+    ),
+    "heads": ((4, 4), (4, 2), (4, 1)),  # multi-head, grouped-query, multi-query
+    "layout": ("contiguous", "striped", "zigzag"),
+    "length": (64, 53),  # 53 divides over nothing
+    "chunks": (None, (3, 5)),  # 3 and 5 divide no block
+    "kernel": ("xla", "vanilla"),
+}
+BATCH, HEAD_DIM = 2, 8
+
+
+def cases(factors: dict[str, tuple[Any, ...]]) -> list[Case]:
+    """The full product. ``vanilla`` has no chunks."""
+    product = (
+        Case(**dict(zip(factors, values, strict=True))) for values in itertools.product(*factors.values())
+    )
+    return [case for case in product if case.kernel == "xla" or case.chunks is None]
+
+
+def pairwise(cases: list[Case]) -> list[Case]:
+    """Some of ``cases``, so that every pair of values of two factors that occurs in them occurs in these."""
+
+    def pairs(case: Case) -> set:
+        return set(itertools.combinations(((f.name, getattr(case, f.name)) for f in fields(case)), 2))
+
+    cases = random.Random(0).sample(cases, len(cases))  # ties go to a different combination each time
+    open_pairs = set().union(*map(pairs, cases))
+    chosen = []
+    while open_pairs:
+        chosen.append(max(cases, key=lambda case: len(pairs(case) & open_pairs)))
+        open_pairs -= pairs(chosen[-1])
+    return chosen
+
+
+class Result(NamedTuple):
+    """Attention and the gradients of its inner product with a fixed random array."""
+
+    output: Any
+    dq: Any
+    dk: Any
+    dv: Any
+
+
+class Problem(NamedTuple):
+    """The arrays of a case; q, k, v and d_output in its dtype."""
+
+    arrays: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+    mask: MaskSpec
+    labels: dict[str, jax.Array]
+    empty_rows: np.ndarray  # bool [B, T]: padding, attends to nothing and is attended by nothing
+
+
+@cache
+def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Problem:
+    """Random arrays and labels; the same for every ring, layout and kernel."""
+    generator = np.random.default_rng(length * heads[1])
+    shapes = [(BATCH, length, n, HEAD_DIM) for n in (heads[0], heads[1], heads[1], heads[0])]
+    q, k, v, d_output = (jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes)
+    padding = np.arange(length) >= length - np.array([[5], [0]])
+    labels = {}
+    if "segments" in mask:
+        segments = np.sort(generator.integers(0, 4, (BATCH, length)), axis=1)
+        labels["segment_ids"] = jnp.asarray(np.where(padding, -1, segments))
+    if "positions" in mask:
+        positions = np.stack([generator.permutation(length) for _ in range(BATCH)])
+        labels["positions"] = jnp.asarray(np.where(padding, -1, positions))
+    empty_rows = padding if labels else np.zeros_like(padding)
+    return Problem((q, k, v, d_output), MaskSpec(causal=mask.startswith("causal")), labels, empty_rows)
+
+
+@cache
+def truth(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Result:
+    """The oracle in float64, on the values that the arrays have in their dtype."""
+    arrays, spec, labels, _ = problem(mask, heads, length, dtype)
+    with jax.enable_x64(True):
+        q, k, v, d_output = (jnp.asarray(np.asarray(x, np.float64)) for x in arrays)
+        output, vjp = jax.vjp(lambda q, k, v: reference_attention(q, k, v, mask=spec, **labels), q, k, v)
+        return Result(*(np.asarray(x) for x in (output, *vjp(d_output))))
+
+
+def compute(case: Case, **changes: Any) -> Result:
+    """``attention`` and its gradients on the ring of the case."""
+    arrays, spec, labels, _ = problem(case.mask, case.heads, case.length, case.dtype)
+    chunks = dict(zip(("query_chunk", "key_chunk"), case.chunks or (None, None), strict=True))
+    options = {"strategy": "ring", "layout": case.layout, "kernel": case.kernel, **chunks, **changes}
+    mesh = make_mesh(MeshShape(ring=case.ring), devices=jax.devices()[: case.ring])
+
+    @jax.jit
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> Result:
+        output, vjp = jax.vjp(
+            lambda q, k, v: attention(q, k, v, mesh=mesh, mask=spec, **labels, **options), q, k, v
+        )
+        return Result(output, *vjp(d_output))
+
+    return Result(*(np.asarray(x, np.float64) for x in run(*arrays)))
+
+
+def case_truth(case: Case) -> Result:
+    """The oracle's result for the case."""
+    return truth(case.mask, case.heads, case.length, case.dtype)
+
+
+def relative_errors(result: Result, expected: Result) -> dict[str, float]:
+    """Largest difference over the largest expected value, by array."""
+    return {
+        name: float(np.abs(got - want).max() / np.abs(want).max())
+        for name, got, want in zip(Result._fields, result, expected, strict=True)
+    }
+
+
+def rms_errors(result: Result, expected: Result) -> dict[str, float]:
+    """Root mean square of the difference over that of the expected values, by array."""
+    return {
+        name: float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
+        for name, got, want in zip(Result._fields, result, expected, strict=True)
+    }
+
+
+def names(cases: Iterable[Case]) -> list[str]:
+    """Test ids."""
+    return [str(case).replace(" ", "_") for case in cases]

@@ -1,0 +1,60 @@
+"""Reading a compiled program: how often it permutes, and under what."""
+
+import re
+from typing import NamedTuple
+
+import jax
+
+_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+class Permutes(NamedTuple):
+    """Executions of collective-permute in one run of a program."""
+
+    floats: int
+    integers: int
+    conditional: int  # instructions, of either kind, that stand inside a conditional
+
+
+def permutes(compiled: jax.stages.Compiled) -> Permutes:
+    """Counts permutes by walking the computations of the program, loops times their trip count."""
+    text = compiled.as_text()
+    bodies, name = {}, ""
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            name = header[1]
+            bodies[name] = []
+        elif name:
+            bodies[name].append(line)
+    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
+    assert entry, "the program has no entry"
+
+    def walk(name: str, times: int, conditional: bool) -> Permutes:
+        total = Permutes(0, 0, 0)
+        for line in bodies[name]:
+            found = Permutes(0, 0, 0)
+            if " collective-permute(" in line or " collective-permute-start(" in line:
+                is_float = re.search(r"= \(?(f32|bf16)\[", line) is not None
+                found = Permutes(times * is_float, times * (not is_float), int(conditional))
+            elif " while(" in line:
+                trips = _TRIPS.search(line)
+                body = re.search(r"body=%?([\w.\-]+)", line)
+                assert trips and body, f"a loop of unknown length: {line}"
+                found = walk(body[1], times * int(trips[1]), conditional)
+            elif " conditional(" in line:
+                branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+                pair = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
+                for branch in re.findall(r"[\w.\-]+", branches[1]) if branches else pair:
+                    found = add(found, walk(branch, times, True))
+            elif call := re.search(r" call\(.*to_apply=%?([\w.\-]+)", line):
+                found = walk(call[1], times, conditional)
+            total = add(total, found)
+        return total
+
+    return walk(entry[1], 1, False)
+
+
+def add(a: Permutes, b: Permutes) -> Permutes:
+    """Sum by field."""
+    return Permutes(*(x + y for x, y in zip(a, b, strict=True)))

@@ -1,0 +1,201 @@
+"""One call on any mesh: where it runs, how it is sharded, and that its caller sees neither."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from agentic_ring.attention import LAYOUTS, MaskSpec, attention, order, reference_attention, ring_attention
+from agentic_ring.mesh import MeshShape, make_mesh
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def arrays() -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (4, 48, 4, 8), (4, 48, 2, 8), (4, 48, 2, 8)
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def loss_and_gradients(function, arrays):
+    """Of a loss that weighs every output differently."""
+
+    def loss(arrays):
+        output = function(*arrays)
+        return (output * jnp.cos(jnp.arange(output.size).reshape(output.shape))).sum()
+
+    return jax.jit(jax.value_and_grad(loss))(arrays)
+
+
+def assert_equal(function, arrays, **options):
+    got = loss_and_gradients(function, arrays)
+    want = loss_and_gradients(lambda q, k, v: reference_attention(q, k, v, **options), arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), got, want)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        MeshShape(data=8),
+        MeshShape(data=2, fsdp=2, ring=2),
+        MeshShape(fsdp=2, ring=2, tensor=2),
+        MeshShape(ring=8),
+    ],
+    ids=str,
+)
+def test_the_mesh_does_not_change_the_result(arrays, shape):
+    if shape.data == 8:
+        arrays = [jnp.concatenate([x, x]) for x in arrays]
+    mesh = make_mesh(shape)
+    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh), arrays)
+
+
+def test_one_device_needs_no_mesh(arrays):
+    assert_equal(attention, arrays)
+
+
+def test_local_strategy_leaves_the_sequence_whole(arrays):
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    compiled = (
+        jax.jit(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy="local")).lower(*arrays).compile()
+    )
+    assert "collective-permute" not in compiled.as_text()
+    np.testing.assert_allclose(compiled(*arrays), reference_attention(*arrays), **TOLERANCE)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_ambient_mesh(arrays, axis_type):
+    """Of either kind, in jit and outside; the output has q's sharding in its type where types have one."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "ring", "tensor"), axis_types=(axis_type,) * 3)
+    sharding = jax.NamedSharding(mesh, jax.P("data", "ring", "tensor"))
+    want = reference_attention(*arrays)
+    with jax.set_mesh(mesh):
+        sharded = [jax.device_put(x, sharding) for x in arrays]
+        for function in (attention, jax.jit(attention)):
+            output = function(*sharded)
+            assert jax.typeof(output) == jax.typeof(sharded[0])
+            np.testing.assert_allclose(output, want, **TOLERANCE)
+        q, k, v = jax.jit(jax.grad(lambda a: (attention(*a) ** 2).sum()))(sharded)
+        assert jax.typeof(q) == jax.typeof(sharded[0]) and jax.typeof(k) == jax.typeof(v)
+        np.testing.assert_allclose(attention(*arrays), want, **TOLERANCE)
+
+
+def test_many_query_heads_share_one_key_head_over_tensor(arrays):
+    """Each device keeps the one key head; its gradient is summed over the devices."""
+    q, k, v = arrays
+    mesh = make_mesh(MeshShape(ring=2, tensor=4))
+    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh), [q, k[:, :, :1], v[:, :, :1]])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_caller_who_permutes_passes_positions(arrays, layout):
+    """As a model does once at its input: nothing is moved but keys and values round the ring."""
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    permutation = order(layout, 48, 4)
+    q, k, v = (
+        jax.device_put(x[:, permutation], jax.NamedSharding(mesh, jax.P("data", "ring"))) for x in arrays
+    )
+    positions = jax.device_put(jnp.asarray(permutation)[None], jax.NamedSharding(mesh, jax.P(None, "ring")))
+    run = (
+        jax.jit(lambda q, k, v, p: attention(q, k, v, mesh=mesh, positions=p))
+        .lower(q, k, v, positions)
+        .compile()
+    )
+    text = run.as_text()
+    assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" not in text
+    want = reference_attention(*arrays)[:, permutation]
+    np.testing.assert_allclose(run(q, k, v, positions), want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ring"])
+def test_more_keys_than_queries(arrays, strategy):
+    """A query stands where its position says; by default both sides count from 0."""
+    q, (_, k, v) = arrays[0][:, :7], arrays
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    pair = (41 + jnp.arange(7)[None], jnp.arange(48)[None])
+    for positions in (None, pair):
+        assert_equal(
+            lambda q, k, v: attention(q, k, v, mesh=mesh, positions=positions, strategy=strategy),
+            [q, k, v],
+            positions=positions,
+        )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_ring_attention_within_shard_map(arrays, check_vma):
+    """With keys that are the same on every device of the data axis, their gradient is still whole."""
+    q, k, v = arrays
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    keys_spec = jax.P(None, "ring") if check_vma else jax.P("data", "ring")
+    k, v = (x[:2] if check_vma else x for x in (k, v))
+    run = jax.shard_map(
+        lambda q, k, v: ring_attention(q, k, v, axis_name="ring", mask=MaskSpec()),
+        mesh=mesh,
+        in_specs=(jax.P("data", "ring"), keys_spec, keys_spec),
+        out_specs=jax.P("data", "ring"),
+        check_vma=check_vma,
+    )
+    got = loss_and_gradients(run, (q, k, v))
+    repeated = 2 if check_vma else 1
+    want = loss_and_gradients(
+        lambda q, k, v: reference_attention(q, *(jnp.tile(x, (repeated, 1, 1, 1)) for x in (k, v))), (q, k, v)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), got, want)
+
+
+def test_works_in_rematerialised_scanned_layers(arrays):
+    """Under jit, grad, scan and checkpoint at once, as in a model."""
+    q, k, v = arrays
+    mesh = make_mesh(MeshShape(ring=8))
+
+    def layers(attend):
+        def run(q, k, v):
+            layer = jax.checkpoint(lambda x, _: (x + attend(x, k, v), None))
+            return jax.lax.scan(layer, q, length=3)[0]
+
+        return run
+
+    got = loss_and_gradients(layers(lambda q, k, v: attention(q, k, v, mesh=mesh)), (q, k, v))
+    want = loss_and_gradients(layers(reference_attention), (q, k, v))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+
+@settings(max_examples=5)
+@given(
+    seed=st.integers(0, 2**31),
+    ring=st.sampled_from([1, 2, 4, 8]),
+    tokens=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    head_dim=st.integers(1, 9),
+    chunks=st.tuples(st.integers(1, 48), st.integers(1, 48)),
+    causal=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_any_shape_and_mask(seed, ring, tokens, heads, head_dim, chunks, causal, layout):
+    random = np.random.default_rng(seed)
+    (queries, keys), (groups, key_heads) = tokens, heads
+    q = jnp.asarray(random.normal(size=(2, queries, groups * key_heads, head_dim)), jnp.float32)
+    k, v = jnp.asarray(random.normal(size=(2, 2, keys, key_heads, head_dim)), jnp.float32)
+    positions = tuple(jnp.asarray(random.integers(-3, 40, (2, count))) for count in tokens)
+    segments = tuple(jnp.asarray(random.integers(-1, 3, (1, count))) for count in tokens)
+    options = {"mask": MaskSpec(causal), "positions": positions, "segment_ids": segments}
+    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
+
+    def run(q, k, v):
+        return attention(
+            q,
+            k,
+            v,
+            mesh=mesh,
+            strategy="ring",
+            layout=layout,
+            query_chunk=chunks[0],
+            key_chunk=chunks[1],
+            **options,
+        )
+
+    assert_equal(run, (q, k, v), **options)

@@ -1,0 +1,129 @@
+"""Ring attention against the float64 oracle: forward, gradients, empty rows, and that the test can fail."""
+
+import jax
+import numpy as np
+import pytest
+
+from agentic_ring.attention import attention, kernels, reference_attention
+from agentic_ring.attention.kernels.xla import XlaKernel
+from tests.attention.cases import (
+    FACTORS,
+    Case,
+    case_truth,
+    cases,
+    compute,
+    names,
+    pairwise,
+    problem,
+    relative_errors,
+    rms_errors,
+)
+
+FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
+# bfloat16 keeps 8 bits, so rounding to it errs by up to 2**-9 = 0.002. An output is rounded once at
+# the end and its probabilities once on the way; a gradient goes through up to three rounded factors
+# (probabilities or scores' gradients, the saved output in delta, the result) that add up in sums.
+BFLOAT16_FORWARD, BFLOAT16_GRADIENT = 2 * 2**-8, 4 * 2**-8
+
+ALL = cases(FACTORS)
+SOME = pairwise(ALL)
+
+
+def check(case: Case) -> None:
+    forward, gradient = (
+        (FORWARD, GRADIENT) if case.dtype == "float32" else (BFLOAT16_FORWARD, BFLOAT16_GRADIENT)
+    )
+    result = compute(case)
+    errors = relative_errors(result, case_truth(case))
+    assert errors.pop("output") < forward
+    assert max(errors.values()) < gradient, errors
+    empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
+    for array in result:
+        assert not array[empty].any(), "a row with nothing to attend to is not exactly 0"
+
+
+@pytest.mark.parametrize("case", SOME, ids=names(SOME))
+def test_equals_the_oracle(case: Case):
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=names(ALL))
+def test_equals_the_oracle_in_every_combination(case: Case):
+    check(case)
+
+
+BFLOAT16 = [
+    Case(8, "causal segments", (4, 2), "zigzag", 53, None, "xla", "bfloat16"),
+    Case(4, "bidirectional positions", (4, 1), "striped", 64, (3, 5), "xla", "bfloat16"),
+    Case(2, "causal", (4, 4), "contiguous", 53, None, "vanilla", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize("case", BFLOAT16, ids=names(BFLOAT16))
+def test_bfloat16_stays_within_its_bounds(case: Case):
+    check(case)
+
+
+def test_bfloat16_error_does_not_grow_with_the_ring():
+    """State is float32 between hops; in bfloat16 each merge would round again."""
+
+    def errors(ring: int) -> dict[str, float]:
+        case = Case(ring, "causal", (4, 2), "zigzag", 64, (4, 4), "xla", "bfloat16")
+        return rms_errors(compute(case), case_truth(case))
+
+    alone, ringed = errors(1), errors(8)
+    for name in alone:
+        assert ringed[name] <= 1.2 * alone[name], (name, alone, ringed)
+
+
+class OwnOutputKernel(XlaKernel):
+    """A plausible wrong backward: this hop's output in the place of the global one."""
+
+    def backward(self, q, k, v, output, logsumexp, d_output, mask, *, scale):
+        own = self.forward(q, k, v, mask, scale=scale).output
+        return super().backward(q, k, v, own, logsumexp, d_output, mask, scale=scale)
+
+
+def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch):
+    """It leaves the forward and dv exact, so only comparing dq and dk catches it."""
+    monkeypatch.setitem(kernels._KERNELS, "own output", OwnOutputKernel)
+    case = Case(4, "causal", (4, 2), "zigzag", 64, None, "own output")
+    errors = relative_errors(compute(case), case_truth(case))
+    assert errors["output"] < FORWARD and errors["dv"] < GRADIENT
+    assert errors["dq"] > 1e-2 and errors["dk"] > 1e-2
+
+
+def test_oracle_equals_a_loop_over_rows():
+    """The oracle itself, against a softmax written row by row in NumPy."""
+    for mask in ("causal segments", "bidirectional positions"):
+        (q, k, v, _), spec, labels, _ = problem(mask, (4, 2), 53, "float32")
+        got = case_truth(Case(1, mask, (4, 2), "contiguous", 53, None, "xla")).output
+        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+        positions = np.asarray(labels.get("positions", np.tile(np.arange(53), (2, 1))))
+        segments = np.asarray(labels.get("segment_ids", np.zeros((2, 53), int)))
+        for b, t, n in np.ndindex(2, 53, 4):
+            keys = [
+                s
+                for s in range(53)
+                if (not spec.causal or positions[b, s] <= positions[b, t])
+                and segments[b, s] == segments[b, t]
+                and min(positions[b, s], segments[b, s], positions[b, t], segments[b, t]) >= 0
+            ]
+            scores = np.exp(k[b, keys, n // 2] @ q[b, t, n] / np.sqrt(8))
+            want = scores @ v[b, keys, n // 2] / scores.sum() if keys else np.zeros(8)
+            np.testing.assert_allclose(got[b, t, n], want, rtol=1e-12, atol=1e-14)
+
+
+def test_oracle_gradients_of_empty_rows_are_zero():
+    case = Case(1, "causal segments", (4, 2), "contiguous", 64, None, "xla")
+    empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
+    assert empty.any()
+    for array in case_truth(case):
+        assert np.isfinite(array).all() and not array[empty].any()
+
+
+def test_scores_far_from_zero():
+    """Neither large nor very negative scores overflow: exp is only taken of differences."""
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 8)) * 1e3
+    np.testing.assert_allclose(attention(q, k, v), reference_attention(q, k, v), rtol=2e-6, atol=2e-3)

@@ -1,0 +1,110 @@
+"""Orders of a sequence over the ring, and the exchange that brings a sharded sequence into them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_ring.attention import LAYOUTS, inverse_order, order, padded_length, shard_order
+from agentic_ring.attention.exchange import from_layout, to_layout
+from agentic_ring.attention.kernels.chunks import default_chunk
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.mesh import MeshShape, make_mesh
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("contiguous", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("striped", [0, 2, 4, 6, 1, 3, 5, 7]),
+        ("zigzag", [0, 1, 6, 7, 2, 3, 4, 5]),
+    ],
+)
+def test_orders_of_the_documentation(layout, expected):
+    assert order(layout, 8, 2).tolist() == expected
+
+
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    length=st.integers(1, 200),
+    ring=st.integers(1, 9),
+    unit=st.integers(1, 5),
+)
+def test_orders_are_permutations(layout, length, ring, unit):
+    padded = padded_length(length, ring, layout, unit)
+    assert 0 <= padded - length < 2 * ring * unit
+    assert padded % (ring * unit) == 0
+    permutation = order(layout, padded, ring)
+    assert permutation.dtype == np.int32
+    assert sorted(permutation) == list(range(padded))
+    assert (permutation[inverse_order(permutation)] == np.arange(padded)).all()
+    shards = np.split(permutation, ring)
+    for index, shard in enumerate(shards):
+        assert (shard_order(layout, padded, ring, index) == shard).all()
+
+
+@given(ring=st.integers(2, 9), steps=st.integers(1, 40))
+def test_units_stay_together_in_contiguous_and_zigzag(ring, steps):
+    for layout in ("contiguous", "zigzag"):
+        length = padded_length(4 * steps, ring, layout, unit=4)
+        groups = order(layout, length, ring).reshape(-1, 4)
+        assert (groups % 4 == np.arange(4)).all() and (np.diff(groups) == 1).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exchange_equals_the_order(layout):
+    """In both directions, with the order traced from the axis index."""
+    mesh, length = make_mesh(MeshShape(ring=8)), 128
+    x = jnp.arange(2 * length * 3).reshape(2, length, 3)
+    spec = jax.P(None, "ring")
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=spec, out_specs=(spec, spec, jax.P("ring")))
+    def exchange(x):
+        moved = to_layout(x, layout, "ring")
+        places = shard_order(layout, length, 8, jax.lax.axis_index("ring"))
+        return moved, from_layout(moved, layout, "ring"), jnp.asarray(places)
+
+    moved, back, places = exchange(x)
+    expected = order(layout, length, 8)
+    np.testing.assert_array_equal(moved, x[:, expected])
+    np.testing.assert_array_equal(back, x)
+    np.testing.assert_array_equal(places, expected)
+
+
+def work(layout, ring: int, block: int) -> np.ndarray:
+    """Chunk pairs that the kernel visits, by [hop, device], for a causal mask."""
+    mask = HopMask(MaskSpec(), TokenLabels(), TokenLabels())
+    orders = [shard_order(layout, ring * block, ring, index) for index in range(ring)]
+    bounds = [TokenLabels(jnp.asarray(o)[None]).chunks(default_chunk(block)).bounds() for o in orders]
+
+    def pairs(device: int, hop: int) -> int:
+        query = jax.tree.map(lambda x: x[:, None], bounds[device])
+        return int(mask.reachable(query, bounds[(device - hop) % ring]).sum())
+
+    return np.array([[pairs(device, hop) for device in range(ring)] for hop in range(ring)])
+
+
+def test_zigzag_gives_every_device_the_same_work_in_every_hop():
+    pairs = work("zigzag", ring=4, block=64)
+    assert (pairs == [[3], [2], [2], [2]]).all()  # of four chunk pairs a hop; all but the diagonal half empty
+    assert work("contiguous", ring=4, block=64)[1].tolist() == [0, 4, 4, 4]
+
+
+def test_default_chunks_are_even_in_number_and_short():
+    for length in (2, 511, 512, 1024, 1025, 4096, 100_000):
+        chunk = default_chunk(length)
+        assert chunk <= 512 and -(-length // chunk) % 2 == 0
+    assert default_chunk(1) == 1
+
+
+def test_a_length_that_does_not_spread_is_refused():
+    with pytest.raises(ArgumentError, match=r"12 tokens .* ring of 8 in zigzag .* pad it to 16"):
+        order("zigzag", 12, 8)
+    with pytest.raises(UnknownNameError, match="unknown layout 'spiral'; choose one of: contiguous"):
+        padded_length(8, 2, "spiral")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="at least 1, got 0, 2, 1"):
+        padded_length(0, 2, "zigzag")

@@ -1,0 +1,90 @@
+"""What the compiled ring does: how often it permutes, where, and how much memory it takes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from agentic_ring.attention import MaskSpec, attention
+from agentic_ring.mesh import MeshShape, make_mesh
+from tests.attention.compiled import Permutes, permutes
+
+HEADS, HEAD_DIM = 2, 16
+BLOCK = 255  # odd, so that even the bidirectional kernel pads its chunks and has a mask
+
+
+def abstract(
+    ring: int, shape: tuple[int, ...], dtype: str, spec: jax.P
+) -> tuple[jax.sharding.Mesh, jax.ShapeDtypeStruct]:
+    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
+    return mesh, jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
+
+
+def compile_attention(ring: int, *, causal: bool, backward: bool, block: int = 32) -> jax.stages.Compiled:
+    """A model's call: positions given, the sequence as it is."""
+    mesh, x = abstract(ring, (1, ring * block, HEADS, HEAD_DIM), "float32", jax.P(None, "ring"))
+    _, positions = abstract(ring, (1, ring * block), "int32", jax.P(None, "ring"))
+
+    def forward(q, k, v, positions):
+        positions = positions if causal else None
+        return attention(q, k, v, mesh=mesh, mask=MaskSpec(causal), positions=positions)
+
+    def both(q, k, v, positions):
+        output, vjp = jax.vjp(lambda q, k, v: forward(q, k, v, positions), q, k, v)
+        return vjp(output)
+
+    return jax.jit(both if backward else forward).lower(x, x, x, positions).compile()
+
+
+@pytest.mark.parametrize("ring", [1, 2, 3, 8])
+def test_forward_makes_one_hop_less_than_the_ring(ring: int):
+    found = permutes(compile_attention(ring, causal=True, backward=False))
+    assert found == Permutes(floats=ring - 1, integers=ring - 1, conditional=0)
+
+
+def test_no_labels_travel_where_none_matter():
+    found = permutes(compile_attention(4, causal=False, backward=False))
+    assert found == Permutes(floats=3, integers=0, conditional=0)
+
+
+@pytest.mark.parametrize("ring", [3, 8])
+def test_backward_brings_gradients_home_in_as_many_hops_as_the_ring(ring: int):
+    """K and V travel P - 1 times in the forward and again in the backward, their gradients P times."""
+    found = permutes(compile_attention(ring, causal=True, backward=True))
+    assert found == Permutes(floats=3 * ring - 2, integers=2 * (ring - 1), conditional=0)
+
+
+def layers_temp_bytes(ring: int, mask: str) -> int:
+    """Temporary bytes a device of the gradient of three scanned, rematerialised attention layers."""
+    length, width = ring * BLOCK, HEADS * HEAD_DIM
+    mesh, x = abstract(ring, (1, length, width), "float32", jax.P(None, "ring"))
+    _, labels = abstract(ring, (1, length), "int32", jax.P(None, "ring"))
+    _, weights = abstract(ring, (3, width, 3 * width), "float32", jax.P())
+
+    def loss(weights, x, labels):
+        options = {
+            "causal": {"positions": labels},
+            "segments": {"mask": MaskSpec(causal=False), "segment_ids": labels},
+            "bidirectional": {"mask": MaskSpec(causal=False)},
+        }[mask]
+
+        def layer(x, weights):
+            q, k, v = jnp.split((x @ weights).reshape(1, length, 3 * HEADS, HEAD_DIM), 3, axis=2)
+            return x + attention(q, k, v, mesh=mesh, **options).reshape(x.shape), None
+
+        return (jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2).sum()
+
+    compiled = jax.jit(jax.grad(loss)).lower(weights, x, labels).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("mask", ["causal", "segments", "bidirectional"])
+def test_memory_stays_flat_as_ring_and_sequence_grow(mask: str):
+    """No mask of any hop is kept for the backward (it would be hops x chunk pairs x chunk x chunk).
+
+    A ring needs more than one device alone: the block under way and its successor, and their two
+    gradients in float32. That is a constant number of blocks, whatever the ring.
+    """
+    block = BLOCK * HEADS * HEAD_DIM * 4
+    alone, four, eight = (layers_temp_bytes(ring, mask) for ring in (1, 4, 8))
+    assert eight <= 1.05 * four
+    assert eight <= alone + 12 * block

@@ -1,0 +1,51 @@
+"""The softmax state and its merge, whatever the pieces."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_ring.attention.softmax import SoftmaxState, merge
+
+
+def state(scores: np.ndarray, values: np.ndarray) -> SoftmaxState:
+    """One query's state over some keys, in float64 on the host."""
+    if not len(scores):
+        return SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+    weights = np.exp(scores - scores.max())
+    output = weights @ values / weights.sum()
+    logsumexp = scores.max() + np.log(weights.sum())
+    return SoftmaxState(jnp.asarray(output, jnp.float32).reshape(1, 1, 1, 2), jnp.full((1, 1, 1), logsumexp))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    spread=st.sampled_from([1e-3, 1.0, 100.0, 1e4]),
+)
+def test_merging_pieces_gives_the_whole(seed, sizes, spread):
+    random = np.random.default_rng(seed)
+    scores = random.normal(size=sum(sizes)) * spread
+    values = random.normal(size=(sum(sizes), 2))
+    ends = np.cumsum(sizes)
+    merged = SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+    for start, end in zip(ends - sizes, ends, strict=True):
+        merged = merge(merged, state(scores[start:end], values[start:end]))
+    whole = state(scores, values)
+    np.testing.assert_allclose(merged.logsumexp, whole.logsumexp, rtol=1e-6, atol=1e-6)
+    # The difference of two float32 logsumexps errs by their size times 2**-24.
+    np.testing.assert_allclose(merged.output, whole.output, rtol=1e-5, atol=1e-6 + 1e-6 * spread)
+
+
+def test_two_empty_pieces_stay_empty():
+    empty = state(np.zeros(0), np.zeros((0, 2)))
+    merged = merge(empty, empty)
+    assert not merged.output.any()
+    assert np.isneginf(merged.logsumexp).all()
+
+
+def test_an_empty_piece_changes_nothing():
+    some, empty = state(np.array([3.0, -1.0]), np.eye(2)), state(np.zeros(0), np.zeros((0, 2)))
+    for merged in (merge(some, empty), merge(empty, some)):
+        jax.tree.map(np.testing.assert_array_equal, merged, some)
