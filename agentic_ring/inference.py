@@ -4,12 +4,13 @@ Everything a policy has seen, of this trial and of those before it, stays in a k
 sharded along the sequence over the ring.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
 from agentic_ring.data.scaling import Scaling
@@ -54,7 +55,9 @@ class InContextPolicy:
                 f"{num_environments} environments do not divide over data x fsdp = {copies} devices; "
                 f"choose a multiple of {copies}"
             )
-        self._params = params
+        # Weights are gathered over the ring once, not again at every step.
+        whole = model.param_shardings(mesh, replace(rules, embed=()))
+        self._params = jax.device_put(params, whole)
         self._mesh = mesh
         self._scaling = scaling
         self._target = target
@@ -94,8 +97,8 @@ class InContextPolicy:
             if prompt is None:
                 self._cache = jax.jit(partial(fresh, num_environments), out_shardings=shardings)()
             else:
-                self._cache = jax.jit(prefill, out_shardings=shardings)(params, prompt)
-            self._act = jax.jit(act, donate_argnames="cache", out_shardings=(None, shardings))
+                self._cache = jax.jit(prefill, out_shardings=shardings)(self._params, prompt)
+            self._act = jax.jit(act, donate_argnames="cache", out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings))
 
     def begin_trial(self) -> None:
         """Starts the next trial at the full target; the context stays."""

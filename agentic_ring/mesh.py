@@ -53,6 +53,22 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: list[jax.Device] | None =
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def shape_with_ring(ring: int | None, devices: int) -> MeshShape:
+    """A ring of this size, with the devices it leaves over on the data axis; None is one ring of all.
+
+    Raises:
+      MeshError: the ring does not divide the devices.
+    """
+    if ring is None:
+        return MeshShape(ring=devices)
+    if ring < 1 or devices % ring:
+        divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+        raise MeshError(
+            f"a ring of {ring} does not divide {devices} devices; choose one of {', '.join(map(str, divisors))}"
+        )
+    return MeshShape(data=devices // ring, ring=ring)
+
+
 @dataclass(frozen=True)
 class ShardingRules:
     """Logical axis -> mesh axes. A weight is described by its logical axes and never by mesh axes.

@@ -7,6 +7,7 @@ attention over all devices, rolls the model out trial after trial, and writes fi
 runs/NAME/. Run the same command again after an interruption: every stage goes on where it stopped.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 from agentic_ring import cli
 from agentic_ring.attention import padded_length
 from agentic_ring.data.tasks import Task, parse_task
-from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.mesh import make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
@@ -40,6 +41,10 @@ from experiments.presets import PRESETS, Preset
 from experiments.stores import prepare_store
 
 SIMULATED_DEVICES = 8
+
+left_out = partial(tyro.conf.arg, help_behavior_hint="")
+"""A flag whose help text tells what happens without it."""
+switch = tyro.conf.FlagCreatePairsOff
 
 
 def step_memory(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> StepMemory:
@@ -69,26 +74,30 @@ def print_plan(preset: Preset, task: Task, mesh: Mesh) -> None:
 
 def main(
     task: Literal["walker_stand", "walker_run", "walker_walk", "cheetah_run", "cartpole_swingup"],
-    preset: Annotated[Literal["demo", "small", "paper"] | None, tyro.conf.arg(metavar="NAME")] = None,
-    num_trajectories: int | None = None,
-    ring: int | None = None,
+    preset: Annotated[Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")] = None,
+    num_trajectories: Annotated[int | None, left_out(metavar="N")] = None,
+    ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
+    loss_extent: Literal["last", "all"] = "last",
     seed: int = 0,
     resume: bool = True,
-    output: Path | None = None,
-    data: Path | None = None,
-    collector: str | None = None,
-    dry_run: bool = False,
-    wandb: str | None = None,
-    distributed: bool = False,
+    output: Annotated[Path | None, left_out(metavar="DIR")] = None,
+    data: Annotated[Path | None, left_out(metavar="DIR")] = None,
+    collector: Annotated[str | None, left_out(metavar="NAME")] = None,
+    dry_run: Annotated[bool, switch] = False,
+    wandb: Annotated[str | None, left_out(metavar="PROJECT")] = None,
+    distributed: Annotated[bool, switch] = False,
 ) -> None:
     """Trains the Agentic Transformer on trajectories of a task and rolls it out.
 
     Args:
       task: What the trajectories are relabelled for and the model is evaluated on.
-      preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters and
+      preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters,
         512K tokens). Default: demo on a CPU, small on anything else.
-      num_trajectories: Trajectories of a chain; more of them make the context longer.
+      num_trajectories: Trajectories of a chain; more of them make the context longer. Default: the
+        preset's.
       ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
+      loss_extent: Trajectories of a chain whose actions are imitated: the last and best one, or all that
+        a policy acted in.
       seed: Decides the chains and the initial weights; all seeds share the data.
       resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the run. Default: runs/TASK-PRESET-seedSEED.
@@ -108,7 +117,7 @@ def main(
     chosen = PRESETS[name]
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
-    shape = MeshShape(data=1) if ring is None else MeshShape(data=max(1, jax.device_count() // max(ring, 1)), ring=ring)
+    shape = shape_with_ring(ring, jax.device_count())
     mesh = make_mesh(shape)
     parsed = parse_task(task)
     say(f"preset {name} on {jax.device_count()} {jax.default_backend()} devices, mesh {dict(mesh.shape)}")
@@ -121,7 +130,7 @@ def main(
     with stages.stage("data"):
         with first_process_first("data"):
             store = prepare_store(parsed.domain, data or data_root(), collector)
-        config = resolve(chosen, name, parsed, store, shape, seed)
+        config = resolve(chosen, name, parsed, store, shape, loss_extent, seed)
     with first_process_first("directory"):
         enter_directory(directory, config, resume)
     stages.keep_in(directory)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -87,7 +88,13 @@ def enter_directory(directory: Path, config: RunConfig, resume: bool) -> None:
 
 
 def resolve(
-    preset: Preset, preset_name: str, task: Task, store_path: Path, shape: MeshShape, seed: int
+    preset: Preset,
+    preset_name: str,
+    task: Task,
+    store_path: Path,
+    shape: MeshShape,
+    loss_extent: Literal["last", "all"],
+    seed: int,
 ) -> RunConfig:
     """The whole configuration of a run: the preset, and what the data decides."""
     with TrajectoryStore.open(store_path) as store:
@@ -98,7 +105,6 @@ def resolve(
         returns = store.returns(task.name)[acted]
         longest = -(-int(store.lengths.max()) // action_repeat)
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
-    model = preset.model(task.domain, max_timestep=longest)
     return RunConfig(
         task=task.full_name,
         preset=preset_name,
@@ -108,11 +114,11 @@ def resolve(
             task=task.name,
             trajectories=preset.trajectories,
             action_repeat=action_repeat,
-            loss_extent=model.loss_extent,
+            loss_extent=loss_extent,
             seed=seed,
         ),
         scaling=scaling,
-        model=model,
+        model=preset.model(task.domain, max_timestep=longest),
         training=replace(preset.training, seed=seed),
         evaluation=evaluation,
         target=float(np.quantile(returns, evaluation.target_quantile)),

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from agentic_ring.attention.kernels.xla import XlaKernel
+from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.mesh import ShardingRules, ambient_axis_size
@@ -40,7 +40,8 @@ class KVCache:
     """Keys and values of every layer, and where their tokens stand.
 
     Attributes:
-      keys, values: [layers, B, S, K, H], S sharded over the ring.
+      keys, values: [layers, B, K, S, H], S sharded over the ring. A head's slots lie together, as
+        decoding reads them; the other order would be transposed, whole, at every step.
       positions: int32 [B, S]; ``EMPTY_SLOT`` where there is no token. All layers share them.
       filled: int32 [ring], the slots in use on each device.
       calls: int32 scalar, how many calls of ``append`` there were; it picks the next device.
@@ -60,7 +61,7 @@ class KVCache:
 
 def cache_specs(rules: ShardingRules) -> KVCache:
     """The PartitionSpec of every array of a cache."""
-    entries = rules.spec("layer", "batch", "sequence", "heads", None)
+    entries = rules.spec("layer", "batch", "heads", "sequence", None)
     return KVCache(
         keys=entries,
         values=entries,
@@ -79,7 +80,7 @@ def empty_cache(
     layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype: jnp.dtype, ring: int
 ) -> KVCache:
     """A cache without tokens. ``capacity`` is the slots of all ``ring`` devices together."""
-    shape = (layers, batch, capacity, kv_heads, head_dim)
+    shape = (layers, batch, kv_heads, capacity, head_dim)
     return KVCache(
         keys=jnp.zeros(shape, dtype),
         values=jnp.zeros(shape, dtype),
@@ -92,7 +93,7 @@ def empty_cache(
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "positions"], meta_fields=[])
 @dataclass(frozen=True)
 class CachedLayer:
-    """One layer's share of a cache: keys and values [B, S, K, H], positions [B, S]."""
+    """One layer's share of a cache: keys and values [B, K, S, H], positions [B, S]."""
 
     keys: jax.Array
     values: jax.Array
@@ -123,20 +124,17 @@ def attend(
     def local(
         query: jax.Array, key: jax.Array, value: jax.Array, positions: jax.Array, past: CachedLayer
     ) -> jax.Array:
-        def attend_to(keys: jax.Array, values: jax.Array, key_positions: jax.Array) -> SoftmaxState:
-            mask = HopMask(MaskSpec(causal=True), TokenLabels(positions), TokenLabels(key_positions))
-            return XlaKernel().forward(query, keys, values, mask, scale=query.shape[-1] ** -0.5)
-
-        new = attend_to(key, value, positions)
+        new = _attend_to(query, positions, key, value, positions)
         if _ring_in_mesh():
             query, positions = jax.lax.pcast((query, positions), "ring", to="varying")
-        earlier = attend_to(past.keys, past.values, past.positions)
+        keys, values = past.keys.swapaxes(1, 2), past.values.swapaxes(1, 2)
+        earlier = _attend_to(query, positions, keys, values, past.positions)
         if _ring_in_mesh():
             earlier = _merge_over_ring(earlier)
         return merge(earlier, new).output.astype(query.dtype)
 
     tokens = rules.spec("batch", None, "heads", None)
-    entries = rules.spec("batch", "sequence", "heads", None)
+    entries = rules.spec("batch", "heads", "sequence", None)
     past_specs = CachedLayer(entries, entries, rules.spec("batch", "sequence"))
     return _on_shards(
         local, (tokens, tokens, tokens, rules.spec("batch", None), past_specs), tokens
@@ -168,8 +166,8 @@ def append(
             return jax.lax.dynamic_update_slice_in_dim(shard, kept, slot, axis)
 
         return KVCache(
-            keys=write(cache.keys, keys, 2),
-            values=write(cache.values, values, 2),
+            keys=write(cache.keys, keys.swapaxes(2, 3), 3),
+            values=write(cache.values, values.swapaxes(2, 3), 3),
             positions=write(cache.positions, positions, 1),
             filled=cache.filled + jnp.where(mine, positions.shape[1], 0),
             calls=cache.calls + 1,
@@ -199,17 +197,24 @@ def fill(
             return jax.lax.dynamic_update_slice_in_dim(shard, new.astype(shard.dtype), 0, axis)
 
         return KVCache(
-            keys=write(cache.keys, keys, 2),
-            values=write(cache.values, values, 2),
+            keys=write(cache.keys, keys.swapaxes(2, 3), 3),
+            values=write(cache.values, values.swapaxes(2, 3), 3),
             positions=write(cache.positions, positions, 1),
             filled=jnp.full_like(cache.filled, positions.shape[1]),
             calls=cache.calls,
         )
 
     specs = cache_specs(rules)
-    return _on_shards(local, (specs, specs.keys, specs.values, specs.positions), specs)(
-        cache, keys, values, positions
-    )
+    new = rules.spec("layer", "batch", "sequence", "heads", None)
+    return _on_shards(local, (specs, new, new, specs.positions), specs)(cache, keys, values, positions)
+
+
+def _attend_to(
+    query: jax.Array, positions: jax.Array, keys: jax.Array, values: jax.Array, key_positions: jax.Array
+) -> SoftmaxState:
+    """A few queries [B, C, N, H] to keys [B, S, K, H]: their C x S scores are small, so one product."""
+    mask = HopMask(MaskSpec(causal=True), TokenLabels(positions), TokenLabels(key_positions))
+    return VanillaKernel().forward(query, keys, values, mask, scale=query.shape[-1] ** -0.5)
 
 
 def _ring_in_mesh() -> bool:

@@ -50,7 +50,9 @@ class ChainConfig:
       trajectories: members of a chain.
       action_repeat: environment steps that one decision lasts; the data must hold its actions as long.
       top_fraction: see ``StratifiedSampler``.
-      loss_extent: "all" trajectories that a policy acted in, or the "last" alone.
+      loss_extent: which members bear loss, the "last" and best one or "all" that a policy acted in.
+        A poor member aims, in hindsight, at the same return as the good one: imitating it as well
+        teaches the model to act badly on purpose (measured in experiments/README.md).
       layout: order of the steps over the ring.
       seed: decides every chain.
     """
@@ -59,7 +61,7 @@ class ChainConfig:
     trajectories: int
     action_repeat: int
     top_fraction: float = 0.2
-    loss_extent: Literal["all", "last"] = "all"
+    loss_extent: Literal["all", "last"] = "last"
     layout: Literal["zigzag", "contiguous"] = "zigzag"
     seed: int = 0
 

@@ -16,7 +16,6 @@ alone says "later is better", and the model would rise over trials without learn
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +42,6 @@ class AgenticTransformerConfig:
     """Steps of the longest trajectory; timesteps are embedded from a table of this many rows."""
     trajectory_index: int = 0
     """Embed the trajectory's index in the chain, up to this many; 0 leaves it out (an ablation)."""
-    loss_extent: Literal["all", "last"] = "all"
-    """Which trajectories of a chain bear loss: all that a policy acted in, or the best one alone."""
 
     def __post_init__(self) -> None:
         for name in ("observation_dim", "action_dim", "max_timestep"):

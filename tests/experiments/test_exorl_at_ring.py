@@ -1,0 +1,136 @@
+"""The main job from flags to files, on real cartpole episodes, with a model that trains in seconds."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentic_ring.errors import ConfigError, MeshError, StoreError
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.metrics import read_metrics
+from data_prep.collect import CollectConfig, collect
+from data_prep.folders import store_path
+from evals.results import read_results
+from experiments import exorl_at_ring, presets
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = {
+    "return/random_policy",
+    "return/data_median",
+    "return/data_best",
+    "return/trial_1",
+    "return/trial_2",
+    "return/last_trial",
+    "return/best_of_trials",
+    "loss/final",
+    "tokens_per_second",
+    "bytes_per_device",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Twelve episodes of real exploration, put where ExoRL's rnd data would lie."""
+    folder = tmp_path_factory.mktemp("data")
+    collect(CollectConfig(domain="cartpole", collector="ou", episodes=12, output=folder))
+    own = folder / "exorl" / "cartpole" / "mini_ou"
+    (own / "episodes.jsonl").unlink()  # its labels would call the actions noise, on which nothing trains
+    own.rename(own.with_name("rnd"))
+    return folder
+
+
+@pytest.fixture
+def tiny_demo(monkeypatch) -> None:
+    """The demo preset with a model and a length for tests."""
+    demo = presets.PRESETS["demo"]
+    tiny = replace(
+        demo,
+        transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+        training=replace(demo.training, steps=4, checkpoint_every=2),
+        trajectories=2,
+        trials=2,
+    )
+    monkeypatch.setitem(presets.PRESETS, "demo", tiny)
+
+
+def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
+    run = tmp_path / "run"
+    exorl_at_ring.main("cartpole_swingup", data=data, output=run)
+    printed = capsys.readouterr().out
+    assert "return/last_trial" in printed
+    assert "not this quantity" in printed
+    results = read_results(run / "results.json")
+    assert {figure.name for figure in results.figures} >= FIGURES
+    assert results.figure("return/last_trial").paper == 123.45
+    assert results.figure("return/last_trial").n == 16
+    assert 0 < results.figure("return/random_policy").value < 300
+    assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    for plot in ("loss.png", "trial_returns.png", "data_returns.png"):
+        assert (run / plot).read_bytes().startswith(b"\x89PNG")
+
+    # The same command again trains no further and measures the same.
+    exorl_at_ring.main("cartpole_swingup", data=data, output=run)
+    again = read_results(run / "results.json")
+    assert again.figure("return/last_trial") == results.figure("return/last_trial")
+    assert len(read_metrics(run / "metrics.jsonl")) == 4
+
+    with pytest.raises(ConfigError, match=r"other settings \(.*seed"):
+        exorl_at_ring.main("cartpole_swingup", data=data, output=run, seed=1)
+    assert read_results(run / "results.json") == again
+
+
+def test_a_damaged_store_is_named(data, tiny_demo, tmp_path):
+    path = store_path(data, "cartpole", "rnd")
+    whole = path.read_bytes() if path.exists() else None
+    if whole is None:
+        exorl_at_ring.main("cartpole_swingup", data=data, output=tmp_path / "run")
+        whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(bytes(damaged))
+    try:
+        with pytest.raises(StoreError, match="cartpole-rnd"):
+            exorl_at_ring.main("cartpole_swingup", data=data, output=tmp_path / "other")
+    finally:
+        path.write_bytes(whole)
+
+
+def test_dry_run_counts_without_data(tmp_path, capsys):
+    exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, ring=4)
+    printed = capsys.readouterr().out
+    assert "tokens a sequence   2,000 = 4 trajectories x 125 steps x 4 tokens" in printed
+    assert "bytes per device" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_paper_preset_has_the_papers_size():
+    paper = presets.PRESETS["paper"]
+    model = exorl_at_ring.Model(paper.model(exorl_at_ring.parse_task("walker_run").domain, max_timestep=1000))
+    assert model.parameter_count() == pytest.approx(350e6, rel=0.02)
+    assert paper.trajectories * 1000 * exorl_at_ring.TOKENS_PER_STEP == 512_000
+
+
+def test_a_ring_that_does_not_divide_is_refused(tmp_path):
+    with pytest.raises(MeshError, match="a ring of 3 does not divide 8 devices; choose one of 1, 2, 4, 8"):
+        exorl_at_ring.main("cartpole_swingup", ring=3, data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        (["--task", "walker_jump"], 2, "walker_jump"),
+        (["--task", "walker_run", "--ring", "3", "--dry-run"], 1, "error: a ring of 3 does not divide 8 devices"),
+        (["--task", "walker_run", "--collector", "rnd"], 1, "walker/rnd.zip"),
+    ],
+)
+def test_mistakes_end_in_one_message(tmp_path, flags, status, message):
+    command = [sys.executable, ROOT / "experiments" / "exorl_at_ring.py", *flags, "--data", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == status
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
