@@ -26,7 +26,7 @@ _FIRST_LEARN_SIZE = 1000
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """Defaults of a domain, measured on 2 CPU cores (``data_prep/README.md``).
+    """Defaults of a domain; see ``data_prep/README.md``.
 
     Attributes:
       action_repeat: control steps an action is held for.
