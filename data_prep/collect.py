@@ -182,7 +182,11 @@ def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
     """Explores a dm_control domain and writes ExoRL-format episode files."""
     summary = collect(config)
     print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
-    print(f"took {summary.seconds:.0f} s; next: python -m data_prep.exorl --domain {config.domain} ...")
+    collector = summary.folders[-1].name
+    print(
+        f"took {summary.seconds:.0f} s; next: "
+        f"python -m data_prep.exorl --domain {config.domain} --collector {collector}"
+    )
 
 
 if __name__ == "__main__":
