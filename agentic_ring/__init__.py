@@ -2,6 +2,8 @@
 
     from agentic_ring import attention
     output = attention(query, key, value)
+
+runs on one device, or under the mesh of ``jax.set_mesh`` with the sequence sharded over its ring.
 """
 
 from agentic_ring.attention import MaskSpec, attention, ring_attention

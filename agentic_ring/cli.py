@@ -24,8 +24,11 @@ def run(main: Callable[..., int | None], **tyro_options: Any) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"error: no space left on the disk while writing {error.filename}; free some and run "
-              "the same command again", file=sys.stderr)
+        print(
+            f"error: no space left on the disk while writing {error.filename}; free some and run "
+            "the same command again",
+            file=sys.stderr,
+        )
         status = 1
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)

@@ -6,6 +6,7 @@ sharded along the sequence over the ring.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,9 @@ class InContextPolicy:
                 cache.calls,
             )
 
-        def act(params: Params, previous: ChainSteps, current: ChainSteps, cache: KVCache):
+        def act(
+            params: Params, previous: ChainSteps, current: ChainSteps, cache: KVCache
+        ) -> tuple[jax.Array, KVCache]:
             return model.bind(params).act(previous, current, cache)
 
         with jax.set_mesh(mesh):
@@ -98,7 +101,9 @@ class InContextPolicy:
                 self._cache = jax.jit(partial(fresh, num_environments), out_shardings=shardings)()
             else:
                 self._cache = jax.jit(prefill, out_shardings=shardings)(self._params, prompt)
-            self._act = jax.jit(act, donate_argnames="cache", out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings))
+            self._act = jax.jit(
+                act, donate_argnames="cache", out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings)
+            )
 
     def begin_trial(self) -> None:
         """Starts the next trial at the full target; the context stays."""
@@ -133,11 +138,11 @@ class InContextPolicy:
     def _steps(self, position: int, **fields: np.ndarray) -> ChainSteps:
         """One step of every environment, [E, 1]; what is not given is 0."""
 
-        def floats(name: str, *width: int) -> np.ndarray:
+        def floats(name: str, *width: int) -> Any:
             values = np.broadcast_to(fields.get(name, np.float32(0)), (self._environments, *width))
             return values.astype(np.float32)[:, None]
 
-        def integers(value: int) -> np.ndarray:
+        def integers(value: int) -> Any:
             return np.full((self._environments, 1), value, np.int32)
 
         return ChainSteps(

@@ -9,7 +9,9 @@ Axes, outermost first:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -29,7 +31,7 @@ class MeshShape:
     tensor: int = 1
 
 
-def make_mesh(shape: MeshShape = MeshShape(), devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = None) -> Mesh:
     """Builds the (data, fsdp, ring, tensor) mesh over ``devices`` (all devices by default).
 
     Raises:
@@ -64,7 +66,8 @@ def shape_with_ring(ring: int | None, devices: int) -> MeshShape:
     if ring < 1 or devices % ring:
         divisors = [size for size in range(1, devices + 1) if devices % size == 0]
         raise MeshError(
-            f"a ring of {ring} does not divide {devices} devices; choose one of {', '.join(map(str, divisors))}"
+            f"a ring of {ring} does not divide {devices} devices; choose one of "
+            f"{', '.join(map(str, divisors))}"
         )
     return MeshShape(data=devices // ring, ring=ring)
 
@@ -98,7 +101,7 @@ class ShardingRules:
         unknown = [axis for axis in logical_axes if axis is not None and axis not in known]
         if unknown:
             raise MeshError(f"unknown logical axis {unknown[0]!r}; the rules know {', '.join(known)}")
-        entries: list[tuple[str, ...]] = [() if axis is None else getattr(self, axis) for axis in logical_axes]
+        entries = [() if axis is None else getattr(self, axis) for axis in logical_axes]
         used = [mesh_axis for entry in entries for mesh_axis in entry]
         if len(used) != len(set(used)):
             raise MeshError(f"logical axes {logical_axes} put one mesh axis on two dimensions: {entries}")

@@ -19,10 +19,12 @@ def join_processes() -> None:
     Raises:
       ConfigError: nothing tells which processes there are.
     """
-    by_hand = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-    given = {name: int(os.environ[variable]) for name, variable in by_hand.items() if variable in os.environ}
+    processes, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
     try:
-        jax.distributed.initialize(**given)
+        jax.distributed.initialize(
+            num_processes=None if processes is None else int(processes),
+            process_id=None if number is None else int(number),
+        )
     except ValueError as error:
         raise ConfigError(
             f"the processes of this job cannot find each other ({error}); set JAX_COORDINATOR_ADDRESS, "

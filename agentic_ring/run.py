@@ -1,15 +1,16 @@
 """What a run is: its resolved configuration, and the folder it lives in.
 
-    runs/NAME/config.json      everything that decides the result, written before training starts
-              metrics.jsonl    one row a logged step
-              checkpoints/     the last one and the best one
-              stages.json      seconds spent in each stage, over all sessions of the run
-              results.json     the figures, and the plots beside it
+runs/NAME/config.json      everything that decides the result, written before training starts
+          metrics.jsonl    one row a logged step
+          checkpoints/     the last one and the best one
+          stages.json      seconds spent in each stage, over all sessions of the run
+          results.json     the figures, and the plots beside it
 """
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pydantic
 
@@ -85,7 +86,7 @@ def load_config(directory: Path) -> RunConfig:
     try:
         return _ADAPTER.validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give the folder of a run, such as runs/walker_run-demo") from error
+        raise DataError(f"{path} does not exist; give the folder of a run, such as runs/NAME") from error
     except ValueError as error:
         raise DataError(f"{path} is not the configuration of a run: {error}") from error
 
@@ -93,9 +94,9 @@ def load_config(directory: Path) -> RunConfig:
 def differing_fields(old: RunConfig, new: RunConfig) -> list[str]:
     """Names of the fields, dotted, in which two configurations differ."""
 
-    def walk(prefix: str, a: object, b: object) -> list[str]:
+    def walk(prefix: str, a: Any, b: Any) -> list[str]:
         if isinstance(a, dict) and isinstance(b, dict):
-            return [name for key in a for name in walk(f"{prefix}.{key}" if prefix else key, a[key], b.get(key))]
-        return [] if a == b else [prefix]
+            return [name for key in a for name in walk(f"{prefix}.{key}", a[key], b[key])]
+        return [] if a == b else [prefix.removeprefix(".")]
 
     return walk("", asdict(old), asdict(new))

@@ -8,12 +8,11 @@ prints the returns of every trial.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Literal
 
 import jax
 import numpy as np
 import rich
-import tyro
 from jax.sharding import Mesh
 
 from agentic_ring import cli
@@ -60,7 +59,9 @@ class ReturnReport:
         figures = [
             Figure.of("return/random_policy", mean_interval(self.random_policy.mean(axis=1)), "return"),
             *(
-                Figure(f"return/data_{name}", float(np.quantile(self.data, quantile)), "return", n=len(self.data))
+                Figure(
+                    f"return/data_{name}", float(np.quantile(self.data, quantile)), "return", n=len(self.data)
+                )
                 for name, quantile in DATA_QUANTILES.items()
             ),
             Figure("return/target", self.target, "return", n=len(self.data)),
@@ -121,20 +122,24 @@ def read_prompt(store: TrajectoryStore, config: RunConfig) -> ChainSteps:
     returns = store.returns(config.chains.task)
     below = np.flatnonzero(returns <= config.target)
     sampler = StratifiedSampler(
-        returns[below], loader.learnable[below], count, config.chains.top_fraction, config.evaluation.first_seed
+        returns[below],
+        loader.learnable[below],
+        count,
+        config.chains.top_fraction,
+        config.evaluation.first_seed,
     )
     plan = sampler(0)
     plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
     fields = loader.load(plan, slice(0, loader.length))
-    fields.pop("weight")
-    return ChainSteps(**{name: array[None] for name, array in fields.items()})
+    steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
+    return ChainSteps(**steps)
 
 
 def main(
     run: Path,
     environments: int | None = None,
     first_seed: int | None = None,
-    checkpoint: Annotated[int | None, tyro.conf.arg(help="Step of the checkpoint; the last one if left out.")] = None,
+    checkpoint: Literal["last", "best"] = "last",
 ) -> None:
     """Rolls a trained run out again and prints the returns of every trial.
 
@@ -142,6 +147,7 @@ def main(
       run: Folder of the run, such as runs/walker_run-demo.
       environments: Environments at once; as in the run if left out.
       first_seed: Seed of the first environment; as in the run if left out.
+      checkpoint: The newest one, or the one with the lowest training loss.
     """
     config = load_config(run)
     changes = {"environments": environments, "first_seed": first_seed}
@@ -152,7 +158,7 @@ def main(
     model = Model(config.model)
     optimizer = make_optimizer(config.training.optimizer, config.training.steps)
     checkpoints = Checkpoints(run / "checkpoints")
-    step = checkpoints.last_step if checkpoint is None else checkpoint
+    step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
     if step is None:
         raise CheckpointError(f"{run} has no checkpoint; train it first")
     with jax.set_mesh(mesh):

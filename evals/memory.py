@@ -1,6 +1,7 @@
 """Bytes a device needs for a train step: compile it, and ask the compiler."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,13 @@ from jax.sharding import Mesh
 from agentic_ring.data.chains import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
-from agentic_ring.training.state import Model, OptimizerConfig, abstract_state, make_optimizer, make_train_step
+from agentic_ring.training.state import (
+    Model,
+    OptimizerConfig,
+    abstract_state,
+    make_optimizer,
+    make_train_step,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class StepMemory:
 def abstract_batch(model: Model, batch_size: int, steps: int, mesh: Mesh, rules: ShardingRules) -> ChainBatch:
     """The shapes, dtypes and shardings of a batch [batch_size, steps] of chains, without its values."""
 
-    def array(dtype: jnp.dtype, *width: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: Any, *width: int) -> Any:
         shape = (batch_size, steps, *width)
         axes = ("batch", "sequence", *(None,) * len(width))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, shape, axes))
@@ -65,6 +72,6 @@ def train_step_memory(
         state = abstract_state(model, transformation, mesh, rules)
         batch = abstract_batch(model, batch_size, steps, mesh, rules)
         update = jax.jit(make_train_step(model, transformation, optimizer.accumulation), donate_argnums=0)
-        analysis = update.lower(state, batch).compile().memory_analysis()
+        analysis: Any = update.lower(state, batch).compile().memory_analysis()
     kept = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return StepMemory(state=kept, temporary=analysis.temp_size_in_bytes)

@@ -74,7 +74,9 @@ def print_plan(preset: Preset, task: Task, mesh: Mesh) -> None:
 
 def main(
     task: Literal["walker_stand", "walker_run", "walker_walk", "cheetah_run", "cartpole_swingup"],
-    preset: Annotated[Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")] = None,
+    preset: Annotated[
+        Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")
+    ] = None,
     num_trajectories: Annotated[int | None, left_out(metavar="N")] = None,
     ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
     loss_extent: Literal["last", "all"] = "last",

@@ -62,7 +62,13 @@ PRESETS = {
     # One accelerator: chains of 16 x 1000 steps, 64K tokens.
     "small": Preset(
         transformer=TransformerConfig(
-            width=512, layers=8, heads=8, ffn_width=1536, dtype="bfloat16", ffn_chunk=4096, rope_theta=500_000.0
+            width=512,
+            layers=8,
+            heads=8,
+            ffn_width=1536,
+            dtype="bfloat16",
+            ffn_chunk=4096,
+            rope_theta=500_000.0,
         ),
         trajectories=16,
         training=TrainConfig(

@@ -45,5 +45,7 @@ def _exorl_collector(domain: Domain, data: Path) -> str | None:
     names = sorted(buffer.parent.name for buffer in data.glob(str(buffers)))
     names = [name for name in names if not name.startswith(OWN_PREFIXES)]
     if len(names) > 1:
-        raise ConfigError(f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}")
+        raise ConfigError(
+            f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}"
+        )
     return names[0] if names else None

@@ -65,9 +65,7 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
     )
     steps = roll_out(policy)
     if prompt is not None:
-        valid = jax.tree.map(
-            lambda x: np.repeat(x[:, : prompt_steps - 3], ENVIRONMENTS, axis=0), prompt
-        )
+        valid = jax.tree.map(lambda x: np.repeat(x[:, : prompt_steps - 3], ENVIRONMENTS, axis=0), prompt)
         steps.position[:] += prompt_steps - 3
         steps = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), valid, steps)
     encoded = np.asarray(jax.jit(lambda p, s: model.bind(p)(s))(params, steps))

@@ -1,8 +1,9 @@
 """Attention on global arrays: pads, shards over the mesh, balances the ring, and undoes all three."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def attention(
     )
     arrays = q, k, v, query, key
     if placement.explicit:
-        # An array made outside the mesh has no sharding in its type; without one, its gradient has another mesh.
+        # An array made outside the mesh has no sharding in its type, and its gradient would have none.
         arrays = jax.tree.map(
             lambda x: jax.reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, arrays
         )
@@ -131,7 +132,8 @@ def _attention(
         return _sharded(plan, q, k, v, query, key)
     # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
     sharded = functools.partial(_sharded, plan)
-    return jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(q).sharding)(q, k, v, query, key)
+    run = jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(q).sharding)
+    return cast(Callable[..., jax.Array], run)(q, k, v, query, key)
 
 
 def _sharded(
@@ -172,9 +174,10 @@ def _on_device(
     axis = plan.placement.sequence
     if axis is not None:
         q, k, v, query, key = jax.tree.map(lambda x: to_layout(x, plan.layout, axis), (q, k, v, query, key))
-    positions = query.positions, key.positions
-    if query.positions is None:
-        positions = _default_positions(plan, lengths, has_segments=query.segment_ids is not None)
+    positions = _pair(query.positions, key.positions)
+    segment_ids = _pair(query.segment_ids, key.segment_ids)
+    if positions is None:
+        positions = _default_positions(plan, lengths, has_segments=segment_ids is not None)
     output = ring_attention(
         q,
         k,
@@ -182,7 +185,7 @@ def _on_device(
         axis_name=axis,
         mask=plan.mask,
         positions=positions,
-        segment_ids=None if query.segment_ids is None else (query.segment_ids, key.segment_ids),
+        segment_ids=segment_ids,
         scale=plan.scale,
         kernel=plan.kernel,
         query_chunk=plan.query_chunk,
@@ -191,9 +194,11 @@ def _on_device(
     return output if axis is None else from_layout(output, plan.layout, axis)
 
 
-def _default_positions(
-    plan: _Plan, lengths: tuple[int, int], has_segments: bool
-) -> tuple[jax.Array, jax.Array] | None:
+def _pair(query: jax.Array | None, key: jax.Array | None) -> Pair:
+    return None if query is None or key is None else (query, key)
+
+
+def _default_positions(plan: _Plan, lengths: tuple[int, int], has_segments: bool) -> Pair:
     """Positions [1, T] and [1, S] of this device's tokens, counted from 0; None where none matter."""
     padded = tuple(plan.padded(length) for length in lengths)
     if not plan.mask.causal and (padded == lengths or has_segments):

@@ -60,15 +60,12 @@ class KVCache:
 
 
 def cache_specs(rules: ShardingRules) -> KVCache:
-    """The PartitionSpec of every array of a cache."""
-    entries = rules.spec("layer", "batch", "heads", "sequence", None)
-    return KVCache(
-        keys=entries,
-        values=entries,
-        positions=rules.spec("batch", "sequence"),
-        filled=rules.spec("sequence"),
-        calls=PartitionSpec(),
-    )
+    """The PartitionSpec of every array of a cache, in a cache's place."""
+    entries: Any = rules.spec("layer", "batch", "heads", "sequence", None)
+    positions: Any = rules.spec("batch", "sequence")
+    filled: Any = rules.spec("sequence")
+    calls: Any = PartitionSpec()
+    return KVCache(entries, entries, positions, filled, calls)
 
 
 def slots_needed(prefill_tokens: int, calls: int, tokens_per_call: int, ring: int) -> int:
@@ -134,11 +131,12 @@ def attend(
         return merge(earlier, new).output.astype(query.dtype)
 
     tokens = rules.spec("batch", None, "heads", None)
-    entries = rules.spec("batch", "heads", "sequence", None)
-    past_specs = CachedLayer(entries, entries, rules.spec("batch", "sequence"))
-    return _on_shards(
-        local, (tokens, tokens, tokens, rules.spec("batch", None), past_specs), tokens
-    )(query, key, value, positions, past)
+    entries: Any = rules.spec("batch", "heads", "sequence", None)
+    slots: Any = rules.spec("batch", "sequence")
+    past_specs = CachedLayer(entries, entries, slots)
+    return _on_shards(local, (tokens, tokens, tokens, rules.spec("batch", None), past_specs), tokens)(
+        query, key, value, positions, past
+    )
 
 
 def append(

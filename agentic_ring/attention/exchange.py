@@ -36,7 +36,8 @@ def from_layout(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
         return _from_stripes(x, axis_name)
     if layout == "zigzag":
         evens, odds = _zigzag_routes(jax.lax.axis_size(axis_name))
-        even, odd = _even_first(*jnp.split(x, 2, axis=1), axis_name)
+        early, late = jnp.split(x, 2, axis=1)
+        even, odd = _even_first(early, late, axis_name)
         early = jax.lax.ppermute(even, axis_name, [(there, here) for here, there in evens])
         late = jax.lax.ppermute(odd, axis_name, [(there, here) for here, there in odds])
         return jnp.concatenate((early, late), axis=1)

@@ -19,7 +19,7 @@ keeps its meaning. Two packed documents, causal, the last slot padding:
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ class TokenLabels:
     positions: jax.Array | None = None
     segment_ids: jax.Array | None = None
 
-    def map(self, function: Callable[[jax.Array], jax.Array]) -> "TokenLabels":
+    def map(self, function: Callable[[jax.Array], Any]) -> "TokenLabels":
         """Applies ``function`` to the labels that are there."""
         return jax.tree.map(function, self)
 
@@ -111,9 +111,11 @@ class HopMask:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
         allowed = _valid(self.query)[..., :, None] & _valid(self.key)[..., None, :]
         if self.spec.causal:
-            allowed &= self.key.positions[..., None, :] <= self.query.positions[..., :, None]
+            query, key = _both(self.query.positions, self.key.positions)
+            allowed &= key[..., None, :] <= query[..., :, None]
         if self.query.segment_ids is not None:
-            allowed &= self.key.segment_ids[..., None, :] == self.query.segment_ids[..., :, None]
+            query, key = _both(self.query.segment_ids, self.key.segment_ids)
+            allowed &= key[..., None, :] == query[..., :, None]
         return allowed
 
     def reachable(self, query: Bounds, key: Bounds) -> jax.Array:
@@ -131,10 +133,19 @@ class HopMask:
         """
         reachable = query.any_valid & key.any_valid
         if self.spec.causal:
-            reachable &= key.position_low <= query.position_high
+            high, low = _both(query.position_high, key.position_low)
+            reachable &= low <= high
         if query.segment_low is not None:
-            reachable &= (key.segment_low <= query.segment_high) & (query.segment_low <= key.segment_high)
+            query_low, key_low = _both(query.segment_low, key.segment_low)
+            query_high, key_high = _both(query.segment_high, key.segment_high)
+            reachable &= (key_low <= query_high) & (query_low <= key_high)
         return reachable.any(-1)
+
+
+def _both(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    if query is None or key is None:
+        raise ValueError("queries and keys must have the same labels, and positions where the mask is causal")
+    return query, key
 
 
 def _valid(labels: TokenLabels) -> jax.Array:

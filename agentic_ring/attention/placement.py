@@ -95,8 +95,8 @@ def _usable_mesh(mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh | None
     ambient = jax.sharding.get_abstract_mesh()
     if ambient.manual_axes:
         raise MeshError(
-            f"attention was called inside jax.shard_map over {', '.join(ambient.manual_axes)}, where arrays are "
-            "one device's shards; call ring_attention(..., axis_name=...) there"
+            f"attention was called inside jax.shard_map over {', '.join(ambient.manual_axes)}, where "
+            "arrays are one device's shards; call ring_attention(..., axis_name=...) there"
         )
     if mesh is None:
         return None if ambient.empty else ambient

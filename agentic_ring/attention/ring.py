@@ -137,9 +137,9 @@ def _attend_forward(
 
 
 def _attend_backward(ring: _Ring, residuals: tuple, d_output: jax.Array) -> tuple:
-    gradients = _backward(ring, *residuals, d_output)
-    dq, dk, dv = (d.astype(x.dtype) for d, x in zip(gradients, residuals[:3], strict=True))
-    return dq, dk, dv, None, None
+    q, k, v, query, key, output, logsumexp = residuals
+    gradients = _backward(ring, q, k, v, query, key, output, logsumexp, d_output)
+    return *(gradient.astype(q.dtype) for gradient in gradients), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

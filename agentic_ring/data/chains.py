@@ -117,7 +117,12 @@ class ChainLoader:
         return fields
 
     def _read(
-        self, fields: dict[str, np.ndarray], plan: ChainPlan, index: int, timesteps: np.ndarray, run: np.ndarray
+        self,
+        fields: dict[str, np.ndarray],
+        plan: ChainPlan,
+        index: int,
+        timesteps: np.ndarray,
+        run: np.ndarray,
     ) -> None:
         """Fills ``run`` with the consecutive ``timesteps`` (in decisions) of one member."""
         config, scaling, episode = self._config, self._scaling, plan.episodes[index]
@@ -181,7 +186,10 @@ class ChainPipeline:
         """The batch rows and sequence places that this process's devices hold."""
         sharding = self._rules.sharding(self._mesh, self._shape, ("batch", "sequence"))
         indices = sharding.addressable_devices_indices_map(self._shape).values()
-        bounds = [[s.indices(size)[:2] for s, size in zip(i, self._shape, strict=True)] for i in indices]
+        bounds = [
+            [axis.indices(size)[:2] for axis, size in zip(index or (), self._shape, strict=True)]
+            for index in indices
+        ]
         (row_starts, row_stops), (column_starts, column_stops) = np.array(bounds).transpose(1, 2, 0)
         return slice(row_starts.min(), row_stops.max()), slice(column_starts.min(), column_stops.max())
 

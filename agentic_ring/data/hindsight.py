@@ -46,7 +46,7 @@ def completions(rewards: np.ndarray, target: float) -> np.ndarray:
 
 def plan_chain(returns: np.ndarray, episodes: np.ndarray) -> ChainPlan:
     """Orders ``episodes`` by their ``returns`` [E], ascending, and sets the target to the best."""
-    ascending = sorted((int(episode) for episode in episodes), key=lambda episode: (returns[episode], episode))
+    ascending = sorted(map(int, episodes), key=lambda episode: (returns[episode], episode))
     return ChainPlan(tuple(ascending), float(returns[ascending[-1]]))
 
 
@@ -80,7 +80,8 @@ class StratifiedSampler:
         if len(returns) < length or not len(leaders):
             raise DataError(
                 f"chains of {length} trajectories need at least as many episodes and one that a policy "
-                f"acted in; the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter chains"
+                f"acted in; the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter "
+                "chains"
             )
         leaders = leaders[np.argsort(returns[leaders], kind="stable")]
         top = leaders[-max(1, round(top_fraction * len(leaders))) :]

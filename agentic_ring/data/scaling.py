@@ -33,7 +33,8 @@ class Scaling:
 
 def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Scaling:
     """Reads every observation of the store once; sums run in float64."""
-    count, total, squares = 0, 0.0, 0.0
+    count = 0
+    total = squares = np.zeros(store.domain.observation_dim)
     for episode, length in enumerate(store.lengths):
         observation = store.steps(episode, 0, int(length), task).observation.astype(np.float64)
         count += len(observation)

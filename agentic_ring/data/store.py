@@ -180,6 +180,16 @@ class TrajectoryStore:
             reward=self._rows(f"rewards/{task}", episode, start + 1, stop + 1),
         )
 
+    def rewards(self, episode: int, task: str) -> np.ndarray:
+        """The reward of ``task`` at every transition of an episode: float32 [T].
+
+        Raises:
+          ArgumentError, StoreError, UnknownNameError: as in ``steps``.
+        """
+        self._require_task(task)
+        self._require_range(episode, 0, 1)
+        return self._rows(f"rewards/{task}", episode, 1, int(self.lengths[episode]) + 1)
+
     def episode(self, index: int) -> StoredEpisode:
         """The whole of an episode, as it was given to the writer."""
         self._require_range(index, 0, 1)

@@ -36,6 +36,7 @@ class Linear(nnx.Module):
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """In x's dtype."""
         kernel = gathered(self.kernel, self.rules, x.dtype)
         return x @ kernel + self.bias[...].astype(x.dtype)
 
@@ -48,6 +49,7 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """In x's dtype."""
         x32 = x.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
         return (x32 * inverse * self.scale[...]).astype(x.dtype)
@@ -86,7 +88,7 @@ class FeedForward(nnx.Module):
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [B, T, D], T sharded over the ring -> [B, T, D]."""
+        """Applied to each token of x [B, T, D], T sharded over the ring."""
         gate, up, down = (gathered(p, self.rules, x.dtype) for p in (self.gate, self.up, self.down))
 
         def feedforward(block: jax.Array) -> jax.Array:

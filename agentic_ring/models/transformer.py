@@ -39,7 +39,7 @@ class TransformerConfig:
     """What the backward pass recomputes: "full" keeps only each block's input, as the paper does."""
     ffn_chunk: int | None = None
     """Tokens a device puts through the feedforward at a time (blockwise); None is all of them."""
-    attention_strategy: str = "auto"
+    attention_strategy: Literal["auto", "local", "ring"] = "auto"
     attention_kernel: str = "auto"
     rules: ShardingRules = ShardingRules()
 
@@ -77,7 +77,7 @@ class Attention(nnx.Module):
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [B, T, D] -> rotated query [B, T, N, H] and key, and value [B, T, K, H]."""
+        """From x [B, T, D]: rotated query [B, T, N, H] and key, and value [B, T, K, H]."""
         rules, theta = self.config.rules, self.config.rope_theta
         query, key, value = (
             jnp.einsum("btd,dnh->btnh", x, gathered(p, rules, x.dtype))
@@ -106,7 +106,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """x [B, T, D] -> the block's output and the keys and values [B, T, K, H] it attended to."""
+        """The block's output for x [B, T, D], and the keys and values [B, T, K, H] it attended to."""
         query, key, value = self.attention.project(self.attention_norm(x), positions)
         heads = attention(
             query,

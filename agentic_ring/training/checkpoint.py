@@ -22,14 +22,11 @@ class Checkpoints:
 
     def __init__(self, directory: Path):
         policies = ocp.training.preservation_policies
-        lowest_loss = policies.BestN(
-            get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-        )
+        lowest_loss = policies.BestN(get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1)
+        keep: Any = policies.AnyPreservationPolicy([policies.LatestN(1), lowest_loss])
         self._directory = directory
         self._checkpointer = ocp.training.Checkpointer(
-            directory.absolute(),
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), lowest_loss]),
-            cleanup_tmp_directories=True,
+            str(directory.absolute()), preservation_policy=keep, cleanup_tmp_directories=True
         )
 
     @property
@@ -38,10 +35,11 @@ class Checkpoints:
         latest = self._checkpointer.latest
         return None if latest is None else latest.step
 
+    @property
     def best_step(self) -> int | None:
         """Step of the checkpoint with the lowest loss, or None."""
-        kept = [checkpoint for checkpoint in self._checkpointer.checkpoints if checkpoint.metrics]
-        return min(kept, key=lambda checkpoint: checkpoint.metrics["loss"]).step if kept else None
+        losses: dict[int, Any] = {kept.step: kept.metrics for kept in self._checkpointer.checkpoints}
+        return min(losses, key=lambda step: losses[step]["loss"], default=None)
 
     def save(self, step: int, state: TrainState, data_state: dict[str, Any], loss: float) -> None:
         """Starts writing; returns once the state has been copied off the devices."""

@@ -2,9 +2,10 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentic_ring.data.chains import ChainPipeline
@@ -33,7 +34,7 @@ class TrainConfig:
     steps: int
     batch_size: int
     """Chains of one update, over all devices."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint_every: int = 100
     log_every: int = 1
     seed: int = 0
@@ -96,7 +97,7 @@ def train(
                         {
                             "loss": loss,
                             "gradient_norm": float(measured["gradient_norm"]),
-                            "learning_rate": float(learning_rate(step - 1)),
+                            "learning_rate": float(jnp.asarray(learning_rate(step - 1))),
                             "tokens_per_second": tokens_per_second,
                         },
                     )
@@ -109,8 +110,8 @@ def train(
 
 
 def _non_finite_message(step: int, loss: float, last_step: int | None) -> str:
-    back = f"the last good checkpoint is step {last_step}" if last_step else "no checkpoint was written before it"
+    back = f"the last good checkpoint is step {last_step}" if last_step else "there is no checkpoint yet"
     return (
-        f"the loss is {loss} at step {step}; {back}. Lower the learning rate (--training.optimizer.learning-rate) "
-        "or the clipping norm, then run again: training goes on from that checkpoint"
+        f"the loss is {loss} at step {step}; {back}. Lower the learning rate or the clipping norm of the "
+        "preset (experiments/presets.py) and start anew with --no-resume"
     )

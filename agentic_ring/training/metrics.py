@@ -22,7 +22,11 @@ class MetricsLog:
     """
 
     def __init__(
-        self, path: Path, resume_step: int, wandb_project: str | None = None, config: dict[str, Any] | None = None
+        self,
+        path: Path,
+        resume_step: int,
+        wandb_project: str | None = None,
+        config: dict[str, Any] | None = None,
     ):
         self._active = jax.process_index() == 0
         self._path = path

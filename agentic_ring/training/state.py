@@ -126,7 +126,7 @@ def abstract_state(
     model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, rules: ShardingRules
 ) -> TrainState:
     """The train state as ShapeDtypeStructs with shardings: to compile for, and to restore into."""
-    replicated = NamedSharding(mesh, PartitionSpec())
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
     param_shardings = model.param_shardings(mesh, rules)
     shapes = jax.eval_shape(lambda: _fresh_state(model, optimizer, jax.random.key(0)))
     optimizer_shardings = optax.tree.map_params(
@@ -184,7 +184,7 @@ def make_train_step(
             (loss, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state), metrics
 
     return train_step

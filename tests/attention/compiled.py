@@ -40,7 +40,8 @@ def permutes(compiled: jax.stages.Compiled) -> Permutes:
             elif " while(" in line:
                 trips = _TRIPS.search(line)
                 body = re.search(r"body=%?([\w.\-]+)", line)
-                assert trips and body, f"a loop of unknown length: {line}"
+                assert trips, f"a loop of unknown length: {line}"
+                assert body
                 found = walk(body[1], times * int(trips[1]), conditional)
             elif " conditional(" in line:
                 branches = re.search(r"branch_computations=\{([^}]*)\}", line)

@@ -90,8 +90,9 @@ def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(kernels._KERNELS, "own output", OwnOutputKernel)
     case = Case(4, "causal", (4, 2), "zigzag", 64, None, "own output")
     errors = relative_errors(compute(case), case_truth(case))
-    assert errors["output"] < FORWARD and errors["dv"] < GRADIENT
-    assert errors["dq"] > 1e-2 and errors["dk"] > 1e-2
+    assert errors["output"] < FORWARD
+    assert errors["dv"] < GRADIENT
+    assert min(errors["dq"], errors["dk"]) > 1e-2
 
 
 def test_oracle_equals_a_loop_over_rows():
@@ -120,7 +121,8 @@ def test_oracle_gradients_of_empty_rows_are_zero():
     empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
     assert empty.any()
     for array in case_truth(case):
-        assert np.isfinite(array).all() and not array[empty].any()
+        assert np.isfinite(array).all()
+        assert not array[empty].any()
 
 
 def test_scores_far_from_zero():

@@ -20,7 +20,9 @@ UNSCALED = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_
 
 
 def config(trajectories: int, **changes) -> ChainConfig:
-    return ChainConfig(task=TASK, trajectories=trajectories, action_repeat=changes.pop("action_repeat", 1), **changes)
+    return ChainConfig(
+        task=TASK, trajectories=trajectories, action_repeat=changes.pop("action_repeat", 1), **changes
+    )
 
 
 def test_a_chain_tells_each_member_the_best_return(tmp_path):
@@ -30,7 +32,9 @@ def test_a_chain_tells_each_member_the_best_return(tmp_path):
         episodes = tuple(int(e) for e in np.argsort(returns))
         fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
         lengths = store.lengths[list(episodes)]
-        np.testing.assert_array_equal(fields["timestep"][:12], np.concatenate([np.arange(n) for n in lengths]))
+        np.testing.assert_array_equal(
+            fields["timestep"][:12], np.concatenate([np.arange(n) for n in lengths])
+        )
         np.testing.assert_array_equal(fields["trajectory"][:12], np.repeat([0, 1, 2], lengths))
         starts = np.concatenate([[0], np.cumsum(lengths)])
         for start, episode in zip(starts, episodes, strict=False):
@@ -123,7 +127,9 @@ def test_the_iterator_goes_on_from_its_state(tmp_path):
 
         def pipeline() -> ChainPipeline:
             loader = ChainLoader(store, config(2), UNSCALED, 8)
-            return ChainPipeline(loader, StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, 0), 2, mesh)
+            return ChainPipeline(
+                loader, StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, 0), 2, mesh
+            )
 
         batches = pipeline()
         next(batches)
@@ -138,7 +144,9 @@ def test_the_iterator_goes_on_from_its_state(tmp_path):
 def test_scaling_brings_observations_to_order_one(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [300, 200])) as store:
         scaling = measure_scaling(store, TASK, action_repeat=1)
-        observations = np.concatenate([store.steps(e, 0, int(n), TASK).observation for e, n in enumerate(store.lengths)])
+        observations = np.concatenate(
+            [store.steps(e, 0, int(n), TASK).observation for e, n in enumerate(store.lengths)]
+        )
         scaled = scaling.observation(observations)
         np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-5)

@@ -123,7 +123,11 @@ def test_a_ring_that_does_not_divide_is_refused(tmp_path):
     ("flags", "status", "message"),
     [
         (["--task", "walker_jump"], 2, "walker_jump"),
-        (["--task", "walker_run", "--ring", "3", "--dry-run"], 1, "error: a ring of 3 does not divide 8 devices"),
+        (
+            ["--task", "walker_run", "--ring", "3", "--dry-run"],
+            1,
+            "error: a ring of 3 does not divide 8 devices",
+        ),
         (["--task", "walker_run", "--collector", "rnd"], 1, "walker/rnd.zip"),
     ],
 )
@@ -133,4 +137,3 @@ def test_mistakes_end_in_one_message(tmp_path, flags, status, message):
     assert ended.returncode == status
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
-

@@ -34,7 +34,8 @@ def start_worker(store: Path, directory: Path, **options) -> subprocess.Popen:
     for name, value in flags.items():
         command.append(f"--{name.replace('_', '-')}")
         command += [] if value is True else [str(value)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def finish(worker: subprocess.Popen) -> None:
@@ -100,7 +101,8 @@ def test_it_learns(store, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
-    with pytest.raises(NonFiniteLossError, match=r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"):
+    message = r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"
+    with pytest.raises(NonFiniteLossError, match=message):
         train_tiny(store, tmp_path / "run", steps=400, learning_rate=1e30)
 
 
@@ -109,5 +111,5 @@ def test_a_damaged_checkpoint_is_named(store, tmp_path):
     train_tiny(store, run, steps=2)
     step = next(path for path in (run / "checkpoints").iterdir() if path.is_dir())
     shutil.rmtree(step / "state")
-    with pytest.raises(CheckpointError, match="checkpoint 2 in .* cannot be read"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 in .* cannot be read"):
         train_tiny(store, run, steps=4)

@@ -1,6 +1,6 @@
 """Trains a tiny model in a process of its own, so that tests can kill it or start two of them.
 
-    python -m tests.training.worker --store s.h5 --directory run --steps 6
+python -m tests.training.worker --store s.h5 --directory run --steps 6
 """
 
 from pathlib import Path
@@ -27,9 +27,14 @@ STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
 
 
 def train_tiny(
-    store: Path, directory: Path, steps: int, learning_rate: float = 1e-2, data: int = 1, checkpoint_every: int = 2
+    store: Path,
+    directory: Path,
+    steps: int,
+    learning_rate: float = 1e-2,
+    data: int = 1,
+    checkpoint_every: int = 2,
 ) -> np.ndarray:
-    """Trains on the store with a ring over all devices that ``data`` leaves; returns all weights as one array."""
+    """Trains with a ring over all devices that ``data`` leaves; returns all weights as one array."""
     mesh = make_mesh(MeshShape(data=data))
     checkpoints = Checkpoints(directory / "checkpoints")
     metrics = MetricsLog(directory / "metrics.jsonl", checkpoints.last_step or 0)
@@ -46,7 +51,9 @@ def train_tiny(
             loader = ChainLoader(opened, chains, scaling, mesh.shape["ring"])
             sampler = StratifiedSampler(opened.returns(TASK), loader.learnable, 2, 0.5, seed=0)
             model = Model(
-                AgenticTransformerConfig(STACK, DOMAIN.observation_dim, DOMAIN.action_dim, loader.max_timestep)
+                AgenticTransformerConfig(
+                    STACK, DOMAIN.observation_dim, DOMAIN.action_dim, loader.max_timestep
+                )
             )
             batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
             state = train(config, model, batches, mesh, checkpoints, metrics)

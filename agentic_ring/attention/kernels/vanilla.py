@@ -20,6 +20,7 @@ class VanillaKernel:
     def forward(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
     ) -> SoftmaxState:
+        """See ``Kernel.forward``."""
         scores = _scores(q, k, mask, scale)
         largest = scores.max(axis=-1, keepdims=True)
         largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
@@ -42,6 +43,7 @@ class VanillaKernel:
         *,
         scale: float,
     ) -> Gradients:
+        """See ``Kernel.backward``."""
         rows = backward_rows(output, logsumexp, d_output)
         total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
         query, d_output = _grouped(q, k), _grouped(d_output.astype(q.dtype), k)

@@ -39,6 +39,7 @@ class XlaKernel:
     def forward(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
     ) -> SoftmaxState:
+        """See ``Kernel.forward``."""
         grid = self._grid(q, k)
         keys, values = grid.split_keys(k), grid.split_keys(v)
         query_labels, key_labels, reachable = grid.split_mask(mask)
@@ -75,6 +76,7 @@ class XlaKernel:
         *,
         scale: float,
     ) -> Gradients:
+        """See ``Kernel.backward``."""
         grid = self._grid(q, k)
         queries, d_outputs = grid.split_queries(q), grid.split_queries(d_output.astype(q.dtype))
         totals, deltas = (grid.split_rows(x) for x in backward_rows(output, logsumexp, d_output))
@@ -110,8 +112,11 @@ class XlaKernel:
 
 
 class _RunningSoftmax(NamedTuple):
-    """Softmax over the chunks seen so far, not divided yet. ``largest`` starts at the least float32
-    and not at -inf: a masked score, -inf, less a finite number has exponential exactly 0."""
+    """Softmax over the chunks seen so far, not divided yet.
+
+    ``largest`` starts at the least float32 and not at -inf: the exponential of a masked score, -inf,
+    less a finite number is exactly 0.
+    """
 
     output: jax.Array  # [B, K, rows, H]: sum of exp(score - largest) * value
     largest: jax.Array  # [B, K, rows]
@@ -153,8 +158,8 @@ def _attend_backward(
     pair: HopMask,
     scale: float,
 ) -> Gradients:
-    """Scores are keys by queries here: two of the three products that use them then read them in
-    their order in memory, which is a fifth faster on CPUs than queries by keys."""
+    # Keys by queries: two of the three products that use the scores then read them in memory order,
+    # a fifth faster on CPUs than queries by keys.
     scores = accumulate("bksh,bkrh->bksr", key, query) * scale
     if not pair.trivial:
         allowed = _of_rows(pair.allowed(), query).swapaxes(-1, -2)
