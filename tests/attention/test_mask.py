@@ -53,7 +53,7 @@ def test_an_unreachable_chunk_pair_allows_nothing(seed, causal, has_positions, h
         return TokenLabels(positions if keeps_positions else None, segments if has_segments else None)
 
     mask = HopMask(MaskSpec(causal), tokens(QUERIES), tokens(KEYS))
-    *_, reachable = ChunkGrid((2, QUERIES, 1, 4), (2, KEYS, 1, 4), *chunks).split_mask(mask)
+    *_, reachable = ChunkGrid((2, QUERIES, 1, 4), (2, KEYS, 1, 4), *chunks).split_mask(mask, jnp.zeros(()))
     allowed = np.asarray(mask.allowed()).any(axis=0)
     for row, column in np.argwhere(allowed):
         assert reachable[row // chunks[0], column // chunks[1]]
@@ -62,7 +62,7 @@ def test_an_unreachable_chunk_pair_allows_nothing(seed, causal, has_positions, h
 @pytest.mark.parametrize("keys", [4, 5])
 def test_without_labels_only_chunk_padding_is_masked(keys: int):
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels())
-    _, key, reachable = ChunkGrid((1, 4, 1, 4), (1, keys, 1, 4), 2, 2).split_mask(mask)
+    _, key, reachable = ChunkGrid((1, 4, 1, 4), (1, keys, 1, 4), 2, 2).split_mask(mask, jnp.zeros(()))
     assert mask.trivial
     if keys == 4:
         assert reachable is None

@@ -27,7 +27,7 @@ def config(trajectories: int, **changes) -> ChainConfig:
 
 def test_a_chain_tells_each_member_the_best_return(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [5, 3, 4])) as store:
-        loader = ChainLoader(store, config(3, layout="contiguous"), UNSCALED, ring=1)
+        loader = ChainLoader(store, config(3, layout="contiguous", loss_extent="all"), UNSCALED, ring=1)
         returns = store.returns(TASK)
         episodes = tuple(int(e) for e in np.argsort(returns))
         fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
