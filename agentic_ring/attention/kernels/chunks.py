@@ -78,9 +78,7 @@ class ChunkGrid:
         batch, length, heads, head_dim = self.key_shape
         return x.transpose(1, 0, 3, 2, 4).reshape(batch, -1, heads, head_dim)[:, :length]
 
-    def split_mask(
-        self, mask: HopMask, q: jax.Array
-    ) -> tuple[TokenLabels, TokenLabels, jax.Array | None]:
+    def split_mask(self, mask: HopMask, k: jax.Array) -> tuple[TokenLabels, TokenLabels, jax.Array | None]:
         """Labels of each chunk, and which pairs of chunks have anything to attend to.
 
         Returns:
@@ -92,10 +90,10 @@ class ChunkGrid:
         if mask.trivial and not key_padding:
             return mask.query, mask.key, None
         if mask.trivial:
-            # Tied to q: from constants alone, JAX would compute the masks of all pairs ahead of the
-            # loops and keep them, when attention is differentiated within a scan over layers.
+            # Tied to the keys, which change from hop to hop: from constants alone, JAX would compute the
+            # masks of all pairs ahead of the loop over hops and keep them through it.
             labels = [TokenLabels(jnp.zeros((1, n), jnp.int32)) for n in (queries, keys)]
-            mask = HopMask(mask.spec, *jax.lax.optimization_barrier((*labels, q))[:2])
+            mask = HopMask(mask.spec, *jax.lax.optimization_barrier((*labels, k))[:2])
         query = mask.query.pad(query_padding).chunks(self.query_chunk)
         key = mask.key.pad(key_padding).chunks(self.key_chunk)
         query_bounds = jax.tree.map(lambda x: x[:, None], query.bounds())

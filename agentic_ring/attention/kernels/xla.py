@@ -42,7 +42,7 @@ class XlaKernel:
         """See ``Kernel.forward``."""
         grid = self._grid(q, k)
         keys, values = grid.split_keys(k), grid.split_keys(v)
-        query_labels, key_labels, reachable = grid.split_mask(mask, q)
+        query_labels, key_labels, reachable = grid.split_mask(mask, k)
 
         def visit_queries(_, chunk):
             query, labels, reachable_keys = chunk
@@ -80,7 +80,7 @@ class XlaKernel:
         grid = self._grid(q, k)
         queries, d_outputs = grid.split_queries(q), grid.split_queries(d_output.astype(q.dtype))
         totals, deltas = (grid.split_rows(x) for x in backward_rows(output, logsumexp, d_output))
-        query_labels, key_labels, reachable = grid.split_mask(mask, q)
+        query_labels, key_labels, reachable = grid.split_mask(mask, k)
         reachable = None if reachable is None else reachable.T
         places = jnp.arange(len(queries))
 
