@@ -51,10 +51,10 @@ PRESETS = {
         transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
         trajectories=4,
         training=TrainConfig(
-            steps=300,
+            steps=200,
             batch_size=2,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
-            checkpoint_every=100,
+            checkpoint_every=50,
         ),
         trials=4,
         action_repeat={"cartpole": 8, "walker": 4, "cheetah": 4},
