@@ -26,11 +26,15 @@ from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode, is_held
-from agentic_ring.errors import ConfigError, DataError, StoreError
+from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
 from agentic_ring.progress import Advance, progress
 from data_prep.episode_files import EpisodeFile, episode_file, read_episode
 from data_prep.folders import REWARD_FREE_SUFFIX, collector_folder, data_root, store_path
 from data_prep.relabel import Relabeller
+
+EXORL_COLLECTORS = ("aps", "icm_apt", "diayn", "disagreement", "icm", "proto", "random", "rnd", "smm")
+OWN_COLLECTOR = "mix"
+"""What ``data_prep.collect`` makes unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ def _find_sources(root: Path, config: ConvertConfig) -> tuple[list[_Source], lis
                 continue
             files.append((parsed, _Source(file, f"{folder.name}/{file.name}", labels.get(file.name))))
     if not files and not skipped:
+        if config.collector not in (*EXORL_COLLECTORS, OWN_COLLECTOR):
+            raise UnknownNameError("collector", config.collector, (*EXORL_COLLECTORS, OWN_COLLECTOR))
         raise DataError(how_to_get_data(root, config))
     files.sort(key=lambda pair: (pair[1].file.parent, pair[0].index, pair[1].name))
     if config.max_episodes and config.max_episodes < len(files):
@@ -245,8 +251,8 @@ def how_to_get_data(root: Path, config: ConvertConfig) -> str:
     return (
         f"there are no episode files in {folder / 'buffer'}. To use ExoRL's, fetch\n"
         f"  https://dl.fbaipublicfiles.com/exorl/{config.domain}/{config.collector}.zip\n"
-        f"and unpack it so that its buffer/*.npz lie there; collectors: aps, icm_apt, diayn, disagreement, "
-        "icm, proto, random, rnd, smm (about 2.6 GB each for walker). To make your own instead:\n"
+        f"and unpack it so that its buffer/*.npz lie there; collectors: {', '.join(EXORL_COLLECTORS)} "
+        "(about 2.6 GB each for walker). To make your own instead:\n"
         f"  python -m data_prep.collect --domain {config.domain}"
     )
 

@@ -129,6 +129,11 @@ def test_a_ring_that_does_not_divide_is_refused(tmp_path):
             "error: a ring of 3 does not divide 8 devices",
         ),
         (["--task", "walker_run", "--collector", "rnd"], 1, "walker/rnd.zip"),
+        (
+            ["--task", "walker_run", "--collector", "dqn"],
+            1,
+            "error: unknown collector 'dqn'; choose one of: aps",
+        ),
     ],
 )
 def test_mistakes_end_in_one_message(tmp_path, flags, status, message):
