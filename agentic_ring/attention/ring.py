@@ -106,9 +106,8 @@ def _vary_alike(arrays: Any, axis_name: str | None) -> Any:
     Hops mix them all, and the carries of a scan must keep their type. Done before the custom
     derivative, so that JAX sums the gradient of an array that was the same on several devices.
     """
-    if axis_name is None:
-        return arrays
-    axes = {axis_name}.union(*(_varying(x) for x in jax.tree.leaves(arrays)))
+    ring = () if axis_name is None else (axis_name,)
+    axes = frozenset(ring).union(*(_varying(x) for x in jax.tree.leaves(arrays)))
 
     def vary(x: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - _varying(x)))

@@ -85,11 +85,13 @@ def test_ambient_mesh(arrays, axis_type):
         np.testing.assert_allclose(attention(*arrays), want, **TOLERANCE)
 
 
-def test_many_query_heads_share_one_key_head_over_tensor(arrays):
+@pytest.mark.parametrize("strategy", ["ring", "local"])
+def test_many_query_heads_share_one_key_head_over_tensor(arrays, strategy):
     """Each device keeps the one key head; its gradient is summed over the devices."""
     q, k, v = arrays
     mesh = make_mesh(MeshShape(ring=2, tensor=4))
-    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh), [q, k[:, :, :1], v[:, :, :1]])
+    one_head = [q, k[:, :, :1], v[:, :, :1]]
+    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy=strategy), one_head)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
