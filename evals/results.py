@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring.errors import ArgumentError, DataError
@@ -146,10 +147,11 @@ def read_results(path: Path) -> Results:
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """The figures as a table for ``rich.print``, the paper's beside ours."""
-    table = Table(title=title, title_justify="left")
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right")
-    table.add_column("95% interval", justify="right")
+    table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("n", justify="right")
     table.add_column("unit")
     table.add_column("paper", justify="right")

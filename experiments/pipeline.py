@@ -160,7 +160,7 @@ def all_figures(
     speed = np.median([row["tokens_per_second"] for row in rows])
     return [
         *report.figures(paper_return),
-        Figure.of("loss/final", mean_interval(recent), "mean squared action error"),
+        Figure.of("loss/final", mean_interval(recent), "squared error"),
         Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
         Figure("bytes_per_device", float(memory.total), "bytes"),
     ]

@@ -26,7 +26,7 @@ class Case:
     length: int
     chunks: tuple[int, int] | None
     kernel: str
-    dtype: str = "float32"
+    dtype: str
 
     def __str__(self) -> str:
         parts = (getattr(self, field.name) for field in fields(self))
@@ -48,6 +48,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "length": (64, 53),  # 53 divides over nothing
     "chunks": (None, (3, 5)),  # 3 and 5 divide no block
     "kernel": ("xla", "vanilla"),
+    "dtype": ("float32", "bfloat16"),
 }
 BATCH, HEAD_DIM = 2, 8
 
@@ -60,18 +61,20 @@ def cases(factors: dict[str, tuple[Any, ...]]) -> list[Case]:
     return [case for case in product if case.kernel == "xla" or case.chunks is None]
 
 
-def pairwise(cases: list[Case]) -> list[Case]:
-    """Some of ``cases``, so that every pair of values of two factors that occurs in them occurs in these."""
+def covering(cases: list[Case], strength: int) -> list[Case]:
+    """Some of ``cases``, in which every combination of ``strength`` values that occurs in them occurs.
 
-    def pairs(case: Case) -> set:
-        return set(itertools.combinations(((f.name, getattr(case, f.name)) for f in fields(case)), 2))
-
+    Faults come from few factors at once, and the full product would compile for an hour.
+    """
     cases = random.Random(0).sample(cases, len(cases))  # ties go to a different combination each time
-    open_pairs = set().union(*map(pairs, cases))
+    values = [[(field.name, getattr(case, field.name)) for field in fields(case)] for case in cases]
+    combinations = [frozenset(itertools.combinations(value, strength)) for value in values]
+    missing = set().union(*combinations)
     chosen = []
-    while open_pairs:
-        chosen.append(max(cases, key=lambda case: len(pairs(case) & open_pairs)))
-        open_pairs -= pairs(chosen[-1])
+    while missing:
+        best = max(range(len(cases)), key=lambda index: len(combinations[index] & missing))
+        chosen.append(cases[best])
+        missing -= combinations[best]
     return chosen
 
 
