@@ -51,8 +51,9 @@ def step_memory(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> S
     """Compiles the train step of a preset for a task on this mesh."""
     decisions = -(-task.domain.episode_steps // action_repeat)
     steps = padded_length(preset.trajectories * decisions, mesh.shape["ring"], "zigzag")
+    training = preset.training(preset.trajectories * decisions, mesh.shape["data"] * mesh.shape["fsdp"])
     model = Model(preset.model(task.domain, max_timestep=decisions))
-    return train_step_memory(model, preset.training.optimizer, preset.training.batch_size, steps, mesh)
+    return train_step_memory(model, training.optimizer, training.batch_size, steps, mesh)
 
 
 def print_plan(preset: Preset, task: Task, mesh: Mesh) -> None:
@@ -119,8 +120,7 @@ def main(
     chosen = PRESETS[name]
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
-    shape = shape_with_ring(ring, jax.device_count())
-    mesh = make_mesh(shape)
+    mesh = make_mesh(shape_with_ring(ring, jax.device_count()))
     parsed = parse_task(task)
     say(f"preset {name} on {jax.device_count()} {jax.default_backend()} devices, mesh {dict(mesh.shape)}")
     if dry_run:
@@ -132,7 +132,7 @@ def main(
     with stages.stage("data"):
         with first_process_first("data"):
             store = prepare_store(parsed.domain, data or data_root(), collector)
-        config = resolve(chosen, name, parsed, store, shape, loss_extent, seed)
+        config = resolve(chosen, name, parsed, store, mesh, loss_extent, seed)
     with first_process_first("directory"):
         enter_directory(directory, config, resume)
     stages.keep_in(directory)

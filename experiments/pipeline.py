@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +92,7 @@ def resolve(
     preset_name: str,
     task: Task,
     store_path: Path,
-    shape: MeshShape,
+    mesh: Mesh,
     loss_extent: Literal["last", "all"],
     seed: int,
 ) -> RunConfig:
@@ -104,12 +104,13 @@ def resolve(
         acted = np.array([algorithm not in NOISE_ALGORITHMS for algorithm in store.algorithms])
         returns = store.returns(task.name)[acted]
         longest = -(-int(store.lengths.max()) // action_repeat)
+    training = preset.training(preset.trajectories * longest, mesh.shape["data"] * mesh.shape["fsdp"], seed)
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
     return RunConfig(
         task=task.full_name,
         preset=preset_name,
         store=str(store_path),
-        mesh=shape,
+        mesh=MeshShape(**mesh.shape),
         chains=ChainConfig(
             task=task.name,
             trajectories=preset.trajectories,
@@ -119,7 +120,7 @@ def resolve(
         ),
         scaling=scaling,
         model=preset.model(task.domain, max_timestep=longest),
-        training=replace(preset.training, seed=seed),
+        training=training,
         evaluation=evaluation,
         target=float(np.quantile(returns, evaluation.target_quantile)),
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from agentic_ring.data.tasks import Domain
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.state import OptimizerConfig
@@ -18,14 +18,20 @@ class Preset:
       transformer: the stack.
       trajectories: members of a chain.
       action_repeat: environment steps that one decision lasts, by domain; 1 where it is not named.
-      training: length and optimiser.
+      updates: of the optimiser.
+      tokens_per_update: about as many, in whole chains.
+      optimizer: AdamW's settings.
+      checkpoint_every: updates between two checkpoints.
       trials: rollouts after the prompt.
       prompt_trajectories: stored trajectories in context before the first trial.
     """
 
     transformer: TransformerConfig
     trajectories: int
-    training: TrainConfig
+    updates: int
+    tokens_per_update: int
+    optimizer: OptimizerConfig
+    checkpoint_every: int
     trials: int
     prompt_trajectories: int = 0
     action_repeat: dict[str, int] = field(default_factory=dict)
@@ -36,6 +42,12 @@ class Preset:
             raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
         trials = min(self.trials, count) if self.prompt_trajectories else count
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
+
+    def training(self, chain_steps: int, batch_shards: int, seed: int = 0) -> TrainConfig:
+        """How long and how to train on chains of ``chain_steps``, batches spread over ``batch_shards``."""
+        chains = self.tokens_per_update / (chain_steps * TOKENS_PER_STEP)
+        batch_size = max(1, round(chains / batch_shards)) * batch_shards
+        return TrainConfig(self.updates, batch_size, self.optimizer, self.checkpoint_every, seed=seed)
 
     def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
         """The Agentic Transformer of this size for a domain."""
@@ -50,12 +62,10 @@ PRESETS = {
     "demo": Preset(
         transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
         trajectories=4,
-        training=TrainConfig(
-            steps=200,
-            batch_size=2,
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
-            checkpoint_every=50,
-        ),
+        updates=250,
+        tokens_per_update=8_000,
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
+        checkpoint_every=50,
         trials=4,
         action_repeat={"cartpole": 8, "walker": 4, "cheetah": 4},
     ),
@@ -71,12 +81,10 @@ PRESETS = {
             rope_theta=500_000.0,
         ),
         trajectories=16,
-        training=TrainConfig(
-            steps=20_000,
-            batch_size=8,
-            optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=1000),
-            checkpoint_every=500,
-        ),
+        updates=20_000,
+        tokens_per_update=512_000,
+        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=1000),
+        checkpoint_every=500,
         trials=4,
         prompt_trajectories=12,
     ),
@@ -93,12 +101,10 @@ PRESETS = {
             rope_theta=10_000_000.0,
         ),
         trajectories=128,
-        training=TrainConfig(
-            steps=100_000,
-            batch_size=8,
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
-            checkpoint_every=1000,
-        ),
+        updates=100_000,
+        tokens_per_update=4_096_000,
+        optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+        checkpoint_every=1000,
         trials=4,
         prompt_trajectories=124,
     ),

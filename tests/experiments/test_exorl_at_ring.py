@@ -49,7 +49,8 @@ def tiny_demo(monkeypatch) -> None:
     tiny = replace(
         demo,
         transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
-        training=replace(demo.training, steps=4, checkpoint_every=2),
+        updates=4,
+        checkpoint_every=2,
         trajectories=2,
         trials=2,
     )
