@@ -13,6 +13,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import store_path
+from evals import dmc_returns
 from evals.results import read_results
 from experiments import exorl_at_ring, presets
 
@@ -78,6 +79,11 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
     again = read_results(run / "results.json")
     assert again.figure("return/last_trial") == results.figure("return/last_trial")
     assert len(read_metrics(run / "metrics.jsonl")) == 4
+
+    # Its checkpoint can be rolled out again by itself, in the same environments with the same returns.
+    capsys.readouterr()
+    dmc_returns.main(run, checkpoint="best")
+    assert f"{results.figure('return/random_policy').value:.4g}" in capsys.readouterr().out
 
     with pytest.raises(ConfigError, match=r"other settings \(.*seed"):
         exorl_at_ring.main("cartpole_swingup", data=data, output=run, seed=1)
