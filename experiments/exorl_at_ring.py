@@ -133,9 +133,11 @@ def main(
         with first_process_first("data"):
             store = prepare_store(parsed.domain, data or data_root(), collector)
         config = resolve(chosen, name, parsed, store, mesh, loss_extent, seed)
+    first_process = jax.process_index() == 0
     with first_process_first("directory"):
-        enter_directory(directory, config, resume)
-    stages.keep_in(directory)
+        enter_directory(directory, config, resume or not first_process)
+    if first_process:
+        stages.keep_in(directory)
     model = Model(config.model)
     with stages.stage("training"):
         state = train_on_store(config, model, mesh, directory, wandb)
@@ -144,7 +146,7 @@ def main(
     with stages.stage("memory"):
         memory = step_memory(chosen, parsed, config.chains.action_repeat, mesh)
     figures = all_figures(report, memory, directory, paper.exorl_return(task))
-    if jax.process_index() != 0:
+    if not first_process:
         return
     write_report(config, report, figures, stages, directory)
     rich.print(figure_table(figures, f"{task}, preset {name}, seed {seed}"))

@@ -20,6 +20,8 @@ class Preset:
       action_repeat: environment steps that one decision lasts, by domain; 1 where it is not named.
       updates: of the optimiser.
       tokens_per_update: about as many, in whole chains.
+      accumulate: work through a batch one chain a device at a time, adding up gradients: long chains
+        need the memory.
       optimizer: AdamW's settings.
       checkpoint_every: updates between two checkpoints.
       trials: rollouts after the prompt.
@@ -34,6 +36,7 @@ class Preset:
     checkpoint_every: int
     trials: int
     prompt_trajectories: int = 0
+    accumulate: bool = True
     action_repeat: dict[str, int] = field(default_factory=dict)
 
     def with_trajectories(self, count: int) -> "Preset":
@@ -46,8 +49,10 @@ class Preset:
     def training(self, chain_steps: int, batch_shards: int, seed: int = 0) -> TrainConfig:
         """How long and how to train on chains of ``chain_steps``, batches spread over ``batch_shards``."""
         chains = self.tokens_per_update / (chain_steps * TOKENS_PER_STEP)
-        batch_size = max(1, round(chains / batch_shards)) * batch_shards
-        return TrainConfig(self.updates, batch_size, self.optimizer, self.checkpoint_every, seed=seed)
+        chains_a_shard = max(1, round(chains / batch_shards))
+        optimizer = replace(self.optimizer, accumulation=chains_a_shard if self.accumulate else 1)
+        batch_size = chains_a_shard * batch_shards
+        return TrainConfig(self.updates, batch_size, optimizer, self.checkpoint_every, seed=seed)
 
     def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
         """The Agentic Transformer of this size for a domain."""
@@ -67,6 +72,7 @@ PRESETS = {
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
         checkpoint_every=50,
         trials=4,
+        accumulate=False,
         action_repeat={"cartpole": 8, "walker": 4, "cheetah": 4},
     ),
     # One accelerator: chains of 16 x 1000 steps, 64K tokens.

@@ -15,13 +15,13 @@ from tests.models.sizes import on_mesh, random_steps, tiny_config
 STEPS = random_steps(batch=4, length=64, valid=61)
 
 
-def losses(config, shape: MeshShape, devices=None, updates: int = 3) -> list[float]:
+def losses(config, shape: MeshShape, devices=None, updates: int = 3, accumulation: int = 1) -> list[float]:
     """Losses of the first updates on one batch."""
     mesh = make_mesh(shape, devices)
     model, optimizer = Model(config), make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), 10)
     with jax.set_mesh(mesh):
         state = init_state(model, optimizer, 0, mesh, ShardingRules())
-        update = jax.jit(make_train_step(model, optimizer))
+        update = jax.jit(make_train_step(model, optimizer, accumulation))
         batch = on_mesh(STEPS, mesh)
         measured = []
         for _ in range(updates):
@@ -59,6 +59,11 @@ def test_the_ways_to_compute_agree(changes, expected_losses):
     np.testing.assert_allclose(
         losses(tiny_config(**changes), MeshShape(data=4, ring=2)), expected_losses, rtol=2e-5
     )
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(expected_losses):
+    accumulated = losses(tiny_config(), MeshShape(data=2, ring=4), accumulation=2)
+    np.testing.assert_allclose(accumulated, expected_losses, rtol=2e-5)
 
 
 def predict(steps, config=None) -> np.ndarray:
