@@ -78,7 +78,7 @@ class TrajectoryStore:
         try:
             self._file = h5py.File(path, "r")
             self._read_tables()
-        except (OSError, KeyError, UnicodeDecodeError, RuntimeError, UnknownNameError) as error:
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise StoreError(
                 f"{path} cannot be read ({error}); delete it and convert the episodes again"
             ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from agentic_ring.data.failsafe_file import FailsafeFile
 from agentic_ring.data.sealed_file import HEADER_BYTES, seal
 from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
@@ -36,9 +37,15 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
 
     Raises:
       StoreError: there is no episode, two have one source, or one lacks the reward of a task.
+      OSError: the disk is full.
     """
     with replacing(path) as beside:
-        count = _write(beside, description, episodes)
+        file = FailsafeFile(beside)
+        try:
+            count = _write(file, description, episodes)
+            file.check()
+        finally:
+            file.close()
         seal(beside, STORE_FORMAT, STORE_VERSION)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
@@ -50,7 +57,7 @@ def merge_stores(path: Path, description: StoreDescription, stores: Sequence[Tra
     return write_store(path, description, (episode for store in stores for episode in store.episodes()))
 
 
-def _write(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
+def _write(target: FailsafeFile, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
     widths = {
         "observation": description.domain.observation_dim,
         "action": description.domain.action_dim,
@@ -59,7 +66,7 @@ def _write(path: Path, description: StoreDescription, episodes: Iterable[StoredE
         "physics": description.domain.physics_dim,
     }
     # "latest" is the format whose metadata carries checksums.
-    with h5py.File(path, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
+    with h5py.File(target, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
         file.attrs["domain"] = description.domain.name
         file.attrs["collector"] = description.collector
         file.attrs["tasks"] = list(description.tasks)
@@ -83,8 +90,9 @@ def _write(path: Path, description: StoreDescription, episodes: Iterable[StoredE
             repeats.append(stored.action_repeat)
             algorithms.append(stored.algorithm)
             sources.append(stored.source)
+            target.check()
         if not lengths:
-            raise StoreError(f"no episode to write to {path.parent}; nothing was written")
+            raise StoreError("there is no episode to write; nothing was written")
         if len(set(sources)) != len(sources):
             twice = next(source for source in sources if sources.count(source) > 1)
             raise StoreError(f"two episodes come from {twice}; every source may be in a store once")

@@ -273,6 +273,7 @@ def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
         timeout=120,
     )
     assert result.stdout.startswith(f"refused {tmp_path}"), result.stderr
+    assert result.returncode == 0, "HDF5 crashed at exit"
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
