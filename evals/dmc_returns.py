@@ -82,7 +82,7 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     evaluation, action_repeat = config.evaluation, config.chains.action_repeat
     with TrajectoryStore.open(config.store) as store:
         data = store.returns(task.name)
-        prompt = read_prompt(store, config) if evaluation.prompt_trajectories else None
+        prompt = read_prompt(store, config, mesh.shape["ring"]) if evaluation.prompt_trajectories else None
     seeds = range(evaluation.first_seed, evaluation.first_seed + evaluation.environments)
     decisions = -(-task.domain.episode_steps // action_repeat)
     policies: dict[str, TrialPolicy] = {
@@ -113,11 +113,14 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     return ReturnReport(returns["agentic transformer"], returns["random policy"], data, config.target)
 
 
-def read_prompt(store: TrajectoryStore, config: RunConfig) -> ChainSteps:
-    """Stored trajectories below the target, in ascending return and told to aim at it: [1, S] steps."""
+def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSteps:
+    """Stored trajectories below the target, in ascending return and told to aim at it: [1, S] steps.
+
+    S is a multiple of ``ring``.
+    """
     count = config.evaluation.prompt_trajectories
     loader = ChainLoader(
-        store, replace(config.chains, trajectories=count, layout="contiguous"), config.scaling, ring=8
+        store, replace(config.chains, trajectories=count, layout="contiguous"), config.scaling, ring=ring
     )
     returns = store.returns(config.chains.task)
     below = np.flatnonzero(returns <= config.target)
