@@ -63,6 +63,7 @@ class InContextPolicy:
         self._scaling = scaling
         self._target = target
         self._environments = num_environments
+        self._decisions = self._decisions_left = decisions
         self._position = 0 if prompt is None else int(np.max(prompt.position)) + 1
         self._trial = -1 if prompt is None else int(np.max(prompt.trajectory))
         self._timestep = 0
@@ -72,11 +73,11 @@ class InContextPolicy:
 
         config, ring = model.config.transformer, mesh.shape["ring"]
         prompt_tokens = 0 if prompt is None else TOKENS_PER_STEP * prompt.position.shape[1]
-        self._capacity = slots_needed(prompt_tokens, decisions, TOKENS_PER_STEP, ring)
+        capacity = slots_needed(prompt_tokens, decisions, TOKENS_PER_STEP, ring)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules))
 
         def fresh(batch: int) -> KVCache:
-            size = (config.layers, batch, self._capacity, config.key_value_heads, config.head_dim)
+            size = (config.layers, batch, capacity, config.key_value_heads, config.head_dim)
             return empty_cache(*size, dtype=jnp.dtype(config.dtype), ring=ring)
 
         def prefill(params: Params, prompt: ChainSteps) -> KVCache:
@@ -112,7 +113,17 @@ class InContextPolicy:
         self._return_to_go = np.full(self._environments, self._target)
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
+        """Actions float32 [E, A] for observations float32 [E, O].
+
+        Raises:
+          ConfigError: the cache is full.
+        """
+        if self._decisions_left == 0:
+            raise ConfigError(
+                f"the policy was made for {self._decisions} decisions and has taken them all; "
+                "make it for more"
+            )
+        self._decisions_left -= 1
         current = self._steps(
             position=self._position,
             observation=self._scaling.observation(observation),

@@ -74,6 +74,8 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
     # The context matters: actions of a model that forgot the first trial would differ by far more.
     assert np.abs(np.diff(ours, axis=1)).max() > 1e-2
     assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
+    with pytest.raises(ConfigError, match="made for 48 decisions"):
+        policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
 
 
 def test_environments_must_divide_over_the_mesh():
