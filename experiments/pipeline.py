@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
-from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.errors import ConfigError
 from agentic_ring.files import replacing
@@ -101,8 +101,7 @@ def resolve(
         held = int(np.gcd.reduce(store.action_repeats))
         action_repeat = math.gcd(held, preset.action_repeat.get(task.domain.name, 1))
         scaling = measure_scaling(store, task.name, action_repeat)
-        acted = np.array([algorithm not in NOISE_ALGORITHMS for algorithm in store.algorithms])
-        returns = store.returns(task.name)[acted]
+        returns = store.returns(task.name)[store.learnable]
         longest = -(-int(store.lengths.max()) // action_repeat)
     training = preset.training(preset.trajectories * longest, mesh.shape["data"] * mesh.shape["fsdp"], seed)
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)

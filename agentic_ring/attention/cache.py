@@ -53,11 +53,6 @@ class KVCache:
     filled: jax.Array
     calls: jax.Array
 
-    @property
-    def capacity(self) -> int:
-        """Slots of all devices together."""
-        return self.positions.shape[1]
-
 
 def cache_specs(rules: ShardingRules) -> KVCache:
     """The PartitionSpec of every array of a cache, in a cache's place."""

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from agentic_ring.attention.layout import order, padded_length
 from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
-from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
@@ -84,7 +84,7 @@ class ChainLoader:
         self._config = config
         self._scaling = scaling
         self._decisions = -(-store.lengths // config.action_repeat)
-        self.learnable = np.array([name not in NOISE_ALGORITHMS for name in store.algorithms])
+        self.learnable = store.learnable
         longest = int(self._decisions.max())
         self.max_timestep = longest
         self.length = padded_length(config.trajectories * longest, ring, config.layout)

@@ -136,6 +136,11 @@ class TrajectoryStore:
         """E."""
         return len(self.lengths)
 
+    @property
+    def learnable(self) -> np.ndarray:
+        """Whether a policy acted in each episode, so that it may be imitated: bool [E]."""
+        return np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
+
     def verify(self) -> None:
         """Reads every byte.
 
