@@ -1,8 +1,9 @@
 """Who attends to whom, told by positions and segment ids, never by a T x S array kept anywhere.
 
-Key ``s`` is attended by query ``t`` iff all of
+Key ``s`` is attended by query ``t``, ``d = position[t] - position[s]`` after it, iff all of
 
-    not causal, or position[s] <= position[t]
+    d >= 0 where causal, and d < window where there is one (|d| < window where not causal);
+        or position[s] < prefix
     segment[s] == segment[t]
     neither token is padding, which is a negative position or a negative segment id
 
@@ -18,11 +19,13 @@ keeps its meaning. Two packed documents, causal, the last slot padding:
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from agentic_ring.errors import ArgumentError
 
 PADDING = -1
 
@@ -33,9 +36,39 @@ class MaskSpec:
 
     Attributes:
       causal: a query attends only to keys whose position is not after its own.
+      window: a query attends only to keys whose position differs from its own by less than this,
+        so that 1 is the token itself.
+      prefix: keys at positions below this are attended by every query of their segment, whatever
+        causal and window say: a prefix-LM, or the sink tokens that a sliding window keeps. For
+        prefixes of different lengths, give the tokens of each row's prefix the same position.
     """
 
     causal: bool = True
+    window: int | None = None
+    prefix: int = 0
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ArgumentError(f"window is {self.window}; it must be at least 1, the token itself, or None")
+        if self.prefix < 0:
+            raise ArgumentError(f"prefix is {self.prefix}; it must be at least 0")
+
+    @property
+    def by_position(self) -> bool:
+        """Whether it matters where tokens stand."""
+        return self.causal or self.window is not None
+
+    def admits(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Whether queries at these positions attend to keys at those; the two broadcast."""
+        admits = jnp.bool_(True)
+        if self.causal:
+            admits &= key <= query
+        if self.window is not None:
+            distance = query - key
+            admits &= distance < self.window
+            if not self.causal:
+                admits &= distance > -self.window
+        return admits | (key < self.prefix) if self.prefix else admits
 
 
 class Bounds(NamedTuple):
@@ -87,7 +120,9 @@ class TokenLabels:
         return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids))
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec", "offset"]
+)
 @dataclass(frozen=True)
 class HopMask:
     """The mask of one block of queries against one block of keys; what a kernel is given.
@@ -95,24 +130,36 @@ class HopMask:
     Attributes:
       spec: the static part.
       query: labels of the queries, [B, T]. Has the same fields set as ``key``.
-      key: labels of the keys, [B, S]. Positions are set where ``spec.causal``.
+      key: labels of the keys, [B, S].
+      offset: where there are no positions, query t stands at position t + offset and key s at s.
     """
 
     spec: MaskSpec
     query: TokenLabels
     key: TokenLabels
+    offset: int = 0
 
     @property
     def trivial(self) -> bool:
         """Whether, statically, every query attends to every key."""
-        return self.query.positions is None and self.query.segment_ids is None
+        labels = self.query
+        return not self.spec.by_position and labels.positions is None and labels.segment_ids is None
+
+    def placed(self, queries: int, keys: int) -> "HopMask":
+        """The same mask of ``queries`` x ``keys`` tokens with positions, where the spec asks for them."""
+        if not self.spec.by_position or self.query.positions is not None:
+            return self
+        query, key = (jnp.arange(length, dtype=jnp.int32)[None] for length in (queries, keys))
+        # Positions below 0 would be padding.
+        query, key = query + max(self.offset, 0), key + max(-self.offset, 0)
+        return replace(self, query=replace(self.query, positions=query), key=replace(self.key, positions=key))
 
     def allowed(self) -> jax.Array:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
         allowed = _valid(self.query)[..., :, None] & _valid(self.key)[..., None, :]
-        if self.spec.causal:
+        if self.spec.by_position:
             query, key = _both(self.query.positions, self.key.positions)
-            allowed &= key[..., None, :] <= query[..., :, None]
+            allowed &= self.spec.admits(query[..., :, None], key[..., None, :])
         if self.query.segment_ids is not None:
             query, key = _both(self.query.segment_ids, self.key.segment_ids)
             allowed &= key[..., None, :] == query[..., :, None]
@@ -132,9 +179,17 @@ class HopMask:
           bool, of the leading axes.
         """
         reachable = query.any_valid & key.any_valid
-        if self.spec.causal:
-            high, low = _both(query.position_high, key.position_low)
-            reachable &= low <= high
+        if self.spec.by_position:
+            query_low, key_low = _both(query.position_low, key.position_low)
+            query_high, key_high = _both(query.position_high, key.position_high)
+            near = jnp.bool_(True)
+            if self.spec.causal:
+                near &= key_low <= query_high
+            if self.spec.window is not None:
+                near &= query_low - key_high < self.spec.window
+                if not self.spec.causal:
+                    near &= key_low - query_high < self.spec.window
+            reachable &= near | (key_low < self.spec.prefix)
         if query.segment_low is not None:
             query_low, key_low = _both(query.segment_low, key.segment_low)
             query_high, key_high = _both(query.segment_high, key.segment_high)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 
@@ -26,7 +27,7 @@ class Kernel(Protocol):
     """
 
     def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
     ) -> SoftmaxState:
         """Attention of q [B, T, N, H] to k and v [B, S, K, H], accumulated in float32.
 
@@ -43,13 +44,12 @@ class Kernel(Protocol):
         logsumexp: jax.Array,
         d_output: jax.Array,
         mask: HopMask,
-        *,
-        scale: float,
+        scores: Scores,
     ) -> Gradients:
         """What these keys contribute to the gradients.
 
         Args:
-          q, k, v, mask, scale: as in the forward.
+          q, k, v, mask, scores: as in the forward.
           output: attention over *all* keys, [B, T, N, H]. With that over this hop's keys alone in
             its place, dq and dk come out wrong while the forward and dv stay right.
           logsumexp: over all keys, float32 [B, T, N].
