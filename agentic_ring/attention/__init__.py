@@ -4,7 +4,7 @@
 already; ``reference_attention`` is the oracle that both are compared with.
 """
 
-from agentic_ring.attention.api import STRATEGIES, attention
+from agentic_ring.attention.api import attention
 from agentic_ring.attention.kernels import KERNELS
 from agentic_ring.attention.layout import (
     LAYOUTS,
@@ -16,10 +16,13 @@ from agentic_ring.attention.layout import (
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring import ring_attention
+from agentic_ring.attention.strategies import STRATEGIES
+from agentic_ring.attention.transport import SCHEDULES
 
 __all__ = [
     "KERNELS",
     "LAYOUTS",
+    "SCHEDULES",
     "STRATEGIES",
     "MaskSpec",
     "attention",

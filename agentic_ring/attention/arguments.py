@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.errors import ArgumentError
 
 Pair = jax.Array | tuple[jax.Array, jax.Array] | None
@@ -47,9 +47,33 @@ def check_mask(mask: MaskSpec) -> None:
     """
     if not isinstance(mask, MaskSpec):
         raise ArgumentError(
-            f"mask is a {type(mask).__name__}; expected MaskSpec(causal=...): attention takes no mask array, "
+            f"mask is a {type(mask).__name__}; expected MaskSpec(...): attention takes no mask array, "
             "say who attends to whom by positions and segment_ids"
         )
+
+
+def check_scores(
+    q: jax.Array,
+    soft_cap: float | None,
+    sinks: jax.Array | None,
+    dropout_rate: float,
+    dropout_key: jax.Array | None,
+) -> None:
+    """Checks what is done to scores.
+
+    Raises:
+      ArgumentError: a value out of range, a shape that does not fit, dropout without a key.
+    """
+    if soft_cap is not None and not soft_cap > 0:
+        raise ArgumentError(f"soft_cap is {soft_cap}; it must be above 0, or None for no cap")
+    if sinks is not None and sinks.shape != (q.shape[2],):
+        raise ArgumentError(f"sinks has shape {sinks.shape}; expected one score a query head, ({q.shape[2]},)")
+    if sinks is not None and not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise ArgumentError(f"sinks has dtype {sinks.dtype}; expected a floating-point dtype")
+    if not 0 <= dropout_rate < 1:
+        raise ArgumentError(f"dropout_rate is {dropout_rate}; it must be at least 0 and below 1")
+    if dropout_rate and dropout_key is None:
+        raise ArgumentError(f"dropout_rate is {dropout_rate} but there is no dropout_key; pass jax.random.key(...)")
 
 
 def pair_of_labels(
@@ -85,26 +109,3 @@ def pair_of_labels(
     return checked[0], checked[1]
 
 
-def hop_mask(
-    mask: MaskSpec,
-    q: jax.Array,
-    k: jax.Array,
-    positions: Pair,
-    segment_ids: Pair,
-    first: tuple[int | jax.Array, int | jax.Array] = (0, 0),
-) -> HopMask:
-    """The mask of q against k.
-
-    Where positions are absent and matter, they count up from ``first`` (of the query, of the key).
-    """
-    check_mask(mask)
-    query_positions, key_positions = pair_of_labels("positions", positions, q, k)
-    query_segments, key_segments = pair_of_labels("segment_ids", segment_ids, q, k)
-    if query_positions is None and mask.causal:
-        query_positions, key_positions = (
-            start + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-            for start, x in zip(first, (q, k), strict=True)
-        )
-    return HopMask(
-        mask, TokenLabels(query_positions, query_segments), TokenLabels(key_positions, key_segments)
-    )

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.mesh import ShardingRules, ambient_axis_size
 
@@ -207,7 +208,7 @@ def _attend_to(
 ) -> SoftmaxState:
     """A few queries [B, C, N, H] to keys [B, S, K, H]: their C x S scores are small, so one product."""
     mask = HopMask(MaskSpec(causal=True), TokenLabels(positions), TokenLabels(key_positions))
-    return VanillaKernel().forward(query, keys, values, mask, scale=query.shape[-1] ** -0.5)
+    return VanillaKernel().forward(query, keys, values, mask, Scores(query.shape[-1] ** -0.5))
 
 
 def _ring_in_mesh() -> bool:

@@ -7,45 +7,45 @@ the sharded axis would gather the whole sequence on every device.
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.axis import RingAxis
 from agentic_ring.attention.layout import Layout
 
 
-def to_layout(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
+def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """From this device's consecutive block [B, T, ...] to its block in ``layout``.
 
     Args:
       x: local array inside ``jax.shard_map``; T is even for zigzag and a multiple of the ring for
         striped.
       layout: order of the result.
-      axis_name: mesh axis of the ring.
+      axis: the ring.
     """
     if layout == "striped":
-        return _to_stripes(x, axis_name)
+        return _to_stripes(x, axis)
     if layout == "zigzag":
-        evens, odds = _zigzag_routes(jax.lax.axis_size(axis_name))
+        evens, odds = _zigzag_routes(axis.size)
         early, late = jnp.split(x, 2, axis=1)  # halves 2i and 2i + 1 of the sequence
-        even = jax.lax.ppermute(early, axis_name, evens)
-        odd = jax.lax.ppermute(late, axis_name, odds)
-        return jnp.concatenate(_even_first(even, odd, axis_name), axis=1)
+        return jnp.concatenate(
+            _even_first(axis.permute(early, evens), axis.permute(late, odds), axis), axis=1
+        )
     return x
 
 
-def from_layout(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
+def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """The inverse of ``to_layout``."""
     if layout == "striped":
-        return _from_stripes(x, axis_name)
+        return _from_stripes(x, axis)
     if layout == "zigzag":
-        evens, odds = _zigzag_routes(jax.lax.axis_size(axis_name))
-        early, late = jnp.split(x, 2, axis=1)
-        even, odd = _even_first(early, late, axis_name)
-        early = jax.lax.ppermute(even, axis_name, [(there, here) for here, there in evens])
-        late = jax.lax.ppermute(odd, axis_name, [(there, here) for here, there in odds])
-        return jnp.concatenate((early, late), axis=1)
+        evens, odds = _zigzag_routes(axis.size)
+        even, odd = _even_first(*jnp.split(x, 2, axis=1), axis)
+        return jnp.concatenate(
+            (axis.permute(even, _inverse(evens)), axis.permute(odd, _inverse(odds))), axis=1
+        )
     return x
 
 
-def _zigzag_routes(ring: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(source, destination) of the even and of the odd halves of the sequence, each a permutation.
+def _zigzag_routes(ring: int) -> tuple[list[int], list[int]]:
+    """Where each device sends its even and its odd half of the sequence; each a permutation.
 
     Half h starts on device h // 2 and goes to device h, or 2P - 1 - h where h >= P: of the two
     halves that a device ends with, h and 2P - 1 - h, one is even and one is odd.
@@ -54,25 +54,25 @@ def _zigzag_routes(ring: int) -> tuple[list[tuple[int, int]], list[tuple[int, in
     def destination(half: int) -> int:
         return min(half, 2 * ring - 1 - half)
 
-    evens = [(device, destination(2 * device)) for device in range(ring)]
-    odds = [(device, destination(2 * device + 1)) for device in range(ring)]
-    return evens, odds
+    return [destination(2 * i) for i in range(ring)], [destination(2 * i + 1) for i in range(ring)]
 
 
-def _even_first(a: jax.Array, b: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
+def _inverse(destinations: list[int]) -> list[int]:
+    return [destinations.index(place) for place in range(len(destinations))]
+
+
+def _even_first(a: jax.Array, b: jax.Array, axis: RingAxis) -> tuple[jax.Array, jax.Array]:
     """(a, b) on even devices, (b, a) on odd ones, where the earlier half is the odd one. Its own inverse."""
-    even_device = jax.lax.axis_index(axis_name) % 2 == 0
+    even_device = axis.index() % 2 == 0
     return jnp.where(even_device, a, b), jnp.where(even_device, b, a)
 
 
-def _to_stripes(x: jax.Array, axis_name: str) -> jax.Array:
+def _to_stripes(x: jax.Array, axis: RingAxis) -> jax.Array:
     """Token t of the sequence to device t mod P."""
-    ring = jax.lax.axis_size(axis_name)
-    stripes = x.reshape(x.shape[0], x.shape[1] // ring, ring, *x.shape[2:])
-    return jax.lax.all_to_all(stripes, axis_name, 2, 1, tiled=True).reshape(x.shape)
+    stripes = x.reshape(x.shape[0], x.shape[1] // axis.size, axis.size, *x.shape[2:])
+    return axis.all_to_all(stripes, split_axis=2, concat_axis=1).reshape(x.shape)
 
 
-def _from_stripes(x: jax.Array, axis_name: str) -> jax.Array:
-    ring = jax.lax.axis_size(axis_name)
-    blocks = x.reshape(x.shape[0], ring, x.shape[1] // ring, 1, *x.shape[2:])
-    return jax.lax.all_to_all(blocks, axis_name, 1, 3, tiled=True).reshape(x.shape)
+def _from_stripes(x: jax.Array, axis: RingAxis) -> jax.Array:
+    blocks = x.reshape(x.shape[0], axis.size, x.shape[1] // axis.size, 1, *x.shape[2:])
+    return axis.all_to_all(blocks, split_axis=1, concat_axis=3).reshape(x.shape)

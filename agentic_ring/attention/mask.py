@@ -103,10 +103,6 @@ class TokenLabels:
         """Adds ``amount`` padding tokens at the end."""
         return self.map(lambda x: jnp.pad(x, ((0, 0), (0, amount)), constant_values=PADDING))
 
-    def chunks(self, size: int) -> "TokenLabels":
-        """[B, T] -> [T / size, B, size], to be scanned over."""
-        return self.map(lambda x: x.reshape(x.shape[0], -1, size).swapaxes(0, 1))
-
     def bounds(self) -> Bounds:
         """Extremes over the last axis."""
         valid = _valid(self)
@@ -166,7 +162,7 @@ class HopMask:
         return allowed
 
     def reachable(self, query: Bounds, key: Bounds) -> jax.Array:
-        """Whether any sequence of the batch may attend between chunks of these bounds.
+        """Whether anything may attend between chunks of these bounds.
 
         A few comparisons a pair of chunks. False means that nothing attends; True may be said of a
         pair whose ranges overlap though no two labels in them meet.
@@ -176,7 +172,7 @@ class HopMask:
           key: bounds [..., B] of key chunks; the leading axes broadcast.
 
         Returns:
-          bool, of the leading axes.
+          bool, of the axes of the bounds.
         """
         reachable = query.any_valid & key.any_valid
         if self.spec.by_position:
@@ -194,7 +190,7 @@ class HopMask:
             query_low, key_low = _both(query.segment_low, key.segment_low)
             query_high, key_high = _both(query.segment_high, key.segment_high)
             reachable &= (key_low <= query_high) & (query_low <= key_high)
-        return reachable.any(-1)
+        return reachable
 
 
 def _both(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:

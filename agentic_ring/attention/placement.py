@@ -9,8 +9,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules
 
-_RULES = ShardingRules()
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -19,21 +17,35 @@ class Placement:
     Attributes:
       mesh: None where there is none: everything runs on one device.
       batch: axes of the batch.
-      sequence: the axis of the ring, None where each device works on whole sequences.
+      sequence: axes of the sequence, outermost first; none where each device works on whole sequences.
       heads: axes of the query heads.
       key_heads: axes of the key heads: ``heads``, or none where all query heads share one.
     """
 
     mesh: Mesh | AbstractMesh | None = None
     batch: tuple[str, ...] = ()
-    sequence: str | None = None
+    sequence: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     key_heads: tuple[str, ...] = ()
 
     @property
     def ring(self) -> int:
         """Devices that share a sequence."""
-        return 1 if self.mesh is None or self.sequence is None else self.mesh.shape[self.sequence]
+        return self._devices(self.sequence)
+
+    @property
+    def inner(self) -> int:
+        """Those of them that lie on the innermost axis."""
+        return self._devices(self.sequence[-1:])
+
+    def local(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """(rows, heads, key heads) that a device holds of queries and keys of these sizes [B, N, K]."""
+        sizes = zip(shape, (self.batch, self.heads, self.key_heads), strict=True)
+        rows, heads, key_heads = (size // self._devices(axes) for size, axes in sizes)
+        return rows, heads, key_heads
+
+    def _devices(self, axes: tuple[str, ...]) -> int:
+        return 1 if self.mesh is None else prod(self.mesh.shape[axis] for axis in axes)
 
     @property
     def queries_spec(self) -> PartitionSpec:
@@ -56,15 +68,20 @@ class Placement:
 
 
 def place(
-    mesh: Mesh | AbstractMesh | None, q_shape: tuple[int, ...], k_shape: tuple[int, ...], ring: bool | None
+    mesh: Mesh | AbstractMesh | None,
+    rules: ShardingRules,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    strategy: str,
 ) -> Placement:
     """Places q [B, T, N, H] and k [B, S, K, H] on a mesh.
 
     Args:
       mesh: the mesh, or None for the one of ``jax.set_mesh``.
+      rules: which of its axes carry what.
       q_shape: shape of q.
       k_shape: shape of k.
-      ring: whether to shard the sequence; None: where the mesh has a ring and T = S.
+      strategy: "local" keeps sequences whole, and so does "auto" where T and S differ.
 
     Raises:
       MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
@@ -74,21 +91,21 @@ def place(
     mesh = _usable_mesh(mesh)
     sizes = {} if mesh is None else {axis: size for axis, size in mesh.shape.items() if size > 1}
     batch, sequence, heads = (
-        tuple(axis for axis in axes if axis in sizes)
-        for axes in (_RULES.batch, _RULES.sequence, _RULES.heads)
+        tuple(axis for axis in axes if axis in sizes) for axes in (rules.batch, rules.sequence, rules.heads)
     )
-    if ring and (mesh is None or not set(_RULES.sequence) <= set(mesh.axis_names)):
+    if strategy not in ("auto", "local") and (mesh is None or not set(rules.sequence) <= set(mesh.axis_names)):
         raise MeshError(
-            f'strategy is "ring" but the mesh has no axis {_RULES.sequence[0]!r}: pass mesh=make_mesh(...), '
-            "or call inside jax.set_mesh(make_mesh(...))"
+            f'strategy is "{strategy}" but the mesh has no axis {" x ".join(map(repr, rules.sequence))}: '
+            "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or say by rules=ShardingRules("
+            "sequence=...) which axis of your mesh the sequence is sharded over"
         )
-    if ring is None:
-        ring = q_shape[1] == k_shape[1]
+    if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
+        sequence = ()
     key_heads = heads if k_shape[2] > 1 else ()
     _check_divides("batch of q", q_shape[0], batch, sizes)
     _check_divides("heads of q", q_shape[2], heads, sizes)
     _check_divides("heads of k", k_shape[2], key_heads, sizes)
-    return Placement(mesh, batch, sequence[0] if ring and sequence else None, heads, key_heads)
+    return Placement(mesh, batch, sequence, heads, key_heads)
 
 
 def _usable_mesh(mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh | None:

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.arguments import Pair, check_arrays, hop_mask
-from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.arguments import Pair, check_arrays, check_mask, check_scores, pair_of_labels
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Dropout
 
 
 def reference_attention(
@@ -16,6 +17,10 @@ def reference_attention(
     positions: Pair = None,
     segment_ids: Pair = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """Attention with the whole score matrix, differentiated by JAX, on one device.
 
@@ -29,12 +34,16 @@ def reference_attention(
       positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
       segment_ids: int [B, T], or a (query, key) pair.
       scale: of the scores; 1 / sqrt(H) where absent.
+      soft_cap, sinks, dropout_rate, dropout_key: see ``attention``. Which probabilities are dropped
+        follows the same hash of positions.
 
     Returns:
       [B, T, N, H] in the dtype of the computation. A row with nothing to attend to is exactly 0,
       and so are its gradients.
     """
     check_arrays(q, k, v)
+    check_mask(mask)
+    check_scores(q, soft_cap, sinks, dropout_rate, dropout_key)
     batch, queries, heads, head_dim = q.shape
     key_heads = k.shape[2]
     dtype = jnp.promote_types(q.dtype, jnp.float32)
@@ -42,13 +51,28 @@ def reference_attention(
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k.astype(dtype))
     scores *= head_dim**-0.5 if scale is None else scale
 
-    hop = hop_mask(mask, q, k, positions, segment_ids)
-    allowed = jnp.ones((1, 1, 1), bool) if hop.trivial else hop.allowed()
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+
+    places = tuple(jnp.arange(x.shape[1])[None] for x in (q, k))
+    labels = (
+        pair_of_labels("positions", places if positions is None else positions, q, k),
+        pair_of_labels("segment_ids", segment_ids, q, k),
+    )
+    hop = HopMask(mask, *(TokenLabels(*pair) for pair in zip(*labels, strict=True)))
+    allowed = hop.allowed()
     allowed = allowed[:, None, None]
     largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=allowed))
     # The inner `where` keeps masked scores out of exp: a derivative of inf times 0 would be NaN.
     weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - largest, 0.0)), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.astype(dtype).reshape(key_heads, -1, 1, 1)
+        total += jnp.exp(sink - jnp.where(jnp.isneginf(largest), 0.0, largest))
     probabilities = weights / jnp.where(total == 0.0, 1.0, total)
+    dropout = Dropout.of(dropout_rate, dropout_key, jnp.int32(0), jnp.int32(0))
+    if dropout is not None:
+        factors = dropout.factors(hop, jnp.arange(batch), jnp.arange(heads)[None])
+        probabilities *= factors.reshape(probabilities.shape)
     output = jnp.einsum("bkgts,bskh->btkgh", probabilities, v.astype(dtype))
     return output.reshape(q.shape)

@@ -6,6 +6,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.mask import HopMask
+
 
 @partial(
     jax.tree_util.register_dataclass, data_fields=["seed", "first_row", "first_head"], meta_fields=["rate"]
@@ -16,12 +18,13 @@ class Dropout:
 
     The bits are a hash of the seed, the row of the batch, the head, and the labels (position and
     segment id) of query and key, all counted over the whole arrays. So they are the same however the
-    arrays are sharded, permuted or cut, and no array of them is kept.
+    arrays are sharded, permuted or cut, and no array of them is kept. Two tokens of a row with the
+    same position and segment id drop the same.
 
     Attributes:
       rate: share of the probabilities that is dropped, static.
       seed: uint32 [2].
-      first_row: int32 scalar, row of the whole batch that this device's first row is.
+      first_row: int32 scalar, the row of the whole batch that this device's first row is.
       first_head: int32 scalar, likewise for the query heads.
     """
 
@@ -30,10 +33,59 @@ class Dropout:
     first_row: jax.Array
     first_head: jax.Array
 
+    @classmethod
+    def of(
+        cls, rate: float, key: jax.Array | None, first_row: jax.Array, first_head: jax.Array
+    ) -> "Dropout | None":
+        """Dropout from a key of ``jax.random``; None where there is nothing to drop."""
+        if key is None or not rate:
+            return None
+        return cls(rate, jax.random.bits(key, (2,), jnp.uint32), first_row, first_head)
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"]
-)
+    def factors(self, pair: HopMask, rows: jax.Array, heads: jax.Array) -> jax.Array:
+        """What the probabilities of one chunk pair are multiplied by, 0 or 1 / (1 - rate).
+
+        Args:
+          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
+          rows: int32 [B], of this device's batch.
+          heads: int32 [B, G], of this device's query heads.
+
+        Returns:
+          float32 [B, G, T, S].
+        """
+        stream = _mix(_words(self.first_row + rows) + self.seed[0])
+        stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
+        query, key = (
+            _label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key)
+        )
+        query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
+        key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
+        # Mixed with the query's word once more: of x(t) ^ y(s) alone, three corners of a rectangle give the fourth.
+        bits = _mix(_mix(query[..., :, None] ^ key[..., None, :]) + query[..., :, None])
+        kept = bits >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        return jnp.where(kept, 1 / (1 - self.rate), 0.0)
+
+
+def _words(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.uint32)
+
+
+def _label_words(positions: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
+    """One word [B, T] for a token's labels."""
+    if positions is None:
+        raise ValueError("dropout needs positions")
+    word = _mix(_words(positions))
+    return word if segment_ids is None else _mix(word ^ _words(segment_ids))
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of 32-bit words in which every bit depends on every other (MurmurHash3's finaliser)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"])
 @dataclass(frozen=True)
 class Scores:
     """What a kernel does to the product of a query and a key before and after the softmax.
@@ -47,3 +99,14 @@ class Scores:
     scale: float
     soft_cap: float | None = None
     dropout: Dropout | None = None
+
+    def of(self, products: jax.Array) -> jax.Array:
+        """Scores of products q . k."""
+        scores = products * self.scale
+        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+    def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
+        """The gradient of the products, given that of the scores and the scores, unmasked."""
+        if self.soft_cap is not None:
+            d_scores = d_scores * (1 - jnp.square(scores / self.soft_cap))
+        return d_scores * self.scale

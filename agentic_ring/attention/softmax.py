@@ -22,6 +22,17 @@ class SoftmaxState(NamedTuple):
     logsumexp: jax.Array
 
 
+def empty_state(q: jax.Array) -> SoftmaxState:
+    """The state of queries [B, T, N, H] before any key."""
+    return SoftmaxState(jnp.zeros_like(q, jnp.float32), jnp.full_like(q[..., 0], -jnp.inf, jnp.float32))
+
+
+def with_sinks(state: SoftmaxState, sinks: jax.Array) -> SoftmaxState:
+    """The state after one more key a head, of score ``sinks`` [N] and value 0 (arXiv 2508.10925)."""
+    logsumexp = jnp.logaddexp(state.logsumexp, sinks.astype(jnp.float32))
+    return SoftmaxState(state.output * jnp.exp(state.logsumexp - logsumexp)[..., None], logsumexp)
+
+
 def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     """Attention over the union of two disjoint sets of keys.
 

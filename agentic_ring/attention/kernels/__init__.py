@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.kernels.interface import Gradients, Kernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
@@ -18,38 +19,67 @@ from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
-__all__ = ["KERNELS", "Gradients", "Kernel", "select_kernel"]
+__all__ = ["KERNELS", "Gradients", "Kernel", "mesh_platform", "select_kernel"]
 
 _log = logging.getLogger(__name__)
 
 _KERNELS: dict[str, Callable[..., Kernel]] = {"xla": XlaKernel, "vanilla": VanillaKernel}
-_CHUNKED = ("auto", "xla")
 _ORDER: dict[str, tuple[str, ...]] = {"cpu": ("xla",), "gpu": ("xla",), "tpu": ("xla",)}
 """What ``auto`` tries, best first, by platform."""
 
 KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
 
 
-def select_kernel(name: str, query_chunk: int | None = None, key_chunk: int | None = None) -> Kernel:
+def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
+    """ "cpu", "gpu" or "tpu": what a mesh is made of, also where no such device is at hand.
+
+    Args:
+      mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.
+    """
+    if isinstance(mesh, Mesh):
+        return _platform(mesh.devices.flat[0].platform)
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    device = mesh.abstract_device
+    return _platform(jax.default_backend() if device is None else device.platform)
+
+
+def _platform(name: str) -> str:
+    return "gpu" if name in ("cuda", "rocm") else name
+
+
+def select_kernel(
+    name: str, query_chunk: int | None = None, key_chunk: int | None = None, platform: str | None = None
+) -> Kernel:
     """The kernel of this name; "auto" is the first of the platform's that serves the case.
+
+    Args:
+      name: one of ``KERNELS``.
+      query_chunk, key_chunk: for kernels that have chunks.
+      platform: "cpu", "gpu" or "tpu"; that of the ambient mesh where absent.
 
     Raises:
       UnknownNameError: no kernel bears the name.
       ArgumentError: a chunk size below 1, or for a kernel that has no chunks.
     """
+    platform = mesh_platform() if platform is None else platform
     if name != "auto" and name not in _KERNELS:
         raise UnknownNameError("kernel", name, ("auto", *_KERNELS))
     chunks = {"query_chunk": query_chunk, "key_chunk": key_chunk}
     chunks = {argument: size for argument, size in chunks.items() if size is not None}
     for argument, size in chunks.items():
-        if name not in _CHUNKED:
+        if name not in ("auto", "xla"):
             raise ArgumentError(f"{argument} is {size}, but the {name} kernel has no chunks; leave it out")
         if size < 1:
             raise ArgumentError(f"{argument} is {size}; it must be at least 1")
+
+    def make(name: str) -> Kernel:
+        if name != "xla":
+            return _KERNELS[name]()
+        return XlaKernel(**chunks, all_streams=platform != "cpu")
+
     if name != "auto":
-        return _KERNELS[name](**chunks)
-    order = _ORDER[jax.default_backend()]
-    return FirstThatServes(tuple((n, _KERNELS[n](**(chunks if n in _CHUNKED else {}))) for n in order))
+        return make(name)
+    return FirstThatServes(tuple((candidate, make(candidate)) for candidate in _ORDER[platform]))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from agentic_ring.attention.kernels.interface import Gradients, accumulate, backward_rows
 from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 
@@ -18,15 +19,16 @@ class VanillaKernel:
     """See ``Kernel``; serves every case whose score matrix fits."""
 
     def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
     ) -> SoftmaxState:
         """See ``Kernel.forward``."""
-        scores = _scores(q, k, mask, scale)
-        largest = scores.max(axis=-1, keepdims=True)
+        mask = mask.placed(q.shape[1], k.shape[1])
+        masked = _masked(scores.of(_products(q, k)), mask)
+        largest = masked.max(axis=-1, keepdims=True)
         largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-        weights = jnp.exp(scores - largest)
+        weights = jnp.exp(masked - largest)
         total = weights.sum(axis=-1, keepdims=True)
-        probabilities = weights / jnp.where(total == 0.0, 1.0, total)
+        probabilities = _drop(weights / jnp.where(total == 0.0, 1.0, total), mask, scores)
         output = accumulate("bkgts,bskh->btkgh", probabilities.astype(v.dtype), v)
         logsumexp = (largest + jnp.log(total))[..., 0].transpose(0, 3, 1, 2)
         return SoftmaxState(output.reshape(q.shape), logsumexp.reshape(q.shape[:3]))
@@ -40,20 +42,23 @@ class VanillaKernel:
         logsumexp: jax.Array,
         d_output: jax.Array,
         mask: HopMask,
-        *,
-        scale: float,
+        scores: Scores,
     ) -> Gradients:
         """See ``Kernel.backward``."""
+        mask = mask.placed(q.shape[1], k.shape[1])
         rows = backward_rows(output, logsumexp, d_output)
         total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
         query, d_output = _grouped(q, k), _grouped(d_output.astype(q.dtype), k)
-        probabilities = jnp.exp(_scores(q, k, mask, scale) - total)
-        d_probabilities = accumulate("btkgh,bskh->bkgts", d_output, v)
-        d_scores = (probabilities * (d_probabilities - delta) * scale).astype(q.dtype)
+        unmasked = scores.of(_products(q, k))
+        probabilities = jnp.exp(_masked(unmasked, mask) - total)
+        d_probabilities = _drop(accumulate("btkgh,bskh->bkgts", d_output, v), mask, scores)
+        d_products = scores.gradient(probabilities * (d_probabilities - delta), unmasked).astype(q.dtype)
         return Gradients(
-            dq=accumulate("bkgts,bskh->btkgh", d_scores, k).reshape(q.shape),
-            dk=accumulate("bkgts,btkgh->bskh", d_scores, query),
-            dv=accumulate("bkgts,btkgh->bskh", probabilities.astype(q.dtype), d_output),
+            dq=accumulate("bkgts,bskh->btkgh", d_products, k).reshape(q.shape),
+            dk=accumulate("bkgts,btkgh->bskh", d_products, query),
+            dv=accumulate(
+                "bkgts,btkgh->bskh", _drop(probabilities, mask, scores).astype(q.dtype), d_output
+            ),
         )
 
 
@@ -62,6 +67,18 @@ def _grouped(x: jax.Array, k: jax.Array) -> jax.Array:
     return x.reshape(*x.shape[:2], k.shape[2], -1, *x.shape[3:])
 
 
-def _scores(q: jax.Array, k: jax.Array, mask: HopMask, scale: float) -> jax.Array:
-    scores = accumulate("btkgh,bskh->bkgts", _grouped(q, k), k) * scale
+def _products(q: jax.Array, k: jax.Array) -> jax.Array:
+    return accumulate("btkgh,bskh->bkgts", _grouped(q, k), k)
+
+
+def _masked(scores: jax.Array, mask: HopMask) -> jax.Array:
     return scores if mask.trivial else jnp.where(mask.allowed()[:, None, None], scores, -jnp.inf)
+
+
+def _drop(x: jax.Array, mask: HopMask, scores: Scores) -> jax.Array:
+    """``x`` [B, K, N / K, T, S] with what dropout does to probabilities."""
+    if scores.dropout is None:
+        return x
+    batch, key_heads, group = x.shape[:3]
+    heads = jnp.arange(key_heads * group)[None]
+    return x * scores.dropout.factors(mask, jnp.arange(batch), heads).reshape(x.shape)

@@ -5,15 +5,16 @@ the mask leaves empty are skipped. Without a ring this is the paper's "memory ef
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.chunks import ChunkGrid, default_chunk
+from agentic_ring.attention.kernels.chunks import MAX_CHUNK, ChunkGrid, default_chunk
 from agentic_ring.attention.kernels.interface import Gradients, accumulate, backward_rows
 from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 State = TypeVar("State")
@@ -24,44 +25,66 @@ class XlaKernel:
     """See ``Kernel``; serves every case.
 
     Attributes:
-      query_chunk: queries a chunk; ``default_chunk`` of their number where absent.
-      key_chunk: keys a chunk; likewise.
+      query_chunk: queries a chunk; where absent, ``default_chunk`` of their number, shorter where many
+        heads share a key head.
+      key_chunk: keys a chunk; ``default_chunk`` of their number where absent.
+      all_streams: whether all rows and heads of a batch are worked on at once, as an accelerator needs
+        to be full; else only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the
+        cache of a CPU's core.
     """
 
     query_chunk: int | None = None
     key_chunk: int | None = None
+    all_streams: bool = False
 
     def _grid(self, q: jax.Array, k: jax.Array) -> ChunkGrid:
-        query_chunk = self.query_chunk or default_chunk(q.shape[1])
+        group = q.shape[2] // k.shape[2]
+        query_chunk = self.query_chunk or default_chunk(q.shape[1], longest=max(16, MAX_CHUNK // group))
         key_chunk = self.key_chunk or default_chunk(k.shape[1])
-        return ChunkGrid(q.shape, k.shape, min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1]))
+        query_chunk, key_chunk = min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1])
+        streams = k.shape[0] * k.shape[2]
+        if not self.all_streams:
+            most = max(1, MAX_CHUNK**2 // (group * query_chunk * key_chunk))
+            streams = next(n for n in range(min(most, streams), 0, -1) if streams % n == 0)
+        return ChunkGrid(q.shape, k.shape, query_chunk, key_chunk, streams)
 
     def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, *, scale: float
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
     ) -> SoftmaxState:
         """See ``Kernel.forward``."""
         grid = self._grid(q, k)
-        keys, values = grid.split_keys(k), grid.split_keys(v)
-        query_labels, key_labels, reachable = grid.split_mask(mask, k)
+        mask, reachable = grid.split_mask(mask, k)
 
-        def visit_queries(_, chunk):
-            query, labels, reachable_keys = chunk
+        def take_turn(_, turn):
+            queries, keys, values, mask, reachable, streams = turn
 
-            def visit_keys(state, chunk):
-                key, value, key_labels, reachable = chunk
-                pair = HopMask(mask.spec, labels, key_labels)
-                attend = lambda state: _attend(state, query, key, value, pair, scale)  # noqa: E731
-                return _where_reachable(reachable, attend, state), None
+            def visit_queries(_, chunk):
+                query, query_labels, reachable_keys = chunk
 
-            nothing = _RunningSoftmax(
-                jnp.zeros_like(query, jnp.float32),
-                jnp.full_like(query[..., 0], jnp.finfo(jnp.float32).min, jnp.float32),
-                jnp.zeros_like(query[..., 0], jnp.float32),
-            )
-            state, _ = jax.lax.scan(visit_keys, nothing, (keys, values, key_labels, reachable_keys))
-            return None, state.normalised()
+                def visit_keys(state, chunk):
+                    key, value, key_labels, reachable = chunk
+                    pair = _Pair(replace(mask, query=query_labels, key=key_labels), scores, grid, streams)
+                    return _where(reachable, lambda state: _attend(state, query, key, value, pair), state), None
 
-        _, state = jax.lax.scan(visit_queries, None, (grid.split_queries(q), query_labels, reachable))
+                nothing = _RunningSoftmax(
+                    jnp.zeros_like(query, jnp.float32),
+                    jnp.full_like(query[..., 0], jnp.finfo(jnp.float32).min, jnp.float32),
+                    jnp.zeros_like(query[..., 0], jnp.float32),
+                )
+                state, _ = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable_keys))
+                return None, state.normalised()
+
+            return None, jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))[1]
+
+        turns = (
+            grid.split_queries(q),
+            grid.split_keys(k),
+            grid.split_keys(v),
+            mask,
+            reachable,
+            grid.stream_numbers(),
+        )
+        _, state = jax.lax.scan(take_turn, None, turns)
         return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
 
     def backward(
@@ -73,41 +96,50 @@ class XlaKernel:
         logsumexp: jax.Array,
         d_output: jax.Array,
         mask: HopMask,
-        *,
-        scale: float,
+        scores: Scores,
     ) -> Gradients:
         """See ``Kernel.backward``."""
         grid = self._grid(q, k)
-        queries, d_outputs = grid.split_queries(q), grid.split_queries(d_output.astype(q.dtype))
-        totals, deltas = (grid.split_rows(x) for x in backward_rows(output, logsumexp, d_output))
-        query_labels, key_labels, reachable = grid.split_mask(mask, k)
-        reachable = None if reachable is None else reachable.T
-        places = jnp.arange(len(queries))
+        mask, reachable = grid.split_mask(mask, k)
 
-        def visit_keys(dq, chunk):
-            key, value, labels, reachable_queries = chunk
+        def take_turn(_, turn):
+            queries, keys, values, mask, reachable, streams = turn
+            reachable = None if reachable is None else reachable.T
 
-            def visit_queries(carry, chunk):
-                dq, *d_key_value = carry
-                place, query, total, delta, d_output, query_labels, reachable = chunk
-                pair = HopMask(mask.spec, query_labels, labels)
+            def visit_keys(dq, chunk):
+                key, value, labels, reachable_queries = chunk
 
-                def differentiate(gradients):
-                    hop = _attend_backward(query, key, value, total, delta, d_output, pair, scale)
-                    return jax.tree.map(jnp.add, gradients, hop)
+                def visit_queries(carry, chunk):
+                    dq, *d_key_value = carry
+                    place, query, query_labels, reachable = chunk
+                    pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid, streams)
 
-                unchanged = Gradients(jnp.zeros_like(query, jnp.float32), *d_key_value)
-                d_query, *d_key_value = _where_reachable(reachable, differentiate, unchanged)
-                # Outside the conditional, so that dq is updated in place and not copied by a branch.
-                return (dq.at[place].add(d_query), *d_key_value), None
+                    def differentiate(gradients):
+                        return jax.tree.map(jnp.add, gradients, _attend_backward(query, key, value, pair))
 
-            nothing = (jnp.zeros_like(key, jnp.float32), jnp.zeros_like(value, jnp.float32))
-            chunks = (places, queries, totals, deltas, d_outputs, query_labels, reachable_queries)
-            (dq, dk, dv), _ = jax.lax.scan(visit_queries, (dq, *nothing), chunks)
-            return dq, (dk, dv)
+                    unchanged = Gradients(jnp.zeros_like(dq[0]), *d_key_value)
+                    d_query, *d_key_value = _where(reachable, differentiate, unchanged)
+                    # Outside the conditional, so that dq is updated in place and not copied by a branch.
+                    return (dq.at[place].add(d_query), *d_key_value), None
 
-        chunks = (grid.split_keys(k), grid.split_keys(v), key_labels, reachable)
-        dq, (dk, dv) = jax.lax.scan(visit_keys, jnp.zeros_like(queries, jnp.float32), chunks)
+                nothing = (jnp.zeros_like(key, jnp.float32), jnp.zeros_like(value, jnp.float32))
+                chunks = (jnp.arange(len(queries.q)), queries, mask.query, reachable_queries)
+                (dq, dk, dv), _ = jax.lax.scan(visit_queries, (dq, *nothing), chunks)
+                return dq, (dk, dv)
+
+            nothing = jnp.zeros_like(queries.q.swapaxes(-1, -2), jnp.float32)
+            dq, (dk, dv) = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable))
+            return None, Gradients(dq.swapaxes(-1, -2), dk, dv)
+
+        total, delta = backward_rows(output, logsumexp, d_output)
+        queries = _BackwardQueries(
+            grid.split_queries(q),
+            grid.split_queries(d_output.astype(q.dtype)),
+            grid.split_rows(total),
+            grid.split_rows(delta),
+        )
+        turns = (queries, grid.split_keys(k), grid.split_keys(v), mask, reachable, grid.stream_numbers())
+        _, (dq, dk, dv) = jax.lax.scan(take_turn, None, turns)
         return Gradients(grid.join_queries(dq), grid.join_keys(dk), grid.join_keys(dv))
 
 
@@ -118,9 +150,9 @@ class _RunningSoftmax(NamedTuple):
     less a finite number is exactly 0.
     """
 
-    output: jax.Array  # [B, K, rows, H]: sum of exp(score - largest) * value
-    largest: jax.Array  # [B, K, rows]
-    total: jax.Array  # [B, K, rows]: sum of exp(score - largest)
+    output: jax.Array  # [streams, rows, H]: sum of exp(score - largest) * value
+    largest: jax.Array  # [streams, rows]
+    total: jax.Array  # [streams, rows]: sum of exp(score - largest)
 
     def normalised(self) -> SoftmaxState:
         empty = self.total == 0.0
@@ -128,52 +160,77 @@ class _RunningSoftmax(NamedTuple):
         return SoftmaxState(output, jnp.where(empty, -jnp.inf, self.largest + jnp.log(self.total)))
 
 
-def _where_reachable(reachable: jax.Array | None, step: Callable[[State], State], state: State) -> State:
+class _BackwardQueries(NamedTuple):
+    """What the backward needs of the queries, in chunks."""
+
+    q: jax.Array  # [streams, rows, H]
+    d_output: jax.Array  # [streams, rows, H]
+    total: jax.Array  # [streams, rows], see ``backward_rows``
+    delta: jax.Array  # [streams, rows]
+
+
+class _Pair(NamedTuple):
+    """One chunk of queries and one of keys: who attends to whom in it, and how."""
+
+    mask: HopMask  # labels [streams or 1, tokens]
+    scores: Scores
+    grid: ChunkGrid
+    streams: jax.Array
+
+    def masked(self, scores: jax.Array, *, keys_first: bool) -> jax.Array:
+        """Scores [streams, rows, S], or [streams, S, rows], with -inf where a query does not attend."""
+        if self.mask.trivial:
+            return scores
+        # The heads of a group are blocks of rows with one mask.
+        allowed = jnp.tile(self.mask.allowed(), (1, self.grid.group, 1))
+        return jnp.where(allowed.swapaxes(-1, -2) if keys_first else allowed, scores, -jnp.inf)
+
+    def dropped(self, x: jax.Array, *, keys_first: bool) -> jax.Array:
+        """``x``, likewise, with what dropout does to probabilities."""
+        dropout = self.scores.dropout
+        if dropout is None:
+            return x
+        key_heads = self.grid.key_shape[2]
+        heads = (self.streams % key_heads * self.grid.group)[:, None] + jnp.arange(self.grid.group)
+        factors = dropout.factors(self.mask, self.streams // key_heads, heads)
+        factors = factors.reshape(len(factors), -1, factors.shape[-1])
+        return x * (factors.swapaxes(-1, -2) if keys_first else factors)
+
+
+def _where(reachable: jax.Array | None, step: Callable[[State], State], state: State) -> State:
     """The state after ``step``, or the state itself at no cost; None is known to be reachable."""
     return step(state) if reachable is None else jax.lax.cond(reachable, step, lambda state: state, state)
 
 
 def _attend(
-    state: _RunningSoftmax, query: jax.Array, key: jax.Array, value: jax.Array, pair: HopMask, scale: float
+    state: _RunningSoftmax, query: jax.Array, key: jax.Array, value: jax.Array, pair: _Pair
 ) -> _RunningSoftmax:
-    scores = accumulate("bkrh,bksh->bkrs", query, key) * scale
-    if not pair.trivial:
-        scores = jnp.where(_of_rows(pair.allowed(), query), scores, -jnp.inf)
+    scores = pair.masked(pair.scores.of(accumulate("xrh,xsh->xrs", query, key)), keys_first=False)
     largest = jnp.maximum(state.largest, scores.max(axis=-1))
     weights = jnp.exp(scores - largest[..., None])
     shrink = jnp.exp(state.largest - largest)
-    output = accumulate("bkrs,bksh->bkrh", weights.astype(value.dtype), value)
+    dropped = pair.dropped(weights, keys_first=False)
+    output = accumulate("xrs,xsh->xrh", dropped.astype(value.dtype), value)
     return _RunningSoftmax(
         state.output * shrink[..., None] + output, largest, state.total * shrink + weights.sum(axis=-1)
     )
 
 
-def _attend_backward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    total: jax.Array,
-    delta: jax.Array,
-    d_output: jax.Array,
-    pair: HopMask,
-    scale: float,
-) -> Gradients:
-    # Keys by queries: two of the three products that use the scores then read them in memory order,
-    # a fifth faster on CPUs than queries by keys.
-    scores = accumulate("bksh,bkrh->bksr", key, query) * scale
-    if not pair.trivial:
-        allowed = _of_rows(pair.allowed(), query).swapaxes(-1, -2)
-        scores = jnp.where(allowed, scores, -jnp.inf)
-    probabilities = jnp.exp(scores - total[..., None, :])
-    d_probabilities = accumulate("bksh,bkrh->bksr", value, d_output)
-    d_scores = (probabilities * (d_probabilities - delta[..., None, :]) * scale).astype(query.dtype)
+def _attend_backward(query: _BackwardQueries, key: jax.Array, value: jax.Array, pair: _Pair) -> Gradients:
+    """Gradients of one pair, that of the queries transposed: [streams, H, rows].
+
+    Keys by queries, and dq as its transpose: so every product reads its large factor in memory order.
+    With queries by keys, dk and dv would read it across, at a third of the speed on CPUs.
+    """
+    unmasked = pair.scores.of(accumulate("xsh,xrh->xsr", key, query.q))
+    masked = pair.masked(unmasked, keys_first=True)
+    probabilities = jnp.exp(masked - query.total[:, None])
+    d_probabilities = pair.dropped(accumulate("xsh,xrh->xsr", value, query.d_output), keys_first=True)
+    d_scores = probabilities * (d_probabilities - query.delta[:, None])
+    d_products = pair.scores.gradient(d_scores, unmasked).astype(query.q.dtype)
+    dropped = pair.dropped(probabilities, keys_first=True).astype(query.q.dtype)
     return Gradients(
-        dq=accumulate("bksr,bksh->bkrh", d_scores, key),
-        dk=accumulate("bksr,bkrh->bksh", d_scores, query),
-        dv=accumulate("bksr,bkrh->bksh", probabilities.astype(query.dtype), d_output),
+        dq=accumulate("xhs,xsr->xhr", key.swapaxes(-1, -2), d_products),
+        dk=accumulate("xsr,xrh->xsh", d_products, query.q),
+        dv=accumulate("xsr,xrh->xsh", dropped, query.d_output),
     )
-
-
-def _of_rows(allowed: jax.Array, query: jax.Array) -> jax.Array:
-    """[B, chunk, S] -> [B, 1, rows, S]: the heads of a group are blocks of rows with one mask."""
-    return jnp.tile(allowed, (1, query.shape[2] // allowed.shape[1], 1))[:, None]

@@ -1,0 +1,215 @@
+"""What one hop computes: this device's queries against the block of keys that has just arrived.
+
+Where the order of the sequence over the ring is known, most of a hop's mask is known with it, and
+the kernel is given tiles without a mask. For a causal mask and the keys of another device:
+
+    contiguous      its keys are all earlier, and every pair attends, or all later, and none does
+
+    zigzag          keys    early late                keys    early late
+                    early     x    .                  early     .    .
+      queries       late      x    .        queries   late      x    x
+                    that device stands earlier        that device stands later
+
+In zigzag order late queries always attend to early keys; the second full quarter lies before or
+after it. So each hop is two full tiles of half the block, on every device: the ring is in balance
+and no device waits for another. Only a device's own block has a causal diagonal.
+
+Everywhere else (explicit positions, striped order, a prefix, dropout) positions travel with the keys
+and the kernel finds out chunk by chunk.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.kernels import Gradients, Kernel
+from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge
+
+
+class Block(NamedTuple):
+    """Keys and values on their way, stacked so that one permute carries both.
+
+    Attributes:
+      keys_values: [2, B, S, K, H].
+      labels: of the keys.
+    """
+
+    keys_values: jax.Array
+    labels: TokenLabels
+
+
+class Queries(NamedTuple):
+    """What stays on a device: q [B, T, N, H] and its labels."""
+
+    q: jax.Array
+    labels: TokenLabels
+
+
+class Saved(NamedTuple):
+    """What a backward needs of the queries' attention to *all* keys; see ``Kernel.backward``."""
+
+    output: jax.Array
+    logsumexp: jax.Array
+    d_output: jax.Array
+
+
+class Origin(NamedTuple):
+    """Where a block comes from.
+
+    Attributes:
+      index: this device's place in the ring.
+      source: the place of the device whose block it is.
+      distance: how many places before this device that is, where it is static; 0 is its own block.
+    """
+
+    index: jax.Array | int
+    source: jax.Array | int
+    distance: int | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether, statically, this is the device's own block."""
+        return self.distance == 0
+
+    @property
+    def earlier(self) -> jax.Array:
+        """Whether the block's device stands earlier in the ring."""
+        return jnp.asarray(self.source < self.index)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The static part of a hop.
+
+    Attributes:
+      kernel: computes a tile.
+      spec: static part of the mask.
+      layout: the order of the sequence over the ring, where tiles follow from it; None where the
+        labels carry positions instead, or where no token's place matters.
+    """
+
+    kernel: Kernel
+    spec: MaskSpec
+    layout: Layout | None
+
+    def forward(self, queries: Queries, block: Block, origin: Origin, scores: Scores) -> SoftmaxState:
+        """Attention of the queries to this block."""
+
+        def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
+            mask = HopMask(spec, queries.labels, block.labels, offset)
+            return self.kernel.forward(queries.q, *block.keys_values, mask, scores)
+
+        if self.layout is None or origin.own:
+            return whole(self.spec)
+        if self.layout == "zigzag":
+            tiles = _Quarters(queries, block, origin.earlier)
+            mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
+            return tiles.join_state(
+                self.kernel.forward(tiles.queries.q, *tiles.keys.keys_values, mask, scores)
+            )
+        attends, spec, offset = self._contiguous(queries, origin)
+        return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q))
+
+    def backward(
+        self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
+    ) -> tuple[jax.Array, jax.Array]:
+        """What this block adds to dq, float32 [B, T, N, H], and its own gradient, float32 [2, B, S, K, H]."""
+
+        def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
+            mask = HopMask(spec, queries.labels, block.labels, offset)
+            return _stacked(self.kernel.backward(queries.q, *block.keys_values, *saved, mask, scores))
+
+        if self.layout is None or origin.own:
+            return whole(self.spec)
+        if self.layout == "zigzag":
+            tiles = _Quarters(queries, block, origin.earlier)
+            mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
+            arrays = tiles.queries.q, *tiles.keys.keys_values, *map(tiles.of_queries, saved)
+            return tiles.join_gradients(*_stacked(self.kernel.backward(*arrays, mask, scores)))
+        attends, spec, offset = self._contiguous(queries, origin)
+
+        def nothing() -> tuple[jax.Array, jax.Array]:
+            return jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), (queries.q, block.keys_values))
+
+        return jax.lax.cond(attends, lambda: whole(spec, offset), nothing)
+
+    def _contiguous(self, queries: Queries, origin: Origin) -> tuple[jax.Array, MaskSpec, int]:
+        """(whether the block is attended, its mask, its offset) for another device's whole block."""
+        if self.spec.window is None:
+            return origin.earlier, _EVERYTHING, 0
+        assert origin.distance is not None, "the hops of a window are unrolled"
+        # A block that came round the end of the sequence is no neighbour.
+        attends = jnp.asarray(origin.source == origin.index - origin.distance)
+        return attends, self.spec, origin.distance * queries.q.shape[1]
+
+
+_EVERYTHING = MaskSpec(causal=False)
+
+
+def _stacked(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
+    return gradients.dq, jnp.stack((gradients.dk, gradients.dv))
+
+
+class _Quarters:
+    """The two full quarters of a zigzag hop, one after the other along the batch.
+
+    The first is late queries x early keys. The second is early x early where the keys' device stands
+    earlier in the ring, else late x late.
+    """
+
+    def __init__(self, queries: Queries, block: Block, earlier: jax.Array):
+        self.earlier = earlier
+        labels = queries.labels, block.labels
+        whole_batch = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels
+        )
+        self.queries = Queries(self.of_queries(queries.q), whole_batch[0].map(self.of_queries))
+        keys_values = jnp.concatenate(
+            (_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1
+        )
+        self.keys = Block(
+            keys_values,
+            whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
+        )
+
+    def of_queries(self, x: jax.Array) -> jax.Array:
+        """[B, T, ...] -> [2 B, T / 2, ...]."""
+        return jnp.concatenate((_late(x, 1), self._second(x, 1)))
+
+    def join_state(self, state: SoftmaxState) -> SoftmaxState:
+        """Of both quarters -> of the whole block."""
+        first, second = (SoftmaxState(*pair) for pair in zip(*(jnp.split(x, 2) for x in state), strict=True))
+        nothing = SoftmaxState(jnp.zeros_like(first.output), jnp.full_like(first.logsumexp, -jnp.inf))
+        early = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), second, nothing)
+        late = jax.tree.map(
+            lambda x, y: jnp.where(self.earlier, x, y), first, merge(first, second)
+        )
+        return jax.tree.map(lambda x, y: jnp.concatenate((x, y), axis=1), early, late)
+
+    def join_gradients(self, dq: jax.Array, d_block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """dq and d_block of both quarters -> of the whole block."""
+        late, second = jnp.split(dq, 2)
+        zero = jnp.zeros_like(late)
+        early = jnp.where(self.earlier, second, zero)
+        late += jnp.where(self.earlier, zero, second)
+        early_keys, second = jnp.split(d_block, 2, axis=1)
+        zero = jnp.zeros_like(early_keys)
+        early_keys += jnp.where(self.earlier, second, zero)
+        late_keys = jnp.where(self.earlier, zero, second)
+        return jnp.concatenate((early, late), axis=1), jnp.concatenate((early_keys, late_keys), axis=2)
+
+    def _second(self, x: jax.Array, axis: int) -> jax.Array:
+        return jnp.where(self.earlier, _early(x, axis), _late(x, axis))
+
+
+def _early(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, 0, x.shape[axis] // 2, axis=axis)
+
+
+def _late(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, x.shape[axis] // 2, None, axis=axis)

@@ -1,0 +1,280 @@
+"""How blocks of keys come to a device's queries, and how their gradients go home.
+
+A transport is given one device's block and a function for one hop, and calls the function once for
+each block that the queries may attend to. It adds up what the calls return, in float32.
+
+* The permute that fetches the next block is issued before the compute of this hop, on which it
+  does not depend, and never inside a conditional: a device that skipped it would stall the ring.
+* In the backward, the gradient of a block travels with it, one hop behind: the sum of the earlier
+  hops is under way while this hop computes what to add to it.
+* The hops of a ring are a scan, not an unrolled loop: one copy of the kernel to compile whatever the
+  ring, and buffers that do not grow with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.axis import RingAxis
+from agentic_ring.attention.hop import Block, Origin
+from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.softmax import SoftmaxState, merge
+
+Schedule = Literal["unidirectional", "bidirectional"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+Attend = Callable[[Block, Origin], SoftmaxState]
+"""One hop of the forward."""
+Differentiate = Callable[[Block, Origin], tuple[jax.Array, jax.Array]]
+"""One hop of the backward: (dq, d_keys_values), float32."""
+
+
+class Transport(Protocol):
+    """See the module."""
+
+    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+        """Attention to the blocks of all devices, given this device's."""
+        ...
+
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+        """(dq of this device's queries, gradient of this device's keys and values)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Every block goes once round the ring (arXiv 2310.01889).
+
+        hop           0          1          2          3         ring of 4
+        device 0   q0 . k0    q0 . k3    q0 . k2    q0 . k1
+        device 1   q1 . k1    q1 . k0    q1 . k3    q1 . k2      P blocks seen in P - 1 permutes
+        ...
+
+    Attributes:
+      axis: the ring.
+      schedule: "bidirectional" sends half of each block each way round, which uses both directions of
+        every link: half the time where transfers are what a hop waits for.
+    """
+
+    axis: RingAxis
+    schedule: Schedule = "unidirectional"
+
+    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+        """See ``Transport``."""
+        size, index = self.axis.size, self.axis.index()
+        own = Origin(index, index, distance=0)
+        if size == 1:
+            return attend(block, own)
+
+        def hop(state: SoftmaxState, parts: tuple[Block, ...], number: Any) -> SoftmaxState:
+            for part, direction in zip(parts, self._directions, strict=True):
+                state = merge(state, attend(part, self._origin(index, number, direction)))
+            return state
+
+        def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
+            state, parts = carry
+            following = self._travel(parts)
+            return (hop(state, parts, number), following), None
+
+        following = self._travel(self._split(block))
+        state = attend(block, own)
+        (state, parts), _ = jax.lax.scan(scanned, (state, following), jnp.arange(1, size - 1))
+        return hop(state, parts, size - 1)
+
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+        """See ``Transport``."""
+        size, index = self.axis.size, self.axis.index()
+        own = Origin(index, index, distance=0)
+        if size == 1:
+            return differentiate(block, own)
+
+        def hop(
+            dq: jax.Array, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
+        ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            sums = []
+            for part, d_part, direction in zip(parts, d_parts, self._directions, strict=True):
+                d_query, contribution = differentiate(part, self._origin(index, number, direction))
+                dq, d_part = dq + d_query, d_part + contribution
+                sums.append(d_part)
+            return dq, tuple(sums)
+
+        def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
+            dq, d_parts, parts = carry
+            following, d_parts = self._travel(parts), self._travel(d_parts)
+            return (*hop(dq, d_parts, parts, number), following), None
+
+        following = self._travel(self._split(block))
+        dq, d_block = differentiate(block, own)
+        d_parts = tuple(part.keys_values for part in self._split(Block(d_block, TokenLabels())))
+        carry, _ = jax.lax.scan(scanned, (dq, d_parts, following), jnp.arange(1, size - 1))
+        dq, d_parts, parts = carry
+        d_parts = self._travel(d_parts)
+        dq, d_parts = hop(dq, d_parts, parts, size - 1)
+        return dq, self._join(self._travel(d_parts))
+
+    @property
+    def _directions(self) -> tuple[int, ...]:
+        return (1,) if self.schedule == "unidirectional" else (1, -1)
+
+    def _origin(self, index: Any, number: Any, direction: int) -> Origin:
+        return Origin(index, (index - direction * number) % self.axis.size)
+
+    def _travel(self, parts: tuple) -> tuple:
+        """Each part one place on in its direction."""
+        return tuple(
+            self.axis.shift(part, direction) for part, direction in zip(parts, self._directions, strict=True)
+        )
+
+    def _split(self, block: Block) -> tuple[Block, ...]:
+        """Parts of the block, one a direction, each with half of the block's first and second half.
+
+        So the parts of a zigzag block are zigzag blocks themselves, and every hop stays balanced.
+        """
+        if self.schedule == "unidirectional":
+            return (block,)
+        quarters = jnp.split(block.keys_values, 4, axis=2)
+        labels = jax.tree.map(lambda x: jnp.split(x, 4, axis=1), block.labels)
+
+        def part(first: int, second: int) -> Block:
+            keys_values = jnp.concatenate((quarters[first], quarters[second]), axis=2)
+            chosen = jax.tree.map(
+                lambda x: jnp.concatenate((x[first], x[second]), axis=1),
+                labels,
+                is_leaf=lambda x: isinstance(x, list),
+            )
+            return Block(keys_values, chosen)
+
+        return part(0, 2), part(1, 3)
+
+    def _join(self, parts: tuple[jax.Array, ...]) -> jax.Array:
+        if self.schedule == "unidirectional":
+            return parts[0]
+        (a, b), (c, d) = (jnp.split(part, 2, axis=2) for part in parts)
+        return jnp.concatenate((a, c, b, d), axis=2)
+
+
+@dataclass(frozen=True)
+class DoubleRing:
+    """A ring of rings: every block goes round the inner ring for each hop on the outer one.
+
+    The transfer to the next inner ring has a whole round of the inner one to hide behind, so that
+    the outer links may be slower by the size of the inner ring.
+
+    Attributes:
+      outer: joins devices of the same place in their inner rings.
+      inner: a run of neighbours, on fast links.
+    """
+
+    outer: Ring
+    inner: Ring
+
+    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+        """See ``Transport``."""
+        return self.outer.forward(
+            block, lambda block, group: self.inner.forward(block, self._within(group, attend))
+        )
+
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+        """See ``Transport``."""
+        return self.outer.backward(
+            block, lambda block, group: self.inner.backward(block, self._within(group, differentiate))
+        )
+
+    def _within(self, group: Origin, function: Callable) -> Callable:
+        """The function, told the origin in the whole ring and not in the inner one."""
+        size = self.inner.axis.size
+
+        def whole(place: Origin) -> Origin:
+            own = 0 if group.own and place.own else None
+            return Origin(group.index * size + place.index, group.source * size + place.source, own)
+
+        return lambda block, place: function(block, whole(place))
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A few blocks before and after a device's own, each fetched from where it lies.
+
+    For a sliding window over consecutive blocks: devices out of the window exchange nothing.
+
+    Attributes:
+      axis: the ring.
+      before: how many blocks before its own a device attends to.
+      after: how many after it.
+    """
+
+    axis: RingAxis
+    before: int
+    after: int
+
+    @property
+    def _distances(self) -> tuple[int, ...]:
+        return (*range(1, self.before + 1), *range(-1, -self.after - 1, -1))
+
+    def _origin(self, distance: int) -> Origin:
+        index = self.axis.index()
+        return Origin(index, (index - distance) % self.axis.size, distance)
+
+    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+        """See ``Transport``."""
+        blocks = [(self.axis.shift(block, distance), self._origin(distance)) for distance in self._distances]
+        state = attend(block, self._origin(0))
+        for fetched, origin in blocks:
+            state = merge(state, attend(fetched, origin))
+        return state
+
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+        """See ``Transport``."""
+        blocks = [(self.axis.shift(block, distance), distance) for distance in self._distances]
+        dq, d_block = differentiate(block, self._origin(0))
+        for fetched, distance in blocks:
+            d_query, contribution = differentiate(fetched, self._origin(distance))
+            dq, d_block = dq + d_query, d_block + self.axis.shift(contribution, -distance)
+        return dq, d_block
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Every device fetches all blocks at once, then works through them.
+
+    One collective instead of P - 1, whose latency is paid once; memory for the whole sequence's keys
+    and values on every device, and for their float32 gradients in the backward.
+
+    Attributes:
+      axis: the ring.
+    """
+
+    axis: RingAxis
+
+    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+        """See ``Transport``."""
+        index = self.axis.index()
+        blocks = self.axis.all_gather(block)
+
+        def hop(state: SoftmaxState, number: jax.Array) -> tuple[SoftmaxState, None]:
+            source = (index - number) % self.axis.size
+            fetched = jax.tree.map(lambda x: x[source], blocks)
+            return merge(state, attend(fetched, Origin(index, source))), None
+
+        state = attend(block, Origin(index, index, distance=0))
+        return jax.lax.scan(hop, state, jnp.arange(1, self.axis.size))[0]
+
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+        """See ``Transport``."""
+        index = self.axis.index()
+        blocks = self.axis.all_gather(block)
+
+        def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+            dq, d_blocks = carry
+            source = (index - number) % self.axis.size
+            fetched = jax.tree.map(lambda x: x[source], blocks)
+            d_query, contribution = differentiate(fetched, Origin(index, source))
+            return (dq + d_query, d_blocks.at[source].set(contribution)), None
+
+        dq, d_block = differentiate(block, Origin(index, index, distance=0))
+        d_blocks = jnp.zeros_like(blocks.keys_values, jnp.float32).at[index].set(d_block)
+        (dq, d_blocks), _ = jax.lax.scan(hop, (dq, d_blocks), jnp.arange(1, self.axis.size))
+        return dq, self.axis.sum_scatter(d_blocks)
