@@ -67,13 +67,17 @@ def check_scores(
     if soft_cap is not None and not soft_cap > 0:
         raise ArgumentError(f"soft_cap is {soft_cap}; it must be above 0, or None for no cap")
     if sinks is not None and sinks.shape != (q.shape[2],):
-        raise ArgumentError(f"sinks has shape {sinks.shape}; expected one score a query head, ({q.shape[2]},)")
+        raise ArgumentError(
+            f"sinks has shape {sinks.shape}; expected one score a query head, ({q.shape[2]},)"
+        )
     if sinks is not None and not jnp.issubdtype(sinks.dtype, jnp.floating):
         raise ArgumentError(f"sinks has dtype {sinks.dtype}; expected a floating-point dtype")
     if not 0 <= dropout_rate < 1:
         raise ArgumentError(f"dropout_rate is {dropout_rate}; it must be at least 0 and below 1")
     if dropout_rate and dropout_key is None:
-        raise ArgumentError(f"dropout_rate is {dropout_rate} but there is no dropout_key; pass jax.random.key(...)")
+        raise ArgumentError(
+            f"dropout_rate is {dropout_rate} but there is no dropout_key; pass jax.random.key(...)"
+        )
 
 
 def pair_of_labels(
@@ -107,5 +111,3 @@ def pair_of_labels(
             )
         checked.append(part.astype(jnp.int32))
     return checked[0], checked[1]
-
-

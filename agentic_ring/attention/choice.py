@@ -102,7 +102,9 @@ def ulysses_degree(shapes: Shapes, strategy: Strategy) -> int:
         return 1
     if shapes.inner < shapes.ring:
         return shapes.inner
-    return next(n for n in range(max(shapes.ring - 1, 1), 0, -1) if shapes.ring % n == 0 and _heads_divide(shapes, n))
+    return next(
+        n for n in range(max(shapes.ring - 1, 1), 0, -1) if shapes.ring % n == 0 and _heads_divide(shapes, n)
+    )
 
 
 def refusal(shapes: Shapes, strategy: Strategy) -> str | None:

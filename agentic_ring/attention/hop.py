@@ -18,8 +18,8 @@ Everywhere else (explicit positions, striped order, a prefix, dropout) positions
 and the kernel finds out chunk by chunk.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -165,9 +165,7 @@ class _Quarters:
     def __init__(self, queries: Queries, block: Block, earlier: jax.Array):
         self.earlier = earlier
         labels = queries.labels, block.labels
-        whole_batch = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels
-        )
+        whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
         self.queries = Queries(self.of_queries(queries.q), whole_batch[0].map(self.of_queries))
         keys_values = jnp.concatenate(
             (_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1
@@ -186,13 +184,11 @@ class _Quarters:
         first, second = (SoftmaxState(*pair) for pair in zip(*(jnp.split(x, 2) for x in state), strict=True))
         nothing = SoftmaxState(jnp.zeros_like(first.output), jnp.full_like(first.logsumexp, -jnp.inf))
         early = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), second, nothing)
-        late = jax.tree.map(
-            lambda x, y: jnp.where(self.earlier, x, y), first, merge(first, second)
-        )
+        late = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), first, merge(first, second))
         return jax.tree.map(lambda x, y: jnp.concatenate((x, y), axis=1), early, late)
 
     def join_gradients(self, dq: jax.Array, d_block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """dq and d_block of both quarters -> of the whole block."""
+        """Dq and d_block of both quarters -> of the whole block."""
         late, second = jnp.split(dq, 2)
         zero = jnp.zeros_like(late)
         early = jnp.where(self.earlier, second, zero)

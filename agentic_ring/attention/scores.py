@@ -55,9 +55,7 @@ class Dropout:
         """
         stream = _mix(_words(self.first_row + rows) + self.seed[0])
         stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
-        query, key = (
-            _label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key)
-        )
+        query, key = (_label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key))
         query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
         key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
         # Mixed with the query's word once more: of x(t) ^ y(s) alone, three corners of a rectangle give the fourth.

@@ -1,10 +1,10 @@
 """How a sequence that is sharded over devices is attended to, and which way is best.
 
-    ring           keys and values travel round the ring; each device keeps its queries
-    all_gather     every device fetches all keys and values first
-    ulysses        an all-to-all gives every device some heads of the whole sequence, and another
-                   brings the result back (arXiv 2309.14509)
-    ulysses_ring   Ulysses within runs of neighbours, a ring over the runs (arXiv 2405.07719)
+ring           keys and values travel round the ring; each device keeps its queries
+all_gather     every device fetches all keys and values first
+ulysses        an all-to-all gives every device some heads of the whole sequence, and another
+               brings the result back (arXiv 2309.14509)
+ulysses_ring   Ulysses within runs of neighbours, a ring over the runs (arXiv 2405.07719)
 """
 
 from dataclasses import dataclass, replace

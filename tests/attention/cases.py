@@ -1,8 +1,9 @@
 """The table of attention cases, their float64 truth, and what counts as equal to it."""
 
+import functools
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 from agentic_ring.attention import MaskSpec, attention, reference_attention
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Case:
     """One combination of the choices of ``FACTORS``; see there."""
 
     ring: int
+    strategy: str
     mask: str
+    scores: str
     heads: tuple[int, int]
     layout: str
     length: int
@@ -35,6 +39,14 @@ class Case:
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "ring": (1, 2, 4, 8),
+    "strategy": (
+        "ring",
+        "bidirectional ring",  # half of each block each way round
+        "double ring",  # an outer axis of 2
+        "all_gather",
+        "ulysses",
+        "ulysses_ring",
+    ),
     "mask": (
         "causal",
         "bidirectional",
@@ -42,23 +54,33 @@ FACTORS: dict[str, tuple[Any, ...]] = {
         "bidirectional segments",
         "causal positions",  # a permutation, the last tokens padding
         "bidirectional positions",  # only says which tokens are padding
+        "causal window",
+        "bidirectional window",
+        "causal window prefix",
+        "causal prefix segments",
     ),
-    "heads": ((4, 4), (4, 2), (4, 1)),  # multi-head, grouped-query, multi-query
+    "scores": ("plain", "soft cap", "sinks", "dropout"),
+    "heads": ((8, 8), (8, 2), (8, 1)),  # multi-head, grouped-query, multi-query
     "layout": ("contiguous", "striped", "zigzag"),
     "length": (64, 53),  # 53 divides over nothing
     "chunks": (None, (3, 5)),  # 3 and 5 divide no block
     "kernel": ("xla", "vanilla"),
     "dtype": ("float32", "bfloat16"),
 }
+SMALLEST_RING = {"double ring": 4, "ulysses": 2, "ulysses_ring": 4}
 BATCH, HEAD_DIM = 2, 8
 
 
 def cases(factors: dict[str, tuple[Any, ...]]) -> list[Case]:
-    """The full product. ``vanilla`` has no chunks."""
+    """The full product, less what does not exist. ``vanilla`` has no chunks."""
     product = (
         Case(**dict(zip(factors, values, strict=True))) for values in itertools.product(*factors.values())
     )
-    return [case for case in product if case.kernel == "xla" or case.chunks is None]
+    return [
+        case
+        for case in product
+        if (case.kernel == "xla" or case.chunks is None) and case.ring >= SMALLEST_RING.get(case.strategy, 1)
+    ]
 
 
 def covering(cases: list[Case], strength: int) -> list[Case]:
@@ -85,12 +107,14 @@ class Result(NamedTuple):
     dq: Any
     dk: Any
     dv: Any
+    d_sinks: Any  # 0 where there are no sinks
 
 
 class Problem(NamedTuple):
-    """The arrays of a case; q, k, v and d_output in its dtype."""
+    """The arrays of a case; those that are differentiated and d_output in its dtype."""
 
     arrays: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+    sinks: jax.Array
     mask: MaskSpec
     labels: dict[str, jax.Array]
     empty_rows: np.ndarray  # bool [B, T]: padding, attends to nothing and is attended by nothing
@@ -98,7 +122,7 @@ class Problem(NamedTuple):
 
 @cache
 def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Problem:
-    """Random arrays and labels; the same for every ring, layout and kernel."""
+    """Random arrays and labels; the same for every ring, strategy, layout and kernel."""
     generator = np.random.default_rng(length * heads[1])
     shapes = [(BATCH, length, n, HEAD_DIM) for n in (heads[0], heads[1], heads[1], heads[0])]
     q, k, v, d_output = (jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes)
@@ -111,39 +135,74 @@ def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Probl
         positions = np.stack([generator.permutation(length) for _ in range(BATCH)])
         labels["positions"] = jnp.asarray(np.where(padding, -1, positions))
     empty_rows = padding if labels else np.zeros_like(padding)
-    return Problem((q, k, v, d_output), MaskSpec(causal=mask.startswith("causal")), labels, empty_rows)
+    spec = MaskSpec(
+        causal=mask.startswith("causal"),
+        window=11 if "window" in mask else None,
+        prefix=9 if "prefix" in mask else 0,
+    )
+    sinks = jnp.asarray(generator.normal(size=heads[0]), "float32")
+    return Problem((q, k, v, d_output), sinks, spec, labels, empty_rows)
+
+
+SCORES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "soft cap": {"soft_cap": 1.5},  # most scores lie within 3
+    "sinks": {},
+    "dropout": {"dropout_rate": 0.4},
+}
+
+
+def differentiated(function: Callable[..., jax.Array], case: Case, arrays: tuple) -> Result:
+    """``function(q, k, v, ...)`` under the mask and the scores of the case, with its gradients."""
+    _, _, spec, labels, _ = problem(case.mask, case.heads, case.length, case.dtype)
+    options = {"mask": spec, **labels, **SCORES[case.scores]}
+    if case.scores == "dropout":
+        options["dropout_key"] = jax.random.key(3)
+    *inputs, sinks, d_output = arrays
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        return function(q, k, v, sinks=sinks if case.scores == "sinks" else None, **options)
+
+    output, vjp = jax.vjp(attend, *inputs, sinks)
+    return Result(output, *vjp(d_output))
 
 
 @cache
-def truth(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Result:
+def truth(mask: str, scores: str, heads: tuple[int, int], length: int, dtype: str) -> Result:
     """The oracle in float64, on the values that the arrays have in their dtype."""
-    arrays, spec, labels, _ = problem(mask, heads, length, dtype)
+    case = Case(1, "ring", mask, scores, heads, "contiguous", length, None, "vanilla", dtype)
+    (*arrays, d_output), sinks, *_ = problem(mask, heads, length, dtype)
     with jax.enable_x64(True):
-        q, k, v, d_output = (jnp.asarray(np.asarray(x, np.float64)) for x in arrays)
-        output, vjp = jax.vjp(lambda q, k, v: reference_attention(q, k, v, mask=spec, **labels), q, k, v)
-        return Result(*(np.asarray(x) for x in (output, *vjp(d_output))))
+        arrays = tuple(jnp.asarray(np.asarray(x, np.float64)) for x in (*arrays, sinks, d_output))
+        return Result(*(np.asarray(x) for x in differentiated(reference_attention, case, arrays)))
 
 
 def compute(case: Case, **changes: Any) -> Result:
-    """``attention`` and its gradients on the ring of the case."""
-    arrays, spec, labels, _ = problem(case.mask, case.heads, case.length, case.dtype)
+    """``attention`` and its gradients on the devices of the case."""
+    (*arrays, d_output), sinks, *_ = problem(case.mask, case.heads, case.length, case.dtype)
     chunks = dict(zip(("query_chunk", "key_chunk"), case.chunks or (None, None), strict=True))
-    options = {"strategy": "ring", "layout": case.layout, "kernel": case.kernel, **chunks, **changes}
-    mesh = make_mesh(MeshShape(ring=case.ring), devices=jax.devices()[: case.ring])
-
-    @jax.jit
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> Result:
-        output, vjp = jax.vjp(
-            lambda q, k, v: attention(q, k, v, mesh=mesh, mask=spec, **labels, **options), q, k, v
-        )
-        return Result(output, *vjp(d_output))
-
-    return Result(*(np.asarray(x, np.float64) for x in run(*arrays)))
+    ring = case.strategy.endswith("ring") and case.strategy != "ulysses_ring"
+    options = {
+        "strategy": "ring" if ring else case.strategy,
+        "schedule": "bidirectional" if case.strategy == "bidirectional ring" else "unidirectional",
+        "layout": case.layout,
+        "kernel": case.kernel,
+        **chunks,
+        **changes,
+    }
+    devices = jax.devices()[: case.ring]
+    mesh = make_mesh(MeshShape(ring=case.ring), devices=devices)
+    if case.strategy == "double ring":
+        mesh = jax.make_mesh((2, case.ring // 2), ("outer", "inner"), (AxisType.Auto,) * 2, devices=devices)
+        options["rules"] = ShardingRules(sequence=("outer", "inner"))
+    attend = functools.partial(attention, mesh=mesh, **options)
+    result = jax.jit(lambda *arrays: differentiated(attend, case, arrays))(*arrays, sinks, d_output)
+    return Result(*(np.asarray(x, np.float64) for x in result))
 
 
 def case_truth(case: Case) -> Result:
     """The oracle's result for the case."""
-    return truth(case.mask, case.heads, case.length, case.dtype)
+    return truth(case.mask, case.scores, case.heads, case.length, case.dtype)
 
 
 def relative_errors(result: Result, expected: Result) -> dict[str, float]:
@@ -151,6 +210,7 @@ def relative_errors(result: Result, expected: Result) -> dict[str, float]:
     return {
         name: float(np.abs(got - want).max() / np.abs(want).max())
         for name, got, want in zip(Result._fields, result, expected, strict=True)
+        if want.any() or got.any()
     }
 
 
@@ -159,6 +219,7 @@ def rms_errors(result: Result, expected: Result) -> dict[str, float]:
     return {
         name: float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
         for name, got, want in zip(Result._fields, result, expected, strict=True)
+        if want.any() or got.any()
     }
 
 

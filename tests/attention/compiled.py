@@ -59,3 +59,8 @@ def permutes(compiled: jax.stages.Compiled) -> Permutes:
 def add(a: Permutes, b: Permutes) -> Permutes:
     """Sum by field."""
     return Permutes(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def conditionals(compiled: jax.stages.Compiled) -> int:
+    """Conditional instructions in a program, wherever they stand."""
+    return len(re.findall(r" conditional\(", compiled.as_text()))

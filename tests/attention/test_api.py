@@ -167,38 +167,49 @@ def test_works_in_rematerialised_scanned_layers(arrays):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
-@settings(max_examples=5)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**31),
     ring=st.sampled_from([1, 2, 4, 8]),
+    strategy=st.sampled_from(["ring", "all_gather", "auto"]),
     tokens=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     head_dim=st.integers(1, 9),
     chunks=st.tuples(st.integers(1, 48), st.integers(1, 48)),
-    causal=st.booleans(),
+    spec=st.builds(MaskSpec, st.booleans(), st.none() | st.integers(1, 20), st.integers(0, 10)),
+    soft_cap=st.none() | st.floats(0.5, 50),
+    has_positions=st.booleans(),
+    has_segments=st.booleans(),
     layout=st.sampled_from(LAYOUTS),
 )
-def test_any_shape_and_mask(seed, ring, tokens, heads, head_dim, chunks, causal, layout):
+def test_any_shape_and_mask(
+    seed,
+    ring,
+    strategy,
+    tokens,
+    heads,
+    head_dim,
+    chunks,
+    spec,
+    soft_cap,
+    has_positions,
+    has_segments,
+    layout,
+):
     random = np.random.default_rng(seed)
     (queries, keys), (groups, key_heads) = tokens, heads
     q = jnp.asarray(random.normal(size=(2, queries, groups * key_heads, head_dim)), jnp.float32)
     k, v = jnp.asarray(random.normal(size=(2, 2, keys, key_heads, head_dim)), jnp.float32)
-    positions = tuple(jnp.asarray(random.integers(-3, 40, (2, count))) for count in tokens)
-    segments = tuple(jnp.asarray(random.integers(-1, 3, (1, count))) for count in tokens)
-    options = {"mask": MaskSpec(causal), "positions": positions, "segment_ids": segments}
+    options = {"mask": spec, "soft_cap": soft_cap}
+    if has_positions:
+        options["positions"] = tuple(jnp.asarray(random.integers(-3, 40, (2, count))) for count in tokens)
+    if has_segments:
+        options["segment_ids"] = tuple(jnp.asarray(random.integers(-1, 3, (1, count))) for count in tokens)
     mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
 
     def run(q, k, v):
-        return attention(
-            q,
-            k,
-            v,
-            mesh=mesh,
-            strategy="ring",
-            layout=layout,
-            query_chunk=chunks[0],
-            key_chunk=chunks[1],
-            **options,
-        )
+        chosen = {"strategy": strategy, "layout": layout}
+        chosen |= dict(zip(("query_chunk", "key_chunk"), chunks, strict=True))
+        return attention(q, k, v, mesh=mesh, **chosen, **options)
 
     assert_equal(run, (q, k, v), **options)

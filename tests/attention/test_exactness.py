@@ -17,6 +17,7 @@ from tests.attention.cases import (
     problem,
     relative_errors,
     rms_errors,
+    truth,
 )
 
 FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
@@ -38,7 +39,7 @@ def check(case: Case) -> None:
     assert errors.pop("output") < forward
     assert max(errors.values()) < gradient, errors
     empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
-    for array in result:
+    for array in result[:4]:
         assert not array[empty].any(), "a row with nothing to attend to is not exactly 0"
 
 
@@ -57,7 +58,7 @@ def test_bfloat16_error_does_not_grow_with_the_ring():
     """State is float32 between hops; in bfloat16 each merge would round again."""
 
     def errors(ring: int) -> dict[str, float]:
-        case = Case(ring, "causal", (4, 2), "zigzag", 64, (4, 4), "xla", "bfloat16")
+        case = Case(ring, "ring", "causal", "plain", (8, 2), "zigzag", 64, (4, 4), "xla", "bfloat16")
         return rms_errors(compute(case), case_truth(case))
 
     alone, ringed = errors(1), errors(8)
@@ -68,47 +69,57 @@ def test_bfloat16_error_does_not_grow_with_the_ring():
 class OwnOutputKernel(XlaKernel):
     """A plausible wrong backward: this hop's output in the place of the global one."""
 
-    def backward(self, q, k, v, output, logsumexp, d_output, mask, *, scale):
-        own = self.forward(q, k, v, mask, scale=scale).output
-        return super().backward(q, k, v, own, logsumexp, d_output, mask, scale=scale)
+    def backward(self, q, k, v, output, logsumexp, d_output, mask, scores):
+        own = self.forward(q, k, v, mask, scores).output
+        return super().backward(q, k, v, own, logsumexp, d_output, mask, scores)
 
 
 def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch):
     """It leaves the forward and dv exact, so only comparing dq and dk catches it."""
     monkeypatch.setitem(kernels._KERNELS, "own output", OwnOutputKernel)
-    case = Case(4, "causal", (4, 2), "zigzag", 64, None, "own output", "float32")
+    case = Case(4, "ring", "causal", "plain", (8, 2), "zigzag", 64, None, "own output", "float32")
     errors = relative_errors(compute(case), case_truth(case))
     assert errors["output"] < FORWARD
     assert errors["dv"] < GRADIENT
     assert min(errors["dq"], errors["dk"]) > 1e-2
 
 
-def test_oracle_equals_a_loop_over_rows():
+@pytest.mark.parametrize("mask", ["causal segments", "bidirectional positions", "causal window prefix"])
+@pytest.mark.parametrize("scores", ["soft cap", "sinks"])
+def test_oracle_equals_a_loop_over_rows(mask: str, scores: str):
     """The oracle itself, against a softmax written row by row in NumPy."""
-    for mask in ("causal segments", "bidirectional positions"):
-        (q, k, v, _), spec, labels, _ = problem(mask, (4, 2), 53, "float32")
-        got = case_truth(Case(1, mask, (4, 2), "contiguous", 53, None, "xla", "float32")).output
-        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-        positions = np.asarray(labels.get("positions", np.tile(np.arange(53), (2, 1))))
-        segments = np.asarray(labels.get("segment_ids", np.zeros((2, 53), int)))
-        for b, t, n in np.ndindex(2, 53, 4):
-            keys = [
-                s
-                for s in range(53)
-                if (not spec.causal or positions[b, s] <= positions[b, t])
-                and segments[b, s] == segments[b, t]
-                and min(positions[b, s], segments[b, s], positions[b, t], segments[b, t]) >= 0
-            ]
-            scores = np.exp(k[b, keys, n // 2] @ q[b, t, n] / np.sqrt(8))
-            want = scores @ v[b, keys, n // 2] / scores.sum() if keys else np.zeros(8)
-            np.testing.assert_allclose(got[b, t, n], want, rtol=1e-12, atol=1e-14)
+    (q, k, v, _), sinks, spec, labels, _ = problem(mask, (8, 2), 53, "float32")
+    got = truth(mask, scores, (8, 2), 53, "float32").output
+    q, k, v, sinks = (np.asarray(x, np.float64) for x in (q, k, v, sinks))
+    positions = np.asarray(labels.get("positions", np.tile(np.arange(53), (2, 1))))
+    segments = np.asarray(labels.get("segment_ids", np.zeros((2, 53), int)))
+    for b, t, n in np.ndindex(2, 53, 8):
+        keys = [
+            s
+            for s in range(53)
+            if (
+                positions[b, s] < spec.prefix
+                or (
+                    (not spec.causal or positions[b, s] <= positions[b, t])
+                    and (spec.window is None or abs(positions[b, t] - positions[b, s]) < spec.window)
+                )
+            )
+            and segments[b, s] == segments[b, t]
+            and min(positions[b, s], segments[b, s], positions[b, t], segments[b, t]) >= 0
+        ]
+        products = k[b, keys, n // 4] @ q[b, t, n] / np.sqrt(8)
+        if scores == "soft cap":
+            products = 1.5 * np.tanh(products / 1.5)
+        weights = np.exp(products)
+        total = weights.sum() + (np.exp(sinks[n]) if scores == "sinks" else 0.0)
+        want = weights @ v[b, keys, n // 4] / total if keys else np.zeros(8)
+        np.testing.assert_allclose(got[b, t, n], want, rtol=1e-12, atol=1e-14)
 
 
 def test_oracle_gradients_of_empty_rows_are_zero():
-    case = Case(1, "causal segments", (4, 2), "contiguous", 64, None, "xla", "float32")
-    empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
+    empty = problem("causal segments", (8, 2), 64, "float32").empty_rows
     assert empty.any()
-    for array in case_truth(case):
+    for array in truth("causal segments", "plain", (8, 2), 64, "float32")[:4]:
         assert np.isfinite(array).all()
         assert not array[empty].any()
 

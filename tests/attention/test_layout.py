@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_ring.attention import LAYOUTS, inverse_order, order, padded_length, shard_order
+from agentic_ring.attention.axis import RingAxis
 from agentic_ring.attention.exchange import from_layout, to_layout
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
@@ -65,9 +66,10 @@ def test_exchange_equals_the_order(layout):
     @jax.jit
     @jax.shard_map(mesh=mesh, in_specs=spec, out_specs=(spec, spec, jax.P("ring")))
     def exchange(x):
-        moved = to_layout(x, layout, "ring")
+        axis = RingAxis.over("ring")
+        moved = to_layout(x, layout, axis)
         places = shard_order(layout, length, 8, jax.lax.axis_index("ring"))
-        return moved, from_layout(moved, layout, "ring"), jnp.asarray(places)
+        return moved, from_layout(moved, layout, axis), jnp.asarray(places)
 
     moved, back, places = exchange(x)
     expected = order(layout, length, 8)
@@ -80,7 +82,8 @@ def work(layout, ring: int, block: int) -> np.ndarray:
     """Chunk pairs that the kernel visits, by [hop, device], for a causal mask."""
     mask = HopMask(MaskSpec(), TokenLabels(), TokenLabels())
     orders = [shard_order(layout, ring * block, ring, index) for index in range(ring)]
-    bounds = [TokenLabels(jnp.asarray(o)[None]).chunks(default_chunk(block)).bounds() for o in orders]
+    chunks = [jnp.asarray(o).reshape(-1, 1, default_chunk(block)) for o in orders]
+    bounds = [TokenLabels(chunk).bounds() for chunk in chunks]
 
     def pairs(device: int, hop: int) -> int:
         query = jax.tree.map(lambda x: x[:, None], bounds[device])
@@ -89,7 +92,8 @@ def work(layout, ring: int, block: int) -> np.ndarray:
     return np.array([[pairs(device, hop) for device in range(ring)] for hop in range(ring)])
 
 
-def test_zigzag_gives_every_device_the_same_work_in_every_hop():
+def test_zigzag_positions_leave_every_device_the_same_chunk_pairs():
+    """Also where the kernel finds the mask out from positions; ``test_hop`` has the tiles."""
     pairs = work("zigzag", ring=4, block=64)
     assert (pairs == [[3], [2], [2], [2]]).all()  # of four chunk pairs a hop; all but the diagonal half empty
     assert work("contiguous", ring=4, block=64)[1].tolist() == [0, 4, 4, 4]

@@ -32,39 +32,79 @@ def test_a_negative_position_is_an_empty_slot():
     assert picture(HopMask(MaskSpec(causal=True), query, key)) == ["x.."]
 
 
+def test_window_and_prefix():
+    tokens = TokenLabels(labels("0 1 2 3 4"))
+    assert picture(HopMask(MaskSpec(window=2), tokens, tokens)) == [
+        "x....",
+        "xx...",
+        ".xx..",
+        "..xx.",
+        "...xx",
+    ]
+    sinks = MaskSpec(window=2, prefix=1)
+    assert picture(HopMask(sinks, tokens, tokens)) == ["x....", "xx...", "xxx..", "x.xx.", "x..xx"]
+    prefix = MaskSpec(prefix=3)
+    assert picture(HopMask(prefix, tokens, tokens)) == ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]
+    both_ways = MaskSpec(causal=False, window=2)
+    assert picture(HopMask(both_ways, tokens, tokens)) == ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]
+
+
+def test_prefixes_of_different_lengths_by_equal_positions():
+    """What MaskSpec.prefix advises for a batch of prefix-LM rows."""
+    tokens = TokenLabels(labels("0 0 1 2"))
+    assert picture(HopMask(MaskSpec(), tokens, tokens)) == ["xx..", "xx..", "xxx.", "xxxx"]
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 3])
+def test_an_offset_places_queries_after_keys(offset: int):
+    mask = HopMask(MaskSpec(window=3), TokenLabels(), TokenLabels(), offset).placed(4, 5)
+    want = [["x" if 0 <= t + offset - s < 3 else "." for s in range(5)] for t in range(4)]
+    assert picture(mask) == ["".join(row) for row in want]
+
+
 QUERIES, KEYS = 12, 10
 
 
 @given(
     seed=st.integers(0, 2**31),
     causal=st.booleans(),
+    window=st.sampled_from([None, 1, 4, 15]),
+    prefix=st.sampled_from([0, 3]),
     has_positions=st.booleans(),
     has_segments=st.booleans(),
     chunks=st.sampled_from([(1, 1), (4, 3), (5, 10)]),
+    streams=st.sampled_from([1, 2, 4]),
 )
-def test_an_unreachable_chunk_pair_allows_nothing(seed, causal, has_positions, has_segments, chunks):
+def test_an_unreachable_chunk_pair_allows_nothing(
+    seed, causal, window, prefix, has_positions, has_segments, chunks, streams
+):
     random = np.random.default_rng(seed)
+    spec = MaskSpec(causal, window, prefix)
 
     def tokens(count: int) -> TokenLabels:
         positions = jnp.asarray(random.integers(-2, 20, (2, count)), jnp.int32)
         segments = jnp.asarray(np.sort(random.integers(-1, 4, (1, count)), axis=1), jnp.int32)
-        # A mask has positions where it is causal, and some label in any case.
-        keeps_positions = has_positions or causal or not has_segments
+        # A mask has positions where they matter, and some label in any case.
+        keeps_positions = has_positions or spec.by_position or not has_segments
         return TokenLabels(positions if keeps_positions else None, segments if has_segments else None)
 
-    mask = HopMask(MaskSpec(causal), tokens(QUERIES), tokens(KEYS))
-    *_, reachable = ChunkGrid((2, QUERIES, 1, 4), (2, KEYS, 1, 4), *chunks).split_mask(mask, jnp.zeros(()))
-    allowed = np.asarray(mask.allowed()).any(axis=0)
-    for row, column in np.argwhere(allowed):
-        assert reachable[row // chunks[0], column // chunks[1]]
+    mask = HopMask(spec, tokens(QUERIES), tokens(KEYS))
+    grid = ChunkGrid((2, QUERIES, 4, 4), (2, KEYS, 2, 4), *chunks, streams)
+    _, reachable = grid.split_mask(mask, jnp.zeros(()))
+    assert reachable is not None
+    for turn, streams in enumerate(grid.stream_numbers()):
+        for stream in streams:
+            for row, column in np.argwhere(np.asarray(mask.allowed())[int(stream) // 2]):
+                assert reachable[turn, row // chunks[0], column // chunks[1]]
 
 
 @pytest.mark.parametrize("keys", [4, 5])
 def test_without_labels_only_chunk_padding_is_masked(keys: int):
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels())
-    _, key, reachable = ChunkGrid((1, 4, 1, 4), (1, keys, 1, 4), 2, 2).split_mask(mask, jnp.zeros(()))
+    split, reachable = ChunkGrid((1, 4, 1, 4), (1, keys, 1, 4), 2, 2, 1).split_mask(mask, jnp.zeros(()))
     assert mask.trivial
     if keys == 4:
         assert reachable is None
     else:
-        assert key.positions.tolist() == [[[0, 0]], [[0, 0]], [[0, -1]]]
+        assert split.key.segment_ids is not None
+        assert split.key.segment_ids[0, :, 0].tolist() == [[0, 0], [0, 0], [0, -1]]

@@ -56,9 +56,7 @@ class VanillaKernel:
         return Gradients(
             dq=accumulate("bkgts,bskh->btkgh", d_products, k).reshape(q.shape),
             dk=accumulate("bkgts,btkgh->bskh", d_products, query),
-            dv=accumulate(
-                "bkgts,btkgh->bskh", _drop(probabilities, mask, scores).astype(q.dtype), d_output
-            ),
+            dv=accumulate("bkgts,btkgh->bskh", _drop(probabilities, mask, scores).astype(q.dtype), d_output),
         )
 
 

@@ -64,7 +64,9 @@ class XlaKernel:
                 def visit_keys(state, chunk):
                     key, value, key_labels, reachable = chunk
                     pair = _Pair(replace(mask, query=query_labels, key=key_labels), scores, grid, streams)
-                    return _where(reachable, lambda state: _attend(state, query, key, value, pair), state), None
+                    return _where(
+                        reachable, lambda state: _attend(state, query, key, value, pair), state
+                    ), None
 
                 nothing = _RunningSoftmax(
                     jnp.zeros_like(query, jnp.float32),

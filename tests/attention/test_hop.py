@@ -1,0 +1,129 @@
+"""What a hop computes: the tiles that a layout gives, the same on every device."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentic_ring.attention import MaskSpec, attention, kernels
+from agentic_ring.attention.kernels.xla import XlaKernel
+from agentic_ring.mesh import MeshShape, make_mesh
+from tests.attention.compiled import conditionals
+
+BATCH, BLOCK, HEADS, HEAD_DIM = 2, 16, 4, 8
+
+
+class Tile(tuple):
+    """(direction, q shape, k shape, causal, window, offset, whether labels are compared) of one kernel call."""
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
+    """What the kernel named "recorded" was traced with."""
+    found: list[Tile] = []
+
+    def record(direction: str, q: jax.Array, k: jax.Array, mask) -> None:
+        labels = mask.query.positions is not None or mask.query.segment_ids is not None
+        spec = mask.spec
+        found.append(Tile((direction, q.shape, k.shape, spec.causal, spec.window, mask.offset, labels)))
+
+    class Recorded(XlaKernel):
+        def forward(self, q, k, v, mask, scores):
+            record("forward", q, k, mask)
+            return super().forward(q, k, v, mask, scores)
+
+        def backward(self, q, k, v, output, logsumexp, d_output, mask, scores):
+            record("backward", q, k, mask)
+            return super().backward(q, k, v, output, logsumexp, d_output, mask, scores)
+
+    monkeypatch.setitem(kernels._KERNELS, "recorded", Recorded)
+    return found
+
+
+def compile_gradient(ring: int, **options) -> jax.stages.Compiled:
+    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
+    x = jax.ShapeDtypeStruct(
+        (BATCH, ring * BLOCK, HEADS, HEAD_DIM),
+        jnp.float32,
+        sharding=jax.NamedSharding(mesh, jax.P(None, "ring")),
+    )
+    attend: Callable = lambda q, k, v: attention(  # noqa: E731
+        q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options
+    ).sum()
+    return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x).compile()
+
+
+OWN = (BATCH, BLOCK, HEADS, HEAD_DIM)
+QUARTER = (2 * BATCH, BLOCK // 2, HEADS, HEAD_DIM)
+
+
+@pytest.mark.parametrize("ring", [2, 8])
+def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(tiles, ring: int):
+    """A device's own block has the diagonal; every other hop is two full quarters and no condition.
+
+    One program runs on all devices, so without a conditional none can do less than another.
+    """
+    compiled = compile_gradient(ring)
+    own, quarters = (*OWN[:0], OWN, OWN, True, None, 0, False), (QUARTER, QUARTER, False, None, 0, False)
+    for direction in ("forward", "backward"):
+        calls = [tile[1:] for tile in tiles if tile[0] == direction]
+        assert set(calls) == {own, quarters}
+        assert calls[0] == own
+    # Those that remain skip chunk pairs of a device's own block: one in the forward, one in the backward.
+    assert conditionals(compiled) == 2
+
+
+def test_a_bidirectional_ring_is_as_balanced(tiles):
+    compile_gradient(8, schedule="bidirectional")
+    quarter = (2 * BATCH, BLOCK // 4, HEADS, HEAD_DIM)
+    for direction in ("forward", "backward"):
+        calls = {tile[1:] for tile in tiles if tile[0] == direction}
+        assert calls == {(OWN, OWN, True, None, 0, False), (QUARTER, quarter, False, None, 0, False)}
+
+
+def test_blocks_in_order_are_attended_whole_or_not_at_all(tiles):
+    compile_gradient(4, layout="contiguous")
+    assert {tile[1:] for tile in tiles} == {
+        (OWN, OWN, True, None, 0, False),
+        (OWN, OWN, False, None, 0, False),
+    }
+
+
+@pytest.mark.parametrize(("window", "reach"), [(1, 0), (2, 1), (BLOCK + 1, 1), (BLOCK + 2, 2)])
+def test_a_window_visits_only_blocks_in_its_reach(tiles, window: int, reach: int):
+    compile_gradient(8, mask=MaskSpec(window=window))
+    offsets = [tile[5] for tile in tiles if tile[0] == "forward"]
+    assert offsets == [BLOCK * distance for distance in range(reach + 1)]
+
+
+def test_a_two_sided_window_visits_both_neighbours(tiles):
+    compile_gradient(8, mask=MaskSpec(causal=False, window=3))
+    assert [tile[5] for tile in tiles if tile[0] == "forward"] == [0, BLOCK, -BLOCK]
+
+
+def test_without_tiles_positions_travel(tiles):
+    """Striped order, a prefix and dropout leave a mask in every hop."""
+    for options in (
+        {"layout": "striped"},
+        {"mask": MaskSpec(prefix=3)},
+        {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+    ):
+        tiles.clear()
+        compile_gradient(4, **options)
+        assert all(tile[-1] for tile in tiles), options
+
+
+def test_a_permuted_sequence_needs_no_positions(tiles):
+    """What a model uses that permutes once at its input."""
+    from agentic_ring.attention import order, reference_attention
+
+    mesh = make_mesh(MeshShape(ring=4), devices=jax.devices()[:4])
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 8))
+    places = order("zigzag", 64, 4)
+    got = attention(
+        *(x[:, places] for x in (q, k, v)), mesh=mesh, layout="zigzag", permuted=True, kernel="recorded"
+    )
+    np.testing.assert_allclose(got, reference_attention(q, k, v)[:, places], rtol=2e-5, atol=2e-6)
+    assert not any(tile[-1] for tile in tiles)
