@@ -31,9 +31,7 @@ class Dropout:
     first_head: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"])
 @dataclass(frozen=True)
 class Scores:
     """What a kernel does to the product of a query and a key before and after the softmax.

@@ -1,0 +1,193 @@
+"""The TPU kernels in Pallas' interpreter, tile by tile, against float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from agentic_ring.attention.kernels.splash import SplashKernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Dropout, Scores
+from agentic_ring.attention.softmax import merge
+
+SCALE = 0.2
+KERNEL = SplashKernel(interpret=True)
+
+
+def arrays(queries, keys, heads=(2, 1), head_dim=32, dtype=jnp.float32, batch=2, seed=0):
+    generator = np.random.default_rng(seed)
+    shapes = [(batch, queries, heads[0], head_dim), *[(batch, keys, heads[1], head_dim)] * 2]
+    return [jnp.asarray(generator.normal(size=s), dtype) for s in (*shapes, shapes[0])]
+
+
+def truth(q, k, v, d_output, allowed, soft_cap=None):
+    """Softmax attention in float64: state and gradients; ``allowed`` is bool [B, T, S]."""
+    q, k, v, d_output = (np.asarray(x, np.float64) for x in (q, k, v, d_output))
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+    raw = np.einsum("btnh,bsnh->bnts", q, k) * SCALE
+    scores = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
+    scores = np.where(allowed[:, None], scores, -np.inf)
+    with np.errstate(divide="ignore"):
+        logsumexp = np.log(np.exp(scores).sum(-1))
+    weights = np.exp(scores - np.where(np.isneginf(logsumexp), 0, logsumexp)[..., None])
+    output = np.einsum("bnts,bsnh->btnh", weights, v)
+    delta = (output * d_output).sum(-1).transpose(0, 2, 1)
+    d_scores = weights * (np.einsum("btnh,bsnh->bnts", d_output, v) - delta[..., None]) * SCALE
+    if soft_cap is not None:
+        d_scores *= 1 - np.tanh(raw / soft_cap) ** 2
+
+    def of_group(x):
+        return x.reshape(*x.shape[:2], -1, group, x.shape[3]).sum(3)
+
+    dq = np.einsum("bnts,bsnh->btnh", d_scores, k)
+    dk = of_group(np.einsum("bnts,btnh->bsnh", d_scores, q))
+    dv = of_group(np.einsum("bnts,btnh->bsnh", weights, d_output))
+    return output, logsumexp.transpose(0, 2, 1), dq, dk, dv
+
+
+def allowed_pairs(mask, batch, queries, keys):
+    allowed = np.ones((1, queries, keys), bool)
+    if not mask.trivial:
+        allowed = np.asarray(mask.placed(queries, keys).allowed())
+    return np.broadcast_to(allowed, (batch, queries, keys))
+
+
+def check(mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
+    scores = Scores(SCALE, soft_cap)
+    allowed = allowed_pairs(mask, q.shape[0], q.shape[1], k.shape[1])
+    output, logsumexp, *gradients = truth(q, k, v, d_output, allowed, soft_cap)
+    state = jax.jit(lambda *a: KERNEL.forward(*a, mask, scores))(q, k, v)
+    got = jax.jit(lambda *a: KERNEL.backward(*a, mask, scores))(
+        q, k, v, jnp.asarray(output, jnp.float32), jnp.asarray(logsumexp, jnp.float32), d_output
+    )
+    assert all(x.dtype == jnp.float32 for x in (*state, *got))
+    for actual, wanted in zip((*state, *got), (output, logsumexp, *gradients), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance * 5)
+    empty = ~allowed.any(-1)
+    assert not np.asarray(state.output)[empty].any()
+    assert np.isneginf(np.asarray(state.logsumexp)[empty]).all()
+    assert not np.asarray(got.dq)[empty].any()
+
+
+MASKS = {
+    "full": (MaskSpec(causal=False), 0),
+    "causal": (MaskSpec(), 0),
+    "causal, queries ahead": (MaskSpec(), 130),
+    "causal, keys ahead": (MaskSpec(), -70),  # the first 70 queries attend to nothing
+    "window": (MaskSpec(window=50), 0),
+    "window, queries ahead": (MaskSpec(window=150), 200),
+    "window both ways": (MaskSpec(causal=False, window=90), -40),
+}
+
+
+@pytest.mark.parametrize("segments", [False, True], ids=["one segment", "segments and padding"])
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask(name, segments):
+    spec, offset = MASKS[name]
+    query = key = TokenLabels()
+    if segments:
+        generator = np.random.default_rng(1)
+        ids = np.sort(generator.integers(0, 3, (2, 384)), axis=1)
+        ids[0, -60:] = -1
+        ids[1, :5] = -1
+        query, key = TokenLabels(None, jnp.asarray(ids[:, :256])), TokenLabels(None, jnp.asarray(ids))
+    check(HopMask(spec, query, key, offset), *arrays(256, 384))
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_heads_share_keys(heads):
+    check(HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(256, 256, heads))
+
+
+def test_soft_cap():
+    check(HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(128, 128), soft_cap=2.0)
+
+
+def test_several_blocks_of_each_size():
+    check(HopMask(MaskSpec(window=700), TokenLabels(), TokenLabels(), 512), *arrays(1536, 2048, batch=1))
+
+
+def test_bfloat16():
+    """Results are float32: what is lost is what the inputs lost, and the rounding of the products."""
+    check(
+        HopMask(MaskSpec(), TokenLabels(), TokenLabels()),
+        *arrays(256, 256, dtype=jnp.bfloat16),
+        tolerance=8e-3,
+    )
+
+
+def test_two_tiles_make_the_whole():
+    """A backward with the state over all keys, as a ring calls it; the second tile has empty rows."""
+    q, k, v, d_output = arrays(256, 512)
+    masks = [HopMask(MaskSpec(), TokenLabels(), TokenLabels(), offset) for offset in (100, -156)]
+    scores = Scores(SCALE)
+    allowed = np.concatenate([allowed_pairs(mask, 2, 256, 256) for mask in masks], axis=2)
+    output, logsumexp, dq, dk, dv = truth(q, k, v, d_output, allowed)
+    tiles = [(k[:, part], v[:, part]) for part in (slice(256), slice(256, 512))]
+    states = [KERNEL.forward(q, *tile, mask, scores) for tile, mask in zip(tiles, masks, strict=True)]
+    state = merge(*states)
+    np.testing.assert_allclose(state.output, output, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(state.logsumexp, logsumexp, rtol=1e-5, atol=1e-5)
+    parts = [
+        KERNEL.backward(q, *tile, state.output, state.logsumexp, d_output, mask, scores)
+        for tile, mask in zip(tiles, masks, strict=True)
+    ]
+    got = parts[0].dq + parts[1].dq, *(np.concatenate(x, axis=1) for x in zip(*(p[1:] for p in parts)))
+    for actual, wanted in zip(got, (dq, dk, dv), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_within_shard_map(check_vma):
+    q, k, v, d_output = arrays(256, 256)
+    mask, scores = HopMask(MaskSpec(), TokenLabels(), TokenLabels()), Scores(SCALE)
+
+    def both(q, k, v, d_output):
+        state = KERNEL.forward(q, k, v, mask, scores)
+        return state, KERNEL.backward(q, k, v, *state, d_output, mask, scores)
+
+    mesh = jax.make_mesh((2,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    run = jax.shard_map(both, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"), check_vma=check_vma)
+    got = jax.jit(run)(q, k, v, d_output)
+    want = jax.jit(both)(q, k, v, d_output)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
+def refusals():
+    plain = TokenLabels()
+    mask = HopMask(MaskSpec(), plain, plain)
+    placed = mask.placed(128, 128)
+    dropout = Dropout(0.1, jnp.zeros(2, jnp.uint32), jnp.int32(0), jnp.int32(0))
+    return {
+        "positions": (arrays(128, 128), placed, Scores(SCALE)),
+        "prefix": (arrays(128, 128), HopMask(MaskSpec(prefix=3), plain, plain), Scores(SCALE)),
+        "dropout": (arrays(128, 128), mask, Scores(SCALE, dropout=dropout)),
+        "length 100 is no multiple of 128": (arrays(128, 100), mask, Scores(SCALE)),
+        "dtype float16": (arrays(128, 128, dtype=jnp.float16), mask, Scores(SCALE)),
+        "attends to any key": (arrays(128, 128), HopMask(MaskSpec(), plain, plain, -128), Scores(SCALE)),
+    }
+
+
+@pytest.mark.parametrize("case", ["positions", "prefix", "dropout", "length", "dtype", "attends"])
+def test_refusals_name_the_case(case):
+    message, (given, mask, scores) = next(x for x in refusals().items() if case in x[0])
+    q, k, v, d_output = given
+    with pytest.raises(NotImplementedError, match=message):
+        KERNEL.forward(q, k, v, mask, scores)
+    with pytest.raises(NotImplementedError, match=message):
+        KERNEL.backward(q, k, v, q, q[..., 0], d_output, mask, scores)
+
+
+def test_the_blocks_visited_are_those_with_a_pair():
+    """Against the mask of every pair, for bands that begin and end anywhere."""
+    from agentic_ring.attention.kernels.splash import _visited
+
+    distance = np.arange(512)[:, None] - np.arange(384)[None]
+    for low, high in itertools.product((-300, -128, -1, 0, 7), (-1, 0, 60, 127, 128, 400)):
+        band = (distance >= low) & (distance <= high)
+        want = band.reshape(4, 128, 3, 128).any((1, 3))
+        np.testing.assert_array_equal(_visited(512, 384, low, high, 128, 128) & (low <= high), want)
