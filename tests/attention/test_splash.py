@@ -12,66 +12,9 @@ from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import merge
+from tests.attention.tiles import SCALE, allowed_pairs, arrays, check, truth
 
-SCALE = 0.2
 KERNEL = SplashKernel(interpret=True)
-
-
-def arrays(queries, keys, heads=(2, 1), head_dim=32, dtype=jnp.float32, batch=2, seed=0):
-    generator = np.random.default_rng(seed)
-    shapes = [(batch, queries, heads[0], head_dim), *[(batch, keys, heads[1], head_dim)] * 2]
-    return [jnp.asarray(generator.normal(size=s), dtype) for s in (*shapes, shapes[0])]
-
-
-def truth(q, k, v, d_output, allowed, soft_cap=None):
-    """Softmax attention in float64: state and gradients; ``allowed`` is bool [B, T, S]."""
-    q, k, v, d_output = (np.asarray(x, np.float64) for x in (q, k, v, d_output))
-    group = q.shape[2] // k.shape[2]
-    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
-    raw = np.einsum("btnh,bsnh->bnts", q, k) * SCALE
-    scores = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
-    scores = np.where(allowed[:, None], scores, -np.inf)
-    with np.errstate(divide="ignore"):
-        logsumexp = np.log(np.exp(scores).sum(-1))
-    weights = np.exp(scores - np.where(np.isneginf(logsumexp), 0, logsumexp)[..., None])
-    output = np.einsum("bnts,bsnh->btnh", weights, v)
-    delta = (output * d_output).sum(-1).transpose(0, 2, 1)
-    d_scores = weights * (np.einsum("btnh,bsnh->bnts", d_output, v) - delta[..., None]) * SCALE
-    if soft_cap is not None:
-        d_scores *= 1 - np.tanh(raw / soft_cap) ** 2
-
-    def of_group(x):
-        return x.reshape(*x.shape[:2], -1, group, x.shape[3]).sum(3)
-
-    dq = np.einsum("bnts,bsnh->btnh", d_scores, k)
-    dk = of_group(np.einsum("bnts,btnh->bsnh", d_scores, q))
-    dv = of_group(np.einsum("bnts,btnh->bsnh", weights, d_output))
-    return output, logsumexp.transpose(0, 2, 1), dq, dk, dv
-
-
-def allowed_pairs(mask, batch, queries, keys):
-    allowed = np.ones((1, queries, keys), bool)
-    if not mask.trivial:
-        allowed = np.asarray(mask.placed(queries, keys).allowed())
-    return np.broadcast_to(allowed, (batch, queries, keys))
-
-
-def check(mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
-    scores = Scores(SCALE, soft_cap)
-    allowed = allowed_pairs(mask, q.shape[0], q.shape[1], k.shape[1])
-    output, logsumexp, *gradients = truth(q, k, v, d_output, allowed, soft_cap)
-    state = jax.jit(lambda *a: KERNEL.forward(*a, mask, scores))(q, k, v)
-    got = jax.jit(lambda *a: KERNEL.backward(*a, mask, scores))(
-        q, k, v, jnp.asarray(output, jnp.float32), jnp.asarray(logsumexp, jnp.float32), d_output
-    )
-    assert all(x.dtype == jnp.float32 for x in (*state, *got))
-    for actual, wanted in zip((*state, *got), (output, logsumexp, *gradients), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance * 5)
-    empty = ~allowed.any(-1)
-    assert not np.asarray(state.output)[empty].any()
-    assert np.isneginf(np.asarray(state.logsumexp)[empty]).all()
-    assert not np.asarray(got.dq)[empty].any()
-
 
 MASKS = {
     "full": (MaskSpec(causal=False), 0),
@@ -95,25 +38,28 @@ def test_every_mask(name, segments):
         ids[0, -60:] = -1
         ids[1, :5] = -1
         query, key = TokenLabels(None, jnp.asarray(ids[:, :256])), TokenLabels(None, jnp.asarray(ids))
-    check(HopMask(spec, query, key, offset), *arrays(256, 384))
+    check(KERNEL, HopMask(spec, query, key, offset), *arrays(256, 384))
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
 def test_heads_share_keys(heads):
-    check(HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(256, 256, heads))
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(256, 256, heads))
 
 
 def test_soft_cap():
-    check(HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(128, 128), soft_cap=2.0)
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(128, 128), soft_cap=2.0)
 
 
 def test_several_blocks_of_each_size():
-    check(HopMask(MaskSpec(window=700), TokenLabels(), TokenLabels(), 512), *arrays(1536, 2048, batch=1))
+    check(
+        KERNEL, HopMask(MaskSpec(window=700), TokenLabels(), TokenLabels(), 512), *arrays(1536, 2048, batch=1)
+    )
 
 
 def test_bfloat16():
     """Results are float32: what is lost is what the inputs lost, and the rounding of the products."""
     check(
+        KERNEL,
         HopMask(MaskSpec(), TokenLabels(), TokenLabels()),
         *arrays(256, 256, dtype=jnp.bfloat16),
         tolerance=8e-3,
@@ -136,7 +82,10 @@ def test_two_tiles_make_the_whole():
         KERNEL.backward(q, *tile, state.output, state.logsumexp, d_output, mask, scores)
         for tile, mask in zip(tiles, masks, strict=True)
     ]
-    got = parts[0].dq + parts[1].dq, *(np.concatenate(x, axis=1) for x in zip(*(p[1:] for p in parts)))
+    got = (
+        parts[0].dq + parts[1].dq,
+        *(np.concatenate(x, axis=1) for x in zip(parts[0][1:], parts[1][1:], strict=True)),
+    )
     for actual, wanted in zip(got, (dq, dk, dv), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
 

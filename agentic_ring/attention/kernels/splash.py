@@ -36,6 +36,9 @@ MAX_KEY_BLOCK = 1024
 KEY_STEP = 512
 """Keys of a block that are worked on at a time, where a kernel can."""
 
+MAX_HEAD_DIM = 512
+"""Beyond, one block of each array does not fit."""
+
 MAX_TABLE = 2**16
 """Block pairs of a masked tile: their table lies in the scalar memory of a TPU core, which holds 1 MiB
 on the smallest. Reached at 181K tokens a tile."""
@@ -49,8 +52,9 @@ class SplashKernel:
     """See ``Kernel``; serves tiles whose mask is static but for segment ids.
 
     Blocks are the largest power of two times 128 that divides the length, at most 512 queries by
-    1024 keys: then scores, probabilities and their gradients fit the 16 MiB of fast memory that a
-    kernel gets on every TPU since v4.
+    1024 keys (less where the head dimension is above 128): then scores, probabilities and their
+    gradients fit the 16 MiB of fast memory that a kernel gets on every TPU since v4. TPU v3 has not
+    the matrix products that the kernels are made of.
 
     Attributes:
       interpret: run in Pallas' interpreter, on any platform and slowly.
@@ -184,16 +188,17 @@ class _Tile(NamedTuple):
 
     queries: int
     keys: int
+    head_dim: int
     low: int | None
     high: int | None
 
     @property
     def query_block(self) -> int:
-        return _block(self.queries, MAX_QUERY_BLOCK)
+        return _block(self.queries, MAX_QUERY_BLOCK, self.head_dim)
 
     @property
     def key_block(self) -> int:
-        return _block(self.keys, MAX_KEY_BLOCK)
+        return _block(self.keys, MAX_KEY_BLOCK, self.head_dim)
 
     @property
     def key_step(self) -> int:
@@ -236,7 +241,7 @@ class _Tile(NamedTuple):
 
 def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores) -> _Tile:
     """Refuses what the kernels cannot do."""
-    (_, queries, _, _), keys = q.shape, k.shape[1]
+    (_, queries, _, head_dim), keys = q.shape, k.shape[1]
     if mask.query.positions is not None:
         raise NotImplementedError("tokens have positions of their own")
     if mask.spec.prefix:
@@ -246,11 +251,13 @@ def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Score
     if q.dtype not in (jnp.float32, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         dtypes = {jnp.dtype(x.dtype).name: None for x in (q, k, v)}
         raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes float32 or bfloat16")
+    if head_dim > MAX_HEAD_DIM:
+        raise NotImplementedError(f"head dimension {head_dim} is above {MAX_HEAD_DIM}")
     for length in (queries, keys):
         if length % LANES:
             raise NotImplementedError(f"length {length} is no multiple of {LANES}")
     low, high = _band(mask.spec, mask.offset, queries, keys)
-    tile = _Tile(queries, keys, low, high)
+    tile = _Tile(queries, keys, head_dim, low, high)
     if low is not None:
         if (queries // tile.query_block) * (keys // tile.key_block) > MAX_TABLE:
             raise NotImplementedError(f"a masked tile of {queries} x {keys} tokens has too many blocks")
@@ -285,9 +292,9 @@ def _visited(queries: int, keys: int, low: int, high: int, query_block: int, key
     return (query + query_block - 1 - key >= low) & (query - (key + key_block - 1) <= high)
 
 
-def _block(length: int, largest: int) -> int:
+def _block(length: int, largest: int, head_dim: int) -> int:
     block = largest
-    while length % block:
+    while block > LANES and (length % block or block * head_dim > largest * LANES):
         block //= 2
     return block
 
