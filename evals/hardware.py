@@ -22,6 +22,10 @@ class CompilerMissingError(AgenticRingError, ImportError):
     """The compiler for this hardware is an optional dependency that is not installed."""
 
 
+class DoesNotFitError(AgenticRingError, MemoryError):
+    """A program needs more memory than a device has."""
+
+
 @dataclass(frozen=True)
 class Hardware:
     """One device, as JAX counts them: a GPU, a TPU chip, or one of the two cores of a TPU chip.
@@ -100,12 +104,41 @@ class Machine:
     Attributes:
       hardware: what each of them is.
       devices: for ``agentic_ring.mesh.make_mesh``.
-      compiler_options: to be passed to ``jax.stages.Lowered.compile``.
+      compiler_options: what the compiler must be told where there is no machine.
     """
 
     hardware: Hardware
     devices: tuple[Any, ...]
     compiler_options: Mapping[str, Any]
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiles a program that was lowered for these devices.
+
+        Raises:
+          DoesNotFitError: it needs more memory than a device has. The TPU compiler says so by itself;
+            for GPUs what it plans is compared with the memory.
+        """
+        limit = self.hardware.memory
+        try:
+            compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            if "RESOURCE_EXHAUSTED" not in reason:
+                raise
+            raise DoesNotFitError(f"does not fit {self.hardware.name}: {reason}") from error
+        needed = planned_bytes(compiled)
+        if needed > limit:
+            raise DoesNotFitError(
+                f"does not fit {self.hardware.name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB"
+            )
+        return compiled
+
+
+def planned_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program needs of a device at once: arguments, results and everything between."""
+    plan: Any = compiled.memory_analysis()
+    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.argument_size_in_bytes + results + plan.temp_size_in_bytes
 
 
 def describe(name: str, topology: str | None = None, *, devices: int | None = None) -> Machine:

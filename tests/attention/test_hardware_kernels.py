@@ -25,9 +25,9 @@ def machine(name: str, *topology: str, **devices: int) -> Machine:
         pytest.skip(str(error))
 
 
-def compile_both(machine, kernel, spec, *, offset=0, segments=False, scores=Scores(SCALE), tokens=2048):
+def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=None, tokens=2048):
     """Compiles forward and backward, grouped queries, within a ring; returns the two programs' text."""
-    devices = machine.devices
+    devices, scores = machine.devices, Scores(SCALE, soft_cap)
     mesh = jax.make_mesh((len(devices),), ("ring",), axis_types=(AxisType.Auto,), devices=devices)
     sharding = jax.NamedSharding(mesh, jax.P("ring"))
 
@@ -49,8 +49,7 @@ def compile_both(machine, kernel, spec, *, offset=0, segments=False, scores=Scor
 
     def program(function, *arguments):
         run = jax.shard_map(function, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
-        lowered = jax.jit(run).lower(*arguments)
-        return lowered.compile(compiler_options=dict(machine.compiler_options)).as_text()
+        return machine.compile(jax.jit(run).lower(*arguments)).as_text()
 
     return program(forward, q, k, k, ids), program(backward, q, k, k, q, logsumexp, q, ids)
 
@@ -72,7 +71,7 @@ TPUS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
     [
         (FULL, {}),
         (CAUSAL, {}),
-        (WINDOW, {"offset": 300, "segments": True, "scores": Scores(SCALE, soft_cap=30.0)}),
+        (WINDOW, {"offset": 300, "segments": True, "soft_cap": 30.0}),
     ],
     ids=["full", "causal", "window, offset, segments, soft cap"],
 )
@@ -95,7 +94,7 @@ def test_splash_fits_wide_heads_in_float32(tpu):
     def backward(q, output, logsumexp, d_output):
         return SplashKernel().backward(q, q, q, output, logsumexp, d_output, mask, scores)
 
-    jax.jit(backward).lower(q, q, logsumexp, q).compile()
+    target.compile(jax.jit(backward).lower(q, q, logsumexp, q))
 
 
 def cudnn_refusals():

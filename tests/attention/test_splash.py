@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from agentic_ring.attention.kernels.splash import SplashKernel
+from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import merge
@@ -133,10 +133,9 @@ def test_refusals_name_the_case(case):
 
 def test_the_blocks_visited_are_those_with_a_pair():
     """Against the mask of every pair, for bands that begin and end anywhere."""
-    from agentic_ring.attention.kernels.splash import _visited
-
-    distance = np.arange(512)[:, None] - np.arange(384)[None]
-    for low, high in itertools.product((-300, -128, -1, 0, 7), (-1, 0, 60, 127, 128, 400)):
-        band = (distance >= low) & (distance <= high)
-        want = band.reshape(4, 128, 3, 128).any((1, 3))
-        np.testing.assert_array_equal(_visited(512, 384, low, high, 128, 128) & (low <= high), want)
+    distance = np.arange(256)[:, None] - np.arange(384)[None]
+    for band in itertools.product((-300, -128, -1, 0, 7), (7, 60, 127, 128, 200)):
+        tile = _Tile(256, 384, 64, band)
+        inside = (distance >= band[0]) & (distance <= band[1])
+        assert (tile.query_block, tile.key_block) == (256, 128)
+        np.testing.assert_array_equal(tile.visited(band), inside.reshape(1, 256, 3, 128).any((1, 3)))

@@ -77,7 +77,7 @@ class CudnnKernel:
             "return_residual": False,
         }
         # q, k, v; then bias, two lengths, two offsets and two page tables, all absent.
-        residuals = [q, k, v, *(none,) * 7]
+        residuals: list[Any] = [q, k, v, *(none,) * 7]
         rule = library._dot_product_attention_bwd_rule
         parameters = inspect.signature(rule).parameters
         if "score_mod" in parameters:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.kernels.interface import Gradients, backward_rows
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
@@ -183,14 +183,13 @@ class _Tile(NamedTuple):
     """The static mask of a tile: query t attends to key s iff low <= t - s <= high.
 
     Attributes:
-      low, high: None where every pair is within.
+      band: (low, high); None where every pair is within.
     """
 
     queries: int
     keys: int
     head_dim: int
-    low: int | None
-    high: int | None
+    band: tuple[int, int] | None
 
     @property
     def query_block(self) -> int:
@@ -207,7 +206,15 @@ class _Tile(NamedTuple):
     @property
     def mask_function(self) -> Callable | None:
         """Whether pairs of query and key numbers are in the band, for use within the kernels."""
-        return None if self.low is None else functools.partial(_in_band, self.low, self.high)
+        return None if self.band is None else functools.partial(_in_band, *self.band)
+
+    def visited(self, band: tuple[int, int]) -> np.ndarray:
+        """Whether any pair of a block is in the band, bool [query blocks, key blocks]."""
+        low, high = band
+        first_query = np.arange(0, self.queries, self.query_block)[:, None]
+        first_key = np.arange(0, self.keys, self.key_block)[None]
+        last_query, last_key = first_query + self.query_block - 1, first_key + self.key_block - 1
+        return (last_query - first_key >= low) & (first_query - last_key <= high)
 
     def table(self, library: Any, *, for_keys: bool) -> Any:
         """The library's MaskInfo: which blocks to visit, in lists as long as the longest of them.
@@ -217,9 +224,9 @@ class _Tile(NamedTuple):
           for_keys: list the query blocks of each key block, else the key blocks of each query block.
         """
         info = library.mask_info_lib.MaskInfo
-        if self.low is None:
+        if self.band is None:
             return info(None, None, None, None, None)
-        visited = _visited(self.queries, self.keys, self.low, self.high, self.query_block, self.key_block)
+        visited = self.visited(self.band)
         if for_keys:
             visited = visited.T
         longest = visited.sum(axis=1).max()
@@ -256,40 +263,30 @@ def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Score
     for length in (queries, keys):
         if length % LANES:
             raise NotImplementedError(f"length {length} is no multiple of {LANES}")
-    low, high = _band(mask.spec, mask.offset, queries, keys)
-    tile = _Tile(queries, keys, head_dim, low, high)
-    if low is not None:
+    tile = _Tile(queries, keys, head_dim, _band(mask.spec, mask.offset, queries, keys))
+    if tile.band is not None:
         if (queries // tile.query_block) * (keys // tile.key_block) > MAX_TABLE:
             raise NotImplementedError(f"a masked tile of {queries} x {keys} tokens has too many blocks")
-        if not _visited(queries, keys, low, high, tile.query_block, tile.key_block).any():
+        if not tile.visited(tile.band).any():
             raise NotImplementedError("no query of the tile attends to any key")
     return tile
 
 
-def _band(spec: MaskSpec, offset: int, queries: int, keys: int) -> tuple[int | None, int | None]:
-    """The lowest and highest t - s of a pair that the spec admits; (None, None) if that is every pair."""
+def _band(spec: MaskSpec, offset: int, queries: int, keys: int) -> tuple[int, int] | None:
+    """The lowest and highest t - s of a pair that the spec admits; None if that is every pair."""
     if not spec.by_position:
-        return None, None
+        return None
     lowest, highest = 1 - keys, queries - 1
-    low = high = None
+    low, high = lowest, highest
     if spec.window is not None:
         low, high = 1 - spec.window - offset, spec.window - 1 - offset
     if spec.causal:
         low = -offset
-    low, high = (lowest if low is None else low), (highest if high is None else high)
-    return (None, None) if low <= lowest and high >= highest else (low, high)
+    return None if low <= lowest and high >= highest else (low, high)
 
 
 def _in_band(low: int, high: int, query: jax.Array, key: jax.Array) -> jax.Array:
     return (query - key >= low) & (query - key <= high)
-
-
-@functools.cache
-def _visited(queries: int, keys: int, low: int, high: int, query_block: int, key_block: int) -> np.ndarray:
-    """Whether any pair of a block is in the band, bool [query blocks, key blocks]."""
-    query = np.arange(0, queries, query_block)[:, None]
-    key = np.arange(0, keys, key_block)[None]
-    return (query + query_block - 1 - key >= low) & (query - (key + key_block - 1) <= high)
 
 
 def _block(length: int, largest: int, head_dim: int) -> int:
@@ -306,14 +303,14 @@ def _heads_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _segments(library: Any, mask: HopMask, batch: int) -> Any:
     """The library's segment ids [B, T] and [B, S]; padding of queries and of keys never match."""
-    if mask.query.segment_ids is None:
+    if mask.query.segment_ids is None or mask.key.segment_ids is None:
         return None
 
-    def ids(labels: TokenLabels, padding: int) -> jax.Array:
-        segment_ids = jnp.broadcast_to(labels.segment_ids, (batch, labels.segment_ids.shape[1]))
+    def ids(segment_ids: jax.Array, padding: int) -> jax.Array:
+        segment_ids = jnp.broadcast_to(segment_ids, (batch, segment_ids.shape[1]))
         return jnp.where(segment_ids < 0, padding, segment_ids).astype(jnp.int32)
 
-    return library.SegmentIds(q=ids(mask.query, -1), kv=ids(mask.key, -2))
+    return library.SegmentIds(q=ids(mask.query.segment_ids, -1), kv=ids(mask.key.segment_ids, -2))
 
 
 def _over_batch(function: Callable, arrays: tuple[jax.Array, ...], segments: Any) -> tuple[jax.Array, ...]:
