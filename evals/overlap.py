@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -282,6 +282,7 @@ def main(
     causal: bool = True,
     kernel: str = "auto",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    compiler_options: dict[str, str] = {},  # noqa: B006 (never changed)
 ) -> None:
     """Prints every transfer of compiled ring attention and what hides it.
 
@@ -298,9 +299,13 @@ def main(
       causal: whether tokens attend to the past alone.
       kernel: which kernel computes a hop.
       dtype: of queries, keys and values.
+      compiler_options: XLA flags and their values, such as
+        xla_gpu_experimental_parallel_collective_overlap_limit 2, without which the GPU compiler keeps
+        one transfer in flight at a time and a hop of the backward waits for the gradients.
     """
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     machine = describe(hardware, topology, devices=devices)
+    machine = replace(machine, compiler_options={**machine.compiler_options, **compiler_options})
     ring = ring or len(machine.devices)
     compiled = compile_attention(
         machine,
