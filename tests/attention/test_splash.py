@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from agentic_ring.attention.kernels import splash
 from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
@@ -90,9 +91,22 @@ def test_two_tiles_make_the_whole():
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.fixture
+def few_heads_at_a_time(monkeypatch):
+    monkeypatch.setattr(splash, "PART_BYTES", 1)
+
+
+def test_some_heads_after_the_others(few_heads_at_a_time):
+    assert splash._parts(512, 8, 4) == 4
+    assert splash._parts(512, 4, 4) == 2  # two heads each
+    assert splash._parts(512, 3, 1) == splash._parts(512, 1, 1) == 1
+    ids = TokenLabels(None, jnp.asarray(np.arange(256)[None] // 100 - 1))
+    check(KERNEL, HopMask(MaskSpec(), ids, ids), *arrays(256, 256, heads=(4, 2)))
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_within_shard_map(check_vma):
-    q, k, v, d_output = arrays(256, 256)
+def test_within_shard_map(few_heads_at_a_time, check_vma):
+    q, k, v, d_output = arrays(256, 256, heads=(4, 2))
     mask, scores = HopMask(MaskSpec(), TokenLabels(), TokenLabels()), Scores(SCALE)
 
     def both(q, k, v, d_output):

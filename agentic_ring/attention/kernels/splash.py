@@ -39,6 +39,9 @@ KEY_STEP = 512
 MAX_HEAD_DIM = 512
 """Beyond, one block of each array does not fit."""
 
+PART_BYTES = 2**24
+"""Largest logsumexp of a kernel that works on all heads at once."""
+
 MAX_TABLE = 2**16
 """Block pairs of a masked tile: their table lies in the scalar memory of a TPU core, which holds 1 MiB
 on the smallest. Reached at 181K tokens a tile."""
@@ -84,17 +87,15 @@ class SplashKernel:
         )
 
         def one_sequence(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any) -> tuple:
-            output, (logsumexp,) = run(q, k, v, segments)
-            return output, logsumexp
+            output, (logsumexp,) = run(q.astype(jnp.float32) * scores.scale, k, v, segments)
+            # Where all keys are masked the largest score is _LOWEST, and without any block to visit the
+            # sum of the weights is 0: its logarithm is -inf and the output NaN.
+            empty = ~(logsumexp > _LOWEST / 2)
+            return jnp.where(empty[..., None], 0.0, output), jnp.where(empty, -jnp.inf, logsumexp)
 
-        arrays = _heads_first(q.astype(jnp.float32) * scores.scale, k, v)
-        output, logsumexp = _over_batch(one_sequence, arrays, _segments(library, mask, q.shape[0]))
-        # Where all keys are masked the largest score is _LOWEST, and without any block to visit the sum
-        # of the weights is 0: its logarithm is -inf and the output NaN.
-        empty = ~(logsumexp > _LOWEST / 2)
-        output = jnp.where(empty[..., None], 0.0, output)
-        logsumexp = jnp.where(empty, -jnp.inf, logsumexp)
-        return SoftmaxState(output.swapaxes(1, 2), logsumexp.swapaxes(1, 2))
+        arrays = _heads_first(q, k, v)
+        output, logsumexp = _over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0]))
+        return SoftmaxState(*_heads_first(output, logsumexp))
 
     def backward(
         self,
@@ -145,15 +146,16 @@ class SplashKernel:
             delta: jax.Array,
             segments: Any,
         ) -> tuple:
-            rows = segments, None, total, d_output, delta
+            q, rows = q.astype(jnp.float32) * scores.scale, (segments, None, total, d_output, delta)
             dq = for_queries(q, k, v, *rows)
             _, dk, dv = for_keys(q, k.astype(jnp.float32), v.astype(jnp.float32), *rows)
-            return dq, dk, dv
+            return dq * scores.scale, dk, dv
 
-        total, delta = (row.swapaxes(1, 2) for row in backward_rows(output, logsumexp, d_output))
-        arrays = _heads_first(q.astype(jnp.float32) * scores.scale, k, v, d_output.astype(q.dtype))
-        dq, dk, dv = _over_batch(one_sequence, (*arrays, total, delta), _segments(library, mask, q.shape[0]))
-        return Gradients(*_heads_first(dq * scores.scale, dk, dv))
+        rows = backward_rows(output, logsumexp, d_output)
+        arrays = _heads_first(q, k, v, d_output.astype(q.dtype), *rows)
+        return Gradients(
+            *_heads_first(*_over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0])))
+        )
 
 
 def _library() -> Any:
@@ -297,7 +299,7 @@ def _block(length: int, largest: int, head_dim: int) -> int:
 
 
 def _heads_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """[B, T, N, H] -> [B, N, T, H], and back."""
+    """[B, T, N, ...] -> [B, N, T, ...], and back."""
     return tuple(x.swapaxes(1, 2) for x in arrays)
 
 
@@ -313,21 +315,56 @@ def _segments(library: Any, mask: HopMask, batch: int) -> Any:
     return library.SegmentIds(q=ids(mask.query.segment_ids, -1), kv=ids(mask.key.segment_ids, -2))
 
 
-def _over_batch(function: Callable, arrays: tuple[jax.Array, ...], segments: Any) -> tuple[jax.Array, ...]:
-    """``function`` of each sequence; the results vary over the mesh axes that the arguments vary over.
+def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any) -> tuple[jax.Array, ...]:
+    """``function`` of each sequence, some heads at a time.
 
-    The library's kernels do not say over which axes their results vary, which ``jax.shard_map``
+    The library's kernels do not say over which mesh axes their results vary, which ``jax.shard_map``
     asks of them, so its check is off while they are traced.
+
+    Args:
+      function: of q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
+      arrays: the same with a batch before, q and k the first two.
+      segments: the segment ids of the batch.
+
+    Returns:
+      The results, joined; they vary over the mesh axes that any argument varies over.
     """
+    (batch, heads, queries, _), key_heads = arrays[0].shape, arrays[1].shape[1]
+    parts = _parts(batch * queries, heads, key_heads)
+    batched = jax.vmap(function)
+
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(batch, parts, -1, *x.shape[2:]).swapaxes(0, 1)
+
+    def join(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])
+
     axes: set[str] = set().union(*(_varying(x) for x in jax.tree.leaves((arrays, segments))))
     with _no_varying_check():
-        results = jax.vmap(function)(*arrays, segments)
+        if parts == 1:
+            results = batched(*arrays, segments)
+        else:
+            some = tuple(split(x) for x in arrays)
+            results = tuple(join(x) for x in jax.lax.map(lambda part: batched(*part, segments), some))
 
     def vary(x: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - _varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
-    return jax.tree.map(vary, results)
+    return tuple(vary(x) for x in results)
+
+
+def _parts(rows: int, heads: int, key_heads: int) -> int:
+    """In how many parts the heads are worked on one after the other.
+
+    The kernels write the logsumexp ``LANES`` times over and want copies in float32: as much memory as
+    the output, of all heads at once. One head is work enough for a core, but v4 and v5p have two.
+    """
+    choices = [parts for parts in range(1, key_heads + 1) if key_heads % parts == 0]
+    for parts in choices:
+        if rows * heads // parts * LANES * 4 <= PART_BYTES:
+            return parts
+    return max(parts for parts in choices if heads // parts > 1 or parts == 1)
 
 
 def _varying(x: jax.Array) -> frozenset[str]:
