@@ -3,6 +3,12 @@
 Only the compiler of a platform can say so: without its package the test is skipped.
 """
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,6 +21,7 @@ from agentic_ring.attention.scores import Dropout, Scores
 from evals.hardware import CompilerMissingError, Machine, describe
 from tests.attention.tiles import SCALE, arrays
 
+ROOT = Path(__file__).parents[2]
 FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
 
 
@@ -60,6 +67,26 @@ def test_cudnn_compiles(gpu, spec):
     forward, backward = compile_both(machine(gpu, devices=8), CudnnKernel(), spec)
     assert '"__cudnn$fmhaSoftmax"' in forward
     assert '"__cudnn$fmhaSoftmaxBackward"' in backward
+
+
+ON_A_GPU = """
+import jax.numpy as jnp
+from agentic_ring.attention.kernels.cudnn import CudnnKernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from tests.attention.tiles import arrays, check
+
+for spec in (MaskSpec(causal=False), MaskSpec(), MaskSpec(window=100)):
+    for heads in ((4, 4), (4, 1)):
+        given = arrays(384, 384, heads, head_dim=64, dtype=jnp.bfloat16)
+        check(CudnnKernel(), HopMask(spec, TokenLabels(), TokenLabels()), *given, tolerance=8e-3)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no GPU")
+def test_cudnn_is_exact():
+    """In a process of its own, as the tests run on the CPU."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    subprocess.run([sys.executable, "-c", ON_A_GPU], check=True, env=environment, cwd=ROOT)
 
 
 TPUS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}

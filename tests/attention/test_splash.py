@@ -57,6 +57,11 @@ def test_several_blocks_of_each_size():
     )
 
 
+@pytest.mark.parametrize("offset", [0, -600], ids=["keys without a query", "queries without a key"])
+def test_whole_blocks_without_a_pair(offset):
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels(), offset), *arrays(1024, 2048, batch=1))
+
+
 def test_bfloat16():
     """Results are float32: what is lost is what the inputs lost, and the rounding of the products."""
     check(

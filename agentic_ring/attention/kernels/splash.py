@@ -240,7 +240,7 @@ class _Tile(NamedTuple):
         order = np.where(work, order, last)
         work, order = (x.T if for_keys else x for x in (work, order))
         return info(
-            data_next=jnp.asarray(order[None], jnp.int16),
+            data_next=jnp.asarray(order[None], jnp.int16 if max(visited.shape) < 2**15 else jnp.int32),
             mask_next=None,
             block_mask=jnp.asarray(work[None], jnp.int8),
             partial_mask_blocks=None,
