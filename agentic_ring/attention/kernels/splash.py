@@ -40,7 +40,8 @@ MAX_HEAD_DIM = 512
 """Beyond, one block of each array does not fit."""
 
 PART_BYTES = 2**24
-"""Largest logsumexp of a kernel that works on all heads at once."""
+"""Largest logsumexp of one call of a kernel. For 8192 tokens and 32 heads of 128, compiled for v5e, it
+takes what a backward needs beside its results from 5.0 times a float32 dq to 2.0 times."""
 
 MAX_TABLE = 2**16
 """Block pairs of a masked tile: their table lies in the scalar memory of a TPU core, which holds 1 MiB
