@@ -1,0 +1,150 @@
+"""NVIDIA GPUs: cuDNN's flash attention, on one tile of static mask.
+
+JAX's public entry point rounds the logsumexp to the dtype of the output and ignores its gradient, so
+the forward and backward that it is made of are called here. They are private to JAX; everything that
+depends on them is in this file. What cuDNN returns for the output and the gradients is in the dtype of
+the inputs, summed in float32 and rounded once a tile.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.kernels.interface import Gradients
+from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.softmax import SoftmaxState
+
+SEED = 42
+"""Of a dropout that does not take place; a part of the call's configuration."""
+
+
+@dataclass(frozen=True)
+class CudnnKernel:
+    """See ``Kernel``; serves whole tiles, and causal ones on the diagonal, with a window or without.
+
+    Grouped queries share their keys without a copy. Head dimensions go up to 256 on Hopper and later,
+    to 128 before and where a program is compiled without a GPU.
+    """
+
+    def forward(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
+    ) -> SoftmaxState:
+        """See ``Kernel.forward``."""
+        library = _library()
+        _refuse(library, q, k, v, mask, scores)
+        output, logsumexp = library.dot_product_attention(
+            q,
+            k,
+            v,
+            scale=scores.scale,
+            mask_type=_mask_type(library, mask),
+            sliding_window_length=mask.spec.window,
+            return_residual=True,
+        )
+        return SoftmaxState(output.astype(jnp.float32), logsumexp.swapaxes(1, 2))
+
+    def backward(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        output: jax.Array,
+        logsumexp: jax.Array,
+        d_output: jax.Array,
+        mask: HopMask,
+        scores: Scores,
+    ) -> Gradients:
+        """See ``Kernel.backward``."""
+        library = _library()
+        _refuse(library, q, k, v, mask, scores)
+        none = jnp.zeros(0, q.dtype)
+        # By name, because versions of JAX differ in how many there are and in their order.
+        static: dict[str, Any] = {
+            "scale": scores.scale,
+            "seed": SEED,
+            "dropout_rate": 0.0,
+            "variadic_args": (False, False),  # no bias, no gradient of one
+            "mask_type": _mask_type(library, mask),
+            "layout": library.AttentionLayout.BTNH.value,
+            "sliding_window_length": mask.spec.window,
+            "score_mod": None,
+            "is_training": True,
+            "cudnn_version": None,
+            "return_residual": False,
+        }
+        # q, k, v; then bias, two lengths, two offsets and two page tables, all absent.
+        residuals: list[Any] = [q, k, v, *(none,) * 7]
+        rule = library._dot_product_attention_bwd_rule
+        parameters = inspect.signature(rule).parameters
+        if "score_mod" in parameters:
+            residuals.append(())  # its arguments
+        residuals += [logsumexp.swapaxes(1, 2), output.astype(q.dtype)]
+        try:
+            arguments = {name: static[name] for name in parameters if name not in ("res", "grad_output")}
+            arguments |= {"res": tuple(residuals), "grad_output": d_output.astype(q.dtype)}
+            dq, dk, dv = rule(**arguments)[:3]
+        except (KeyError, ValueError) as error:
+            raise NotImplementedError(f"jax {jax.__version__} has another cuDNN backward: {error}") from error
+        return Gradients(*(gradient.astype(jnp.float32) for gradient in (dq, dk, dv)))
+
+
+_PRIVATE = (
+    "AttentionLayout",
+    "MaskType",
+    "_dot_product_attention_bwd_rule",
+    "check_cudnn_version",
+    "check_is_flash_attention",
+    "dot_product_attention",
+)
+"""What is used of the private module."""
+
+
+def _library() -> Any:
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo
+    except ImportError as error:
+        raise NotImplementedError(f"jax {jax.__version__} has no cuDNN attention: {error}") from error
+    missing = [name for name in _PRIVATE if not hasattr(fused_attention_stablehlo, name)]
+    if missing:
+        raise NotImplementedError(f"jax {jax.__version__} has another cuDNN attention, without {missing[0]}")
+    return fused_attention_stablehlo
+
+
+def _mask_type(library: Any, mask: HopMask) -> Any:
+    return library.MaskType.CAUSAL if mask.spec.causal else library.MaskType.NO_MASK
+
+
+def _refuse(library: Any, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores) -> None:
+    """Refuses what cuDNN cannot do, or what JAX does not pass on to it."""
+    if mask.query.positions is not None:
+        raise NotImplementedError("tokens have positions of their own")
+    if mask.query.segment_ids is not None:
+        raise NotImplementedError("segment ids")
+    if mask.spec.prefix:
+        raise NotImplementedError("the mask has a prefix")
+    if mask.spec.window is not None and not mask.spec.causal:
+        raise NotImplementedError("a window both ways")
+    if mask.spec.causal and (mask.offset or q.shape[1] != k.shape[1]):
+        raise NotImplementedError("a causal tile off the diagonal")
+    if scores.soft_cap is not None:
+        raise NotImplementedError("a soft cap")
+    if scores.dropout is not None:
+        raise NotImplementedError("dropout")
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
+        dtypes = dict.fromkeys(jnp.dtype(x.dtype).name for x in (q, k, v))
+        raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes bfloat16 or float16")
+    if q.shape[3] % 8:
+        raise NotImplementedError(f"head dimension {q.shape[3]} is no multiple of 8")
+    try:
+        version = library.check_cudnn_version()
+    except RuntimeError as error:
+        raise NotImplementedError("cuDNN is not installed") from error
+    # Also knows the head dimensions of each GPU, 128 where none is attached. The forward asks the same
+    # of itself; were the backward not to ask, it would compile what cuDNN then fails to run.
+    library.check_is_flash_attention(
+        q, k, v, library.AttentionLayout.BTNH.value, version, has_bias=False, is_training=True
+    )

@@ -1,0 +1,153 @@
+"""The kernels of GPUs and TPUs compile for machines that are not there, and refuse what they cannot do.
+
+Only the compiler of a platform can say so: without its package the test is skipped.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+
+from agentic_ring.attention.kernels.cudnn import CudnnKernel
+from agentic_ring.attention.kernels.splash import SplashKernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Dropout, Scores
+from evals.hardware import CompilerMissingError, Machine, describe
+from tests.attention.tiles import SCALE, arrays
+
+ROOT = Path(__file__).parents[2]
+FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
+
+
+def machine(name: str, *topology: str, **devices: int) -> Machine:
+    try:
+        return describe(name, *topology, **devices)
+    except CompilerMissingError as error:
+        pytest.skip(str(error))
+
+
+def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=None, tokens=2048):
+    """Compiles forward and backward, grouped queries, within a ring; returns the two programs' text."""
+    devices, scores = machine.devices, Scores(SCALE, soft_cap)
+    mesh = jax.make_mesh((len(devices),), ("ring",), axis_types=(AxisType.Auto,), devices=devices)
+    sharding = jax.NamedSharding(mesh, jax.P("ring"))
+
+    def array(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct((len(devices), tokens, *shape), dtype, sharding=sharding)
+
+    q, k = array(8, 128), array(2, 128)
+    logsumexp, ids = array(8, dtype=jnp.float32), array(dtype=jnp.int32)
+
+    def mask(ids):
+        labels = TokenLabels(None, ids if segments else None)
+        return HopMask(spec, labels, labels, offset)
+
+    def forward(q, k, v, ids):
+        return kernel.forward(q, k, v, mask(ids), scores)
+
+    def backward(q, k, v, output, logsumexp, d_output, ids):
+        return kernel.backward(q, k, v, output, logsumexp, d_output, mask(ids), scores)
+
+    def program(function, *arguments):
+        run = jax.shard_map(function, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
+        return machine.compile(jax.jit(run).lower(*arguments)).as_text()
+
+    return program(forward, q, k, k, ids), program(backward, q, k, k, q, logsumexp, q, ids)
+
+
+@pytest.mark.parametrize("spec", [FULL, CAUSAL, WINDOW], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
+def test_cudnn_compiles(gpu, spec):
+    forward, backward = compile_both(machine(gpu, devices=8), CudnnKernel(), spec)
+    assert '"__cudnn$fmhaSoftmax"' in forward
+    assert '"__cudnn$fmhaSoftmaxBackward"' in backward
+
+
+ON_A_GPU = """
+import jax.numpy as jnp
+from agentic_ring.attention.kernels.cudnn import CudnnKernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from tests.attention.tiles import arrays, check
+
+for spec in (MaskSpec(causal=False), MaskSpec(), MaskSpec(window=100)):
+    for heads in ((4, 4), (4, 1)):
+        given = arrays(384, 384, heads, head_dim=64, dtype=jnp.bfloat16)
+        check(CudnnKernel(), HopMask(spec, TokenLabels(), TokenLabels()), *given, tolerance=8e-3)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no GPU")
+def test_cudnn_is_exact():
+    """In a process of its own, as the tests run on the CPU."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    subprocess.run([sys.executable, "-c", ON_A_GPU], check=True, env=environment, cwd=ROOT)
+
+
+TPUS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
+
+
+@pytest.mark.parametrize("tpu", TPUS)
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (FULL, {}),
+        (CAUSAL, {}),
+        (WINDOW, {"offset": 300, "segments": True, "soft_cap": 30.0}),
+    ],
+    ids=["full", "causal", "window, offset, segments, soft cap"],
+)
+def test_splash_compiles(tpu, spec, options):
+    forward, backward = compile_both(machine(tpu, TPUS[tpu]), SplashKernel(), spec, **options)
+    assert "splash_mha_fwd" in forward
+    assert "splash_mha_dkv" in backward
+    assert "splash_mha_dq" in backward
+
+
+@pytest.mark.parametrize("tpu", ["v4", "v5e"])
+def test_splash_fits_wide_heads_in_float32(tpu):
+    """The largest blocks that the kernel makes; the memory of a core is smallest on these."""
+    target = machine(tpu, TPUS[tpu])
+    sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
+    q = jax.ShapeDtypeStruct((1, 2048, 2, 512), jnp.float32, sharding=sharding)
+    logsumexp = jax.ShapeDtypeStruct((1, 2048, 2), jnp.float32, sharding=sharding)
+    mask, scores = HopMask(CAUSAL, TokenLabels(), TokenLabels(), 5), Scores(SCALE, soft_cap=30.0)
+
+    def backward(q, output, logsumexp, d_output):
+        return SplashKernel().backward(q, q, q, output, logsumexp, d_output, mask, scores)
+
+    target.compile(jax.jit(backward).lower(q, q, logsumexp, q))
+
+
+def cudnn_refusals():
+    none, some = TokenLabels(), TokenLabels(None, jnp.zeros((2, 64), jnp.int32))
+    scores, bfloat16 = Scores(SCALE), {"dtype": jnp.bfloat16}
+    dropout = Dropout(0.1, jnp.zeros(2, jnp.uint32), jnp.int32(0), jnp.int32(0))
+    tile = arrays(64, 64, **bfloat16)
+    causal = HopMask(CAUSAL, none, none)
+    return {
+        "positions": (tile, causal.placed(64, 64), scores),
+        "segment ids": (tile, HopMask(FULL, some, some), scores),
+        "prefix": (tile, HopMask(MaskSpec(prefix=3), none, none), scores),
+        "a window both ways": (tile, HopMask(MaskSpec(causal=False, window=9), none, none), scores),
+        "off the diagonal": (tile, HopMask(CAUSAL, none, none, 8), scores),
+        "causal tile": (arrays(64, 32, **bfloat16), causal, scores),
+        "soft cap": (tile, causal, Scores(SCALE, soft_cap=3.0)),
+        "dropout": (tile, causal, Scores(SCALE, dropout=dropout)),
+        "dtype float32": (arrays(64, 64), causal, scores),
+        "head dimension 36": (arrays(64, 64, head_dim=36, **bfloat16), causal, scores),
+    }
+
+
+@pytest.mark.parametrize("case", cudnn_refusals())
+def test_cudnn_refusals_name_the_case(case):
+    (q, k, v, d_output), mask, scores = cudnn_refusals()[case]
+    with pytest.raises(NotImplementedError, match=case):
+        CudnnKernel().forward(q, k, v, mask, scores)
+    with pytest.raises(NotImplementedError, match=case):
+        CudnnKernel().backward(q, k, v, q, q[..., 0], d_output, mask, scores)

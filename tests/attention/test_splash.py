@@ -1,0 +1,160 @@
+"""The TPU kernels in Pallas' interpreter, tile by tile, against float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from agentic_ring.attention.kernels import splash
+from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Dropout, Scores
+from agentic_ring.attention.softmax import merge
+from tests.attention.tiles import SCALE, allowed_pairs, arrays, check, truth
+
+KERNEL = SplashKernel(interpret=True)
+
+MASKS = {
+    "full": (MaskSpec(causal=False), 0),
+    "causal": (MaskSpec(), 0),
+    "causal, queries ahead": (MaskSpec(), 130),
+    "causal, keys ahead": (MaskSpec(), -70),  # the first 70 queries attend to nothing
+    "window": (MaskSpec(window=50), 0),
+    "window, queries ahead": (MaskSpec(window=150), 200),
+    "window both ways": (MaskSpec(causal=False, window=90), -40),
+}
+
+
+@pytest.mark.parametrize("segments", [False, True], ids=["one segment", "segments and padding"])
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask(name, segments):
+    spec, offset = MASKS[name]
+    query = key = TokenLabels()
+    if segments:
+        generator = np.random.default_rng(1)
+        ids = np.sort(generator.integers(0, 3, (2, 384)), axis=1)
+        ids[0, -60:] = -1
+        ids[1, :5] = -1
+        query, key = TokenLabels(None, jnp.asarray(ids[:, :256])), TokenLabels(None, jnp.asarray(ids))
+    check(KERNEL, HopMask(spec, query, key, offset), *arrays(256, 384))
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_heads_share_keys(heads):
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(256, 256, heads))
+
+
+def test_soft_cap():
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(128, 128), soft_cap=2.0)
+
+
+def test_several_blocks_of_each_size():
+    check(
+        KERNEL, HopMask(MaskSpec(window=700), TokenLabels(), TokenLabels(), 512), *arrays(1536, 2048, batch=1)
+    )
+
+
+@pytest.mark.parametrize("offset", [0, -600], ids=["keys without a query", "queries without a key"])
+def test_whole_blocks_without_a_pair(offset):
+    check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels(), offset), *arrays(1024, 2048, batch=1))
+
+
+def test_bfloat16():
+    """Results are float32: what is lost is what the inputs lost, and the rounding of the products."""
+    check(
+        KERNEL,
+        HopMask(MaskSpec(), TokenLabels(), TokenLabels()),
+        *arrays(256, 256, dtype=jnp.bfloat16),
+        tolerance=8e-3,
+    )
+
+
+def test_two_tiles_make_the_whole():
+    """A backward with the state over all keys, as a ring calls it; the second tile has empty rows."""
+    q, k, v, d_output = arrays(256, 512)
+    masks = [HopMask(MaskSpec(), TokenLabels(), TokenLabels(), offset) for offset in (100, -156)]
+    scores = Scores(SCALE)
+    allowed = np.concatenate([allowed_pairs(mask, 2, 256, 256) for mask in masks], axis=2)
+    output, logsumexp, dq, dk, dv = truth(q, k, v, d_output, allowed)
+    tiles = [(k[:, part], v[:, part]) for part in (slice(256), slice(256, 512))]
+    states = [KERNEL.forward(q, *tile, mask, scores) for tile, mask in zip(tiles, masks, strict=True)]
+    state = merge(*states)
+    np.testing.assert_allclose(state.output, output, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(state.logsumexp, logsumexp, rtol=1e-5, atol=1e-5)
+    parts = [
+        KERNEL.backward(q, *tile, state.output, state.logsumexp, d_output, mask, scores)
+        for tile, mask in zip(tiles, masks, strict=True)
+    ]
+    got = (
+        parts[0].dq + parts[1].dq,
+        *(np.concatenate(x, axis=1) for x in zip(parts[0][1:], parts[1][1:], strict=True)),
+    )
+    for actual, wanted in zip(got, (dq, dk, dv), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.fixture
+def few_heads_at_a_time(monkeypatch):
+    monkeypatch.setattr(splash, "PART_BYTES", 1)
+
+
+def test_some_heads_after_the_others(few_heads_at_a_time):
+    assert splash._parts(512, 8, 4) == 4
+    assert splash._parts(512, 4, 4) == 2  # two heads each
+    assert splash._parts(512, 3, 1) == splash._parts(512, 1, 1) == 1
+    ids = TokenLabels(None, jnp.asarray(np.arange(256)[None] // 100 - 1))
+    check(KERNEL, HopMask(MaskSpec(), ids, ids), *arrays(256, 256, heads=(4, 2)))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_within_shard_map(few_heads_at_a_time, check_vma):
+    q, k, v, d_output = arrays(256, 256, heads=(4, 2))
+    mask, scores = HopMask(MaskSpec(), TokenLabels(), TokenLabels()), Scores(SCALE)
+
+    def both(q, k, v, d_output):
+        state = KERNEL.forward(q, k, v, mask, scores)
+        return state, KERNEL.backward(q, k, v, *state, d_output, mask, scores)
+
+    mesh = jax.make_mesh((2,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    run = jax.shard_map(both, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"), check_vma=check_vma)
+    got = jax.jit(run)(q, k, v, d_output)
+    want = jax.jit(both)(q, k, v, d_output)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
+def refusals():
+    plain = TokenLabels()
+    mask = HopMask(MaskSpec(), plain, plain)
+    placed = mask.placed(128, 128)
+    dropout = Dropout(0.1, jnp.zeros(2, jnp.uint32), jnp.int32(0), jnp.int32(0))
+    return {
+        "positions": (arrays(128, 128), placed, Scores(SCALE)),
+        "prefix": (arrays(128, 128), HopMask(MaskSpec(prefix=3), plain, plain), Scores(SCALE)),
+        "dropout": (arrays(128, 128), mask, Scores(SCALE, dropout=dropout)),
+        "length 100 is no multiple of 128": (arrays(128, 100), mask, Scores(SCALE)),
+        "dtype float16": (arrays(128, 128, dtype=jnp.float16), mask, Scores(SCALE)),
+        "attends to any key": (arrays(128, 128), HopMask(MaskSpec(), plain, plain, -128), Scores(SCALE)),
+    }
+
+
+@pytest.mark.parametrize("case", ["positions", "prefix", "dropout", "length", "dtype", "attends"])
+def test_refusals_name_the_case(case):
+    message, (given, mask, scores) = next(x for x in refusals().items() if case in x[0])
+    q, k, v, d_output = given
+    with pytest.raises(NotImplementedError, match=message):
+        KERNEL.forward(q, k, v, mask, scores)
+    with pytest.raises(NotImplementedError, match=message):
+        KERNEL.backward(q, k, v, q, q[..., 0], d_output, mask, scores)
+
+
+def test_the_blocks_visited_are_those_with_a_pair():
+    """Against the mask of every pair, for bands that begin and end anywhere."""
+    distance = np.arange(256)[:, None] - np.arange(384)[None]
+    for band in itertools.product((-300, -128, -1, 0, 7), (7, 60, 127, 128, 200)):
+        tile = _Tile(256, 384, 64, band)
+        inside = (distance >= band[0]) & (distance <= band[1])
+        assert (tile.query_block, tile.key_block) == (256, 128)
+        np.testing.assert_array_equal(tile.visited(band), inside.reshape(1, 256, 3, 128).any((1, 3)))
