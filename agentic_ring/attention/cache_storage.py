@@ -2,7 +2,7 @@
 
                 bytes a number    largest error of a number
     float32     4                 0
-    bfloat16    2                 2**-9 of the number itself
+    bfloat16    2                 2**-8 of the number itself
     int8        1 + 4 / H         1 / 254 of the largest of its token and head
 
 bfloat16 is kept as its bits in uint16. XLA's CPU compiler has no bfloat16 slices: it would widen a
