@@ -91,7 +91,9 @@ class InContextPolicy:
             return empty_cache(*size, dtype=dtype, ring=ring)
 
         def shardings(rules: ShardingRules) -> KVCache:
-            return jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype))
+            return jax.tree.map(
+                lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, config.layers)
+            )
 
         def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
             """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
@@ -203,5 +205,5 @@ def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
 
 
 def _first_row(cache: KVCache) -> KVCache:
-    keys, values = jax.tree.map(lambda x: x[:, :1], (cache.keys, cache.values))
+    keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
     return replace(cache, keys=keys, values=values, positions=cache.positions[:1])

@@ -24,7 +24,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring import cli
-from agentic_ring.attention.cache import CachedLayer, layer_specs
+from agentic_ring.attention.cache import CachedLayer, cache_specs
 from agentic_ring.attention.cache_storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
 from agentic_ring.attention.decode import attend
 from agentic_ring.files import replacing
@@ -85,10 +85,11 @@ def decode_speed(
     mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
     rules = ShardingRules()
     with jax.set_mesh(mesh):
-        like = jax.eval_shape(partial(empty, (1, kv_heads, 1, head_dim), dtype))
-        sharded = layer_specs(CachedLayer(like, like, jax.ShapeDtypeStruct((), jnp.int32)), rules)
-        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharded)
-        fill = jax.jit(partial(_filled, (1, kv_heads, cached, head_dim), like), out_shardings=shardings)
+        specs = cache_specs(rules, dtype, layers=1).layer(0)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        shape = (1, kv_heads, cached, head_dim)
+        like = jax.eval_shape(partial(empty, shape, dtype))
+        fill = jax.jit(partial(_filled, shape, like), out_shardings=shardings)
         past = fill(jax.random.key(0))
         # As many bytes as the cache has, but at least what no processor's cache holds.
         cache_bytes = sum(x.nbytes for x in jax.tree.leaves((past.keys, past.values)))

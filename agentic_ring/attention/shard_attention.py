@@ -59,10 +59,10 @@ def attend_to_shard(
 
         def extend(state: SoftmaxState) -> SoftmaxState:
             # Sliced by index inside the branch, so that a skipped slab is not read.
-            taken = jax.tree.map(
+            keys, values = jax.tree.map(
                 lambda x: jax.lax.dynamic_slice_in_dim(x, first, slab, axis=2), (shard.keys, shard.values)
             )
-            return merge(state, attend(query, *taken, HopMask(mask, queries, labels)))
+            return merge(state, attend(query, keys, values, HopMask(mask, queries, labels)))
 
         return jax.lax.cond(reachable, extend, lambda state: state, state), None
 

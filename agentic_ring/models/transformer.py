@@ -216,23 +216,19 @@ class Transformer(nnx.Module):
         cache: KVCache,
         prefix: KVCache | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The encoded tokens, and the keys and values of all layers.
+        """The encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
 
-        The caches are only read inside the scan over layers; what all layers add is written once, after
-        it, so that a donated cache is updated in place.
+        Layers are not scanned here, as a scan would copy each layer's cache before reading it. The
+        caches are only read; what all layers add is written once, at the end, so that a donated cache
+        is updated in place.
         """
-
-        def entries(cache: KVCache | None) -> tuple | None:
-            return None if cache is None else (cache.keys, cache.values)
-
-        def layer(entries: tuple | None, cache: KVCache | None) -> CachedLayer | None:
-            return None if entries is None or cache is None else CachedLayer(*entries, cache.positions)
-
-        def body(x: jax.Array, stacked: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            block, own, shared = stacked
-            return block.extend(attend, x, positions, layer(own, cache), layer(shared, prefix))
-
-        x, (keys, values) = jax.lax.scan(body, x, (self.blocks, entries(cache), entries(prefix)))
+        entries = []
+        for index in range(self.config.layers):
+            block = jax.tree.map(lambda x, index=index: x[index], self.blocks)
+            shared = None if prefix is None else prefix.layer(index)
+            x, added = block.extend(attend, x, positions, cache.layer(index), shared)
+            entries.append(added)
+        keys, values = jax.tree.map(lambda *layers: jnp.stack(layers), *entries)
         return self.norm(x), keys, values
 
     def _shard(self, x: jax.Array) -> jax.Array:

@@ -57,11 +57,6 @@ def oracle(query, key, value, positions, mask: MaskSpec) -> np.ndarray:
         return np.asarray(reference(*arrays, positions=positions))
 
 
-def layer_of(cache: KVCache, index: int = 0) -> CachedLayer:
-    keys, values = jax.tree.map(lambda x: x[index], (cache.keys, cache.values))
-    return CachedLayer(keys, values, cache.positions)
-
-
 def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: int = 1) -> KVCache:
     return empty_cache(layers, batch, capacity, KEY_HEADS, HEAD_DIM, dtype, ring)
 
@@ -69,15 +64,15 @@ def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: in
 @partial(jax.jit, static_argnames="mask", donate_argnames="cache")
 def decode_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
     """What a layer does: attends, and then the new tokens are stored."""
-    shared = None if prefix is None else layer_of(prefix)
-    output = attend(query, key, value, positions, layer_of(cache), RULES, mask, shared)
+    shared = None if prefix is None else prefix.layer(0)
+    output = attend(query, key, value, positions, cache.layer(0), RULES, mask, shared)
     return output, append(cache, key[None], value[None], positions, RULES)
 
 
 @partial(jax.jit, static_argnames="mask", donate_argnames="cache")
 def chunk_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
-    shared = None if prefix is None else layer_of(prefix)
-    output = attend_chunk(query, key, value, positions, layer_of(cache), RULES, mask, shared)
+    shared = None if prefix is None else prefix.layer(0)
+    output = attend_chunk(query, key, value, positions, cache.layer(0), RULES, mask, shared)
     return output, append_blocks(cache, key[None], value[None], positions, RULES)
 
 
@@ -148,10 +143,9 @@ def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
     mesh = ring_mesh(**shape)
     ring = shape["ring"]
     with jax.set_mesh(mesh):
-        with jax.set_mesh(mesh):
-            prefix = jax.jit(partial(make_cache, 1, prefix_length, ring))()
-        keys, values = (x.swapaxes(1, 2)[None] for x in once[1:])
-        stored = jax.tree.map(jnp.asarray, (store_like(keys, prefix.keys), store_like(values, prefix.values)))
+        prefix = make_cache(1, prefix_length, ring)
+        keys, values = (jnp.asarray(x).swapaxes(1, 2) for x in once[1:])
+        stored = ((store_like(x, prefix.keys[0]),) for x in (keys, values))
         prefix = KVCache(*stored, jnp.arange(prefix_length)[None], prefix.filled, prefix.calls)
         cache = make_cache(batch, slots_needed(8, calls, 1, ring), ring)
         arrays = (query[:, :8], key[:, :8], value[:, :8], positions[:, :8])
@@ -264,7 +258,9 @@ def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
     ring, batch = 4, 2
     mesh = ring_mesh(ring)
     with jax.set_mesh(mesh):
-        shardings = jax.tree.map(lambda s: jax.sharding.NamedSharding(mesh, s), cache_specs(RULES, dtype))
+        shardings = jax.tree.map(
+            lambda s: jax.sharding.NamedSharding(mesh, s), cache_specs(RULES, dtype, layers=3)
+        )
         cache = jax.jit(partial(make_cache, batch, 4096, ring, dtype, layers=3), out_shardings=shardings)()
         new = jnp.zeros((3, batch, 8, KEY_HEADS, HEAD_DIM))
         positions = jnp.zeros((batch, 8), jnp.int32)
@@ -294,7 +290,7 @@ def test_what_attending_moves_does_not_grow_with_the_cache():
         cache = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, s)),
             jax.eval_shape(partial(make_cache, batch, capacity, ring)),
-            cache_specs(RULES, "float32"),
+            cache_specs(RULES, "float32", layers=1),
         )
         new = array(batch, 8, KEY_HEADS, HEAD_DIM)
         positions = array(batch, 8, dtype=jnp.int32)
