@@ -27,7 +27,6 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
-RINGS = (1, 2, 4, 8)
 RULES = ShardingRules()
 CAUSAL = MaskSpec(causal=True)
 MASKS = {
@@ -82,7 +81,7 @@ def stored_blocks(cache, key, value, positions):
 
 
 @pytest.mark.parametrize(
-    ("ring", "mask"), [*((ring, "causal") for ring in RINGS), (4, "window"), (4, "window and sinks")]
+    ("ring", "mask"), [(1, "causal"), (2, "window"), (4, "window and sinks"), (8, "causal")]
 )
 def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask):
     lengths, padded, calls, per_call = np.array([13, 7, 16]), 16, 5, 2
@@ -107,9 +106,11 @@ def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask
     np.testing.assert_array_equal(cache.filled, padded // ring + np.array(shares))
 
 
-@pytest.mark.parametrize(("ring", "mask"), [*((ring, "causal") for ring in RINGS), (4, "window and sinks")])
+@pytest.mark.parametrize(
+    ("ring", "mask"), [(1, "causal"), (2, "window and sinks"), (4, "causal"), (8, "window")]
+)
 def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask):
-    length, sizes, shorter = 37, (16, 16, 8), 6  # the last chunk is 5 tokens and padding
+    length, sizes, shorter = 29, (16, 16), 6  # the last chunk is 13 tokens and padding
     query, key, value = tokens(2, sum(sizes))
     positions = np.tile(np.arange(sum(sizes)), (2, 1))
     positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
