@@ -5,6 +5,10 @@
     bfloat16    2                 2**-8 of the number itself
     int8        1 + 4 / H         1 / 254 of the largest of its token and head
 
+Attention of standard normal queries to 4096 such keys and values of 64 numbers (measured against
+float64, relative root mean square): float32 4e-7, bfloat16 2.5e-3, int8 9e-3; with queries four times as
+large, so that few keys take most of the weight, 5e-7, 5e-3 and 1.8e-2.
+
 bfloat16 is kept as its bits in uint16. XLA's CPU compiler has no bfloat16 slices: it would widen a
 whole cache to float32 to take a piece of it, at every step (measured at 537 MB: 1.08 GB of temporaries
 and 460 ms, against 8 MB and 40 ms from the bits).
