@@ -2,8 +2,8 @@
 
 A few queries read the whole shard and compute little: what counts is to stream the cache at the
 memory's speed. XLA's CPU compiler does so for products of batches of a few thousand slots; over the
-whole shard at once it takes ten times as long, and an elementwise product with a sum twenty. Many queries go through the blockwise kernel instead,
-so that no array of queries x slots exists.
+whole shard at once it takes ten times as long, and an elementwise product with a sum twenty. Many
+queries go through the blockwise kernel instead, so that no array of queries x slots exists.
 
 A shard that is not in float32 is widened a slab at a time, in a scan, and never as a whole; so is any
 shard for many queries. Slabs without a token that a query may attend to are skipped.
