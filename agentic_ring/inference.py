@@ -1,19 +1,21 @@
 """Acting with a trained model: prefill a prompt once, then one call of 4 tokens a step.
 
 Everything a policy has seen, of this trial and of those before it, stays in a key/value cache that is
-sharded along the sequence over the ring.
+sharded along the sequence over the ring. The prompt has a cache of its own, of one row, which all
+environments read: its size does not depend on how many there are.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
+from agentic_ring.attention.cache_storage import CacheDtype
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
@@ -32,10 +34,13 @@ class InContextPolicy:
       num_environments: E, a multiple of the data x fsdp devices.
       decisions: steps of all trials together; the cache is made for as many.
       prompt: [1, S] steps of stored trajectories, before the first trial; S a multiple of the ring.
-        It is encoded once for all environments.
+        It is encoded and kept once for all environments.
+      prompt_chunk: steps of the prompt that are encoded at a time, where memory is short; a multiple
+        of the ring. None encodes all of them at once.
+      cache_dtype: how keys and values are kept; the model's dtype where absent.
 
     Raises:
-      ConfigError: the environments do not divide over the mesh.
+      ConfigError: the environments do not divide over the mesh, or the chunk not over the ring.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class InContextPolicy:
         num_environments: int,
         decisions: int,
         prompt: ChainSteps | None = None,
+        prompt_chunk: int | None = None,
+        cache_dtype: CacheDtype | None = None,
         rules: ShardingRules = ShardingRules(),
     ):
         copies = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -55,6 +62,11 @@ class InContextPolicy:
             raise ConfigError(
                 f"{num_environments} environments do not divide over data x fsdp = {copies} devices; "
                 f"choose a multiple of {copies}"
+            )
+        if prompt_chunk is not None and (prompt_chunk < 1 or prompt_chunk % mesh.shape["ring"]):
+            raise ConfigError(
+                f"prompt_chunk {prompt_chunk} is no positive multiple of the ring of {mesh.shape['ring']} "
+                "devices; choose one that is"
             )
         # Weights are gathered over the ring once, not again at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
@@ -72,38 +84,53 @@ class InContextPolicy:
         self._previous = self._steps(position=-1)
 
         config, ring = model.config.transformer, mesh.shape["ring"]
-        prompt_tokens = 0 if prompt is None else TOKENS_PER_STEP * prompt.position.shape[1]
-        capacity = slots_needed(prompt_tokens, decisions, TOKENS_PER_STEP, ring)
-        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules))
+        dtype = cache_dtype or config.dtype
 
-        def fresh(batch: int) -> KVCache:
+        def fresh(batch: int, capacity: int) -> KVCache:
             size = (config.layers, batch, capacity, config.key_value_heads, config.head_dim)
-            return empty_cache(*size, dtype=jnp.dtype(config.dtype), ring=ring)
+            return empty_cache(*size, dtype=dtype, ring=ring)
 
-        def prefill(params: Params, prompt: ChainSteps) -> KVCache:
-            prompt = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), prompt)
-            cache = model.bind(params).prefill(prompt, fresh(copies))
-            share = partial(jnp.repeat, repeats=num_environments // copies)
-            return KVCache(
-                share(cache.keys, axis=1),
-                share(cache.values, axis=1),
-                share(cache.positions, axis=0),
-                cache.filled,
-                cache.calls,
+        def shardings(rules: ShardingRules) -> KVCache:
+            return jax.tree.map(
+                lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, config.layers)
             )
 
+        def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
+            """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
+            tokens = TOKENS_PER_STEP * sum(chunk.position.shape[1] for chunk in chunks)
+            empty = partial(fresh, copies, slots_needed(tokens, 0, 0, ring))
+            cache = jax.jit(empty, out_shardings=shardings(rules))()
+            at_once = len(chunks) == 1
+
+            def encode(params: Params, steps: ChainSteps, cache: KVCache) -> KVCache:
+                bound = model.bind(params)
+                return (bound.prefill if at_once else bound.prefill_chunk)(steps, cache)
+
+            encode = jax.jit(encode, donate_argnames="cache", out_shardings=shardings(rules))
+            for chunk in chunks:
+                cache = encode(
+                    self._params, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
+                )
+            one_row = replace(rules, batch=())
+            return jax.jit(_first_row, out_shardings=shardings(one_row))(cache)
+
         def act(
-            params: Params, previous: ChainSteps, current: ChainSteps, cache: KVCache
+            params: Params,
+            previous: ChainSteps,
+            current: ChainSteps,
+            cache: KVCache,
+            prefix: KVCache | None,
         ) -> tuple[jax.Array, KVCache]:
-            return model.bind(params).act(previous, current, cache)
+            return model.bind(params).act(previous, current, cache, prefix)
 
         with jax.set_mesh(mesh):
-            if prompt is None:
-                self._cache = jax.jit(partial(fresh, num_environments), out_shardings=shardings)()
-            else:
-                self._cache = jax.jit(prefill, out_shardings=shardings)(self._params, prompt)
+            self._prefix = None if prompt is None else prefill(_chunks(prompt, prompt_chunk))
+            own = partial(fresh, num_environments, slots_needed(0, decisions, TOKENS_PER_STEP, ring))
+            self._cache = jax.jit(own, out_shardings=shardings(rules))()
             self._act = jax.jit(
-                act, donate_argnames="cache", out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings)
+                act,
+                donate_argnames="cache",
+                out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings(rules)),
             )
 
     def begin_trial(self) -> None:
@@ -130,7 +157,7 @@ class InContextPolicy:
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
         with jax.set_mesh(self._mesh):
-            actions, self._cache = self._act(self._params, self._previous, current, self._cache)
+            actions, self._cache = self._act(self._params, self._previous, current, self._cache, self._prefix)
         self._action = np.asarray(actions)
         return self._action
 
@@ -166,3 +193,17 @@ class InContextPolicy:
             trajectory=integers(max(self._trial, 0)),
             position=integers(position),
         )
+
+
+def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
+    """The steps [1, S] in pieces of ``size``, the last what is left; all of them where it is None."""
+    length = prompt.position.shape[1]
+    return [
+        jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
+        for first in range(0, length, size or length)
+    ]
+
+
+def _first_row(cache: KVCache) -> KVCache:
+    keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
+    return replace(cache, keys=keys, values=values, positions=cache.positions[:1])

@@ -1,5 +1,7 @@
 """Decoding step by step from the cache gives the actions that re-encoding the whole context gives."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -76,6 +78,45 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
     assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
     with pytest.raises(ConfigError, match="made for 48 decisions"):
         policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
+
+
+@cache
+def first_actions(prompt_chunk: int | None = None, cache_dtype: str | None = None):
+    """The first actions of a policy with a prompt, and the policy's cache of the prompt."""
+    model = Model(tiny_config(layers=1))
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
+    prompt = random_steps(batch=1, length=20, valid=17)
+    policy = InContextPolicy(
+        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 4, prompt, prompt_chunk, cache_dtype
+    )
+    policy.begin_trial()
+    return policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)), policy._prefix
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"), [({"prompt_chunk": 8}, 2e-6), ({"cache_dtype": "int8"}, 5e-3)], ids=str
+)
+def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options, tolerance):
+    expected, _ = first_actions()
+    actions, prefix = first_actions(**options)
+    np.testing.assert_allclose(actions, expected, atol=tolerance)
+    assert np.abs(np.diff(actions, axis=1)).max() > 0.01
+    assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
+    # No device holds more of the one row than its share of the ring.
+    assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
+
+
+def test_a_chunk_that_does_not_divide_over_the_ring_is_refused():
+    prompt = random_steps(batch=1, length=8, valid=8)
+    with pytest.raises(ConfigError, match="prompt_chunk 6 is no positive multiple of the ring of 4"):
+        InContextPolicy(
+            Model(tiny_config()),
+            {},
+            make_mesh(MeshShape(data=2, ring=4)),
+            *(SCALING, TARGET, ENVIRONMENTS, 10, prompt),
+            prompt_chunk=6,
+        )
 
 
 def test_environments_must_divide_over_the_mesh():

@@ -103,6 +103,10 @@ class TokenLabels:
         """Adds ``amount`` padding tokens at the end."""
         return self.map(lambda x: jnp.pad(x, ((0, 0), (0, amount)), constant_values=PADDING))
 
+    def chunks(self, size: int) -> "TokenLabels":
+        """[B, T] -> [T / size, B, size], to be scanned over."""
+        return self.map(lambda x: x.reshape(x.shape[0], -1, size).swapaxes(0, 1))
+
     def bounds(self) -> Bounds:
         """Extremes over the last axis."""
         valid = _valid(self)

@@ -93,13 +93,12 @@ def place(
     batch, sequence, heads = (
         tuple(axis for axis in axes if axis in sizes) for axes in (rules.batch, rules.sequence, rules.heads)
     )
-    if strategy not in ("auto", "local") and (
-        mesh is None or not set(rules.sequence) <= set(mesh.axis_names)
-    ):
+    asked = strategy not in ("auto", "local")
+    if asked and (mesh is None or not set(rules.sequence) <= set(mesh.axis_names)):
         raise MeshError(
             f'strategy is "{strategy}" but the mesh has no axis {" x ".join(map(repr, rules.sequence))}: '
-            "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or say by rules=ShardingRules("
-            "sequence=...) which axis of your mesh the sequence is sharded over"
+            "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or name the axis of your "
+            "mesh that the sequence is sharded over: rules=ShardingRules(sequence=(...))"
         )
     if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
         sequence = ()

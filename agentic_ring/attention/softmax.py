@@ -47,3 +47,13 @@ def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     divisor = jnp.where(total == 0.0, 1.0, total)
     output = a.output * (weight_a / divisor)[..., None] + b.output * (weight_b / divisor)[..., None]
     return SoftmaxState(output, largest + jnp.log(total))
+
+
+def merge_stacked(states: SoftmaxState) -> SoftmaxState:
+    """``merge`` of any number of states, stacked along a leading axis."""
+    largest = states.logsumexp.max(axis=0)
+    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
+    weights = jnp.exp(states.logsumexp - largest)
+    total = weights.sum(axis=0)
+    output = (states.output * weights[..., None]).sum(axis=0)
+    return SoftmaxState(output / jnp.where(total == 0.0, 1.0, total)[..., None], largest + jnp.log(total))

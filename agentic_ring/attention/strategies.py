@@ -119,7 +119,7 @@ class Sharded:
                 return Neighbours(axis, before, after)
         if self.schedule == "bidirectional" and axis.size > 1 and block % 4:
             raise ArgumentError(
-                f'schedule is "bidirectional" but each device holds {block} tokens; it must be a multiple of 4'
+                f'schedule is "bidirectional" but a device holds {block} tokens; make it a multiple of 4'
             )
         if self.inner > 1:
             outer, inner = axis.split(self.inner)

@@ -118,7 +118,17 @@ class AgenticTransformer(nnx.Module):
         positions, segment_ids = token_positions(steps.position)
         return self.transformer.prefill(self._tokens(steps), positions, segment_ids, cache)[1]
 
-    def act(self, previous: ChainSteps, current: ChainSteps, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    def prefill_chunk(self, steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores the next whole steps after all that the cache holds.
+
+        The tokens of the steps [B, S] are a multiple of the ring; the last ones may be padding.
+        """
+        positions, _ = token_positions(steps.position)
+        return self.transformer.prefill_chunk(self._tokens(steps), positions, cache)[1]
+
+    def act(
+        self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, KVCache]:
         """One environment step: 4 new tokens in, one action out.
 
         The action and reward of a step are known only after it, so a call holds the last two tokens
@@ -128,7 +138,8 @@ class AgenticTransformer(nnx.Module):
           previous: [B, 1] steps, of which action, reward and completion are read; at the very first
             step of a chain its ``position`` is negative and its tokens are not stored.
           current: [B, 1] steps, of which return-to-go and observation are read.
-          cache: all earlier tokens.
+          cache: all earlier tokens, or those after the prefix.
+          prefix: a cache of batch 1 with the tokens that all rows begin with.
 
         Returns:
           Actions float32 [B, A], and the cache with the new tokens.
@@ -138,7 +149,7 @@ class AgenticTransformer(nnx.Module):
             [token_positions(previous.position)[0][:, 2:], token_positions(current.position)[0][:, :2]],
             axis=1,
         )
-        encoded, cache = self.transformer.extend(tokens, positions, cache)
+        encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
         return self._head(encoded[:, -1]), cache
 
     def _tokens(self, steps: ChainSteps) -> jax.Array:

@@ -5,6 +5,7 @@ along a leading axis and applied by ``lax.scan``: compile time and program size 
 depth, and each layer's weights are gathered inside the scan, one layer at a time (FSDP).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.attention import MaskSpec, attention
-from agentic_ring.attention.cache import CachedLayer, KVCache, append, attend, fill
+from agentic_ring.attention.cache import CachedLayer, KVCache, append, append_blocks
+from agentic_ring.attention.chunked_prefill import attend_chunk
+from agentic_ring.attention.decode import attend
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules, constrain
 from agentic_ring.models.layers import FeedForward, RMSNorm, gathered, rotary, weight
@@ -121,11 +124,19 @@ class Block(nnx.Module):
         return self._finish(x, heads), (key, value)
 
     def extend(
-        self, x: jax.Array, positions: jax.Array, past: CachedLayer
+        self,
+        attend: Callable[..., jax.Array],
+        x: jax.Array,
+        positions: jax.Array,
+        past: CachedLayer,
+        prefix: CachedLayer | None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Like calling the block on new tokens x [B, C, D], with the cached ones as their past."""
+        """Like calling the block on new tokens x [B, C, D], with the cached ones as their past.
+
+        ``attend`` is ``decode.attend`` or, where C is sharded, ``chunked_prefill.attend_chunk``.
+        """
         query, key, value = self.attention.project(self.attention_norm(x), positions)
-        heads = attend(query, key, value, positions, past, self.config.rules)
+        heads = attend(query, key, value, positions, past, self.config.rules, prefix=prefix)
         return self._finish(x, heads), (key, value)
 
     def _finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
@@ -167,23 +178,58 @@ class Transformer(nnx.Module):
             return self._shard(x), entries
 
         x, (keys, values) = jax.lax.scan(body, self._shard(x), self.blocks)
-        return self.norm(x), fill(cache, keys, values, positions, self.config.rules)
+        return self.norm(x), append_blocks(cache, keys, values, positions, self.config.rules)
 
-    def extend(self, x: jax.Array, positions: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
-        """Encodes a few new tokens x [B, C, D] after all that the cache holds, and stores them.
+    def prefill_chunk(
+        self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, KVCache]:
+        """Encodes the next chunk of a long prompt after all that the cache holds, and stores it.
 
-        The cache is only read inside the scan over layers; what all layers add is written once, after
-        it, so that a donated cache is updated in place.
+        Prefilling by chunks of any sizes gives what ``prefill`` of the whole gives, and memory beside
+        the cache that grows with the chunk alone.
+
+        Args:
+          x: [B, C, D], C sharded over the ring in any layout that ``positions`` describe; a last chunk
+            is padded to a multiple of the ring.
+          positions: int32 [B, C]; negative for padding.
+          cache: donate it, and it is updated in place.
+          prefix: a cache of batch 1 that holds what comes before in every row.
         """
+        x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
+        return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
-        def body(
-            x: jax.Array, layer: tuple[Block, jax.Array, jax.Array]
-        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            block, keys, values = layer
-            return block.extend(x, positions, CachedLayer(keys, values, cache.positions))
+    def extend(
+        self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, KVCache]:
+        """Encodes a few new tokens x [B, C, D] after all that the caches hold, and stores them in ``cache``.
 
-        x, (keys, values) = jax.lax.scan(body, x, (self.blocks, cache.keys, cache.values))
-        return self.norm(x), append(cache, keys, values, positions, self.config.rules)
+        ``prefix`` is a cache of batch 1 that holds what comes before in every row; it is only read.
+        """
+        x, keys, values = self._extend(attend, x, positions, cache, prefix)
+        return x, append(cache, keys, values, positions, self.config.rules)
+
+    def _extend(
+        self,
+        attend: Callable[..., jax.Array],
+        x: jax.Array,
+        positions: jax.Array,
+        cache: KVCache,
+        prefix: KVCache | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
+
+        Layers are not scanned here, as a scan would copy each layer's cache before reading it. The
+        caches are only read; what all layers add is written once, at the end, so that a donated cache
+        is updated in place.
+        """
+        entries = []
+        for index in range(self.config.layers):
+            block = jax.tree.map(lambda x, index=index: x[index], self.blocks)
+            shared = None if prefix is None else prefix.layer(index)
+            x, added = block.extend(attend, x, positions, cache.layer(index), shared)
+            entries.append(added)
+        keys, values = jax.tree.map(lambda *layers: jnp.stack(layers), *entries)
+        return self.norm(x), keys, values
 
     def _shard(self, x: jax.Array) -> jax.Array:
         return constrain(x, self.config.rules, "batch", "sequence", None)

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.softmax import SoftmaxState
@@ -23,15 +25,22 @@ __all__ = ["KERNELS", "Gradients", "Kernel", "mesh_platform", "select_kernel"]
 
 _log = logging.getLogger(__name__)
 
-_KERNELS: dict[str, Callable[..., Kernel]] = {"xla": XlaKernel, "vanilla": VanillaKernel}
-_ORDER: dict[str, tuple[str, ...]] = {"cpu": ("xla",), "gpu": ("xla",), "tpu": ("xla",)}
+_KERNELS: dict[str, Callable[..., Kernel]] = {
+    "xla": XlaKernel,
+    "vanilla": VanillaKernel,
+    "cudnn": CudnnKernel,
+    "splash": SplashKernel,
+}
+_PLATFORM = {"cudnn": "gpu", "splash": "tpu"}
+"""Kernels that run on one platform only."""
+_ORDER: dict[str, tuple[str, ...]] = {"cpu": ("xla",), "gpu": ("cudnn", "xla"), "tpu": ("splash", "xla")}
 """What ``auto`` tries, best first, by platform."""
 
 KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
 
 
 def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """ "cpu", "gpu" or "tpu": what a mesh is made of, also where no such device is at hand.
+    """What a mesh is made of, "cpu", "gpu" or "tpu", also where no such device is at hand.
 
     Args:
       mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.

@@ -1,0 +1,94 @@
+"""Attention of one chunk of a long prompt: to everything cached before it, and to itself.
+
+Keys and values stay where they are and the queries go to them ("pass-Q" of arXiv 2411.01783): every
+device gathers the whole chunk's queries, attends to its own shard of the cache and to its own block of
+the chunk, and hands each device what it found for that device's queries.
+
+    device             0          1          2          3
+    has cached         S0         S1         S2         S3       any tokens, by position
+    computes           q0 k0 v0   q1 k1 v1   q2 k2 v2   q3 k3 v3
+    gathers            q0..q3     q0..q3     q0..q3     q0..q3
+    attends to         S0, k0     S1, k1     S2, k2     S3, k3   all queries, masked by position
+    receives for       q0         q1         q2         q3       one state from each, and merges them
+
+A ring would send C / P keys and values over P - 1 hops for what the gathered queries get for nothing.
+"""
+
+import jax
+
+from agentic_ring.attention.cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
+from agentic_ring.attention.decode import prefix_specs
+from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.shard_attention import attend_to_shard
+from agentic_ring.attention.softmax import SoftmaxState, merge, merge_stacked
+from agentic_ring.mesh import ShardingRules
+
+
+def attend_chunk(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    positions: jax.Array,
+    past: CachedLayer,
+    rules: ShardingRules,
+    mask: MaskSpec = MaskSpec(causal=True),
+    prefix: CachedLayer | None = None,
+) -> jax.Array:
+    """Attention of a chunk that is sharded over the ring to the cached tokens and to itself.
+
+    A device receives the other devices' queries, B x C x N x H in the query's dtype less its own, and
+    sends B x C x N x (H + 1) float32 numbers less its own, in one all-to-all; whatever is cached. For
+    these it holds all of the chunk at once: memory grows with C, not with what is cached.
+
+    Args:
+      query: [B, C, N, H], C sharded over the ring in any layout that ``positions`` describe.
+      key, value: [B, C, K, H], likewise.
+      positions: int32 [B, C]; ``EMPTY_SLOT`` for padding, as at the end of a last chunk.
+      past: what the cache holds, sharded over the ring.
+      rules: which mesh axes are which.
+      mask: static part of the mask.
+      prefix: a cache of batch 1 that all rows share; see ``decode.attend``.
+
+    Returns:
+      [B, C, N, H] in the query's dtype, sharded as the query; exactly 0 for padding.
+    """
+
+    def local(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        positions: jax.Array,
+        past: CachedLayer,
+        prefix: CachedLayer | None,
+    ) -> jax.Array:
+        queries, query_positions = query, positions
+        if ring_in_mesh():
+            queries, query_positions = jax.lax.all_gather((query, positions), "ring", axis=1, tiled=True)
+        pair = HopMask(mask, TokenLabels(query_positions), TokenLabels(positions))
+        state = select_kernel("xla").forward(queries, key, value, pair, Scores(query.shape[-1] ** -0.5))
+        for shard in (past, prefix):
+            if shard is not None:
+                state = merge(state, attend_to_shard(queries, query_positions, shard, mask))
+        if ring_in_mesh():
+            state = _merge_at_owners(state)
+        return state.output.astype(query.dtype)
+
+    tokens = rules.spec("batch", "sequence", "heads", None)
+    in_specs = (
+        *(tokens, tokens, tokens, rules.spec("batch", "sequence")),
+        *(layer_specs(past, rules), prefix_specs(prefix, rules)),
+    )
+    return on_shards(local, in_specs, tokens)(query, key, value, positions, past, prefix)
+
+
+def _merge_at_owners(state: SoftmaxState) -> SoftmaxState:
+    """Sends each device of the ring its own queries' part of the state [B, C, ...], and merges there."""
+    ring = jax.lax.axis_size("ring")
+
+    def exchange(x: jax.Array) -> jax.Array:
+        by_owner = x.reshape(x.shape[0], ring, -1, *x.shape[2:]).swapaxes(0, 1)
+        return jax.lax.all_to_all(by_owner, "ring", split_axis=0, concat_axis=0, tiled=True)
+
+    return merge_stacked(jax.tree.map(exchange, state))

@@ -1,0 +1,124 @@
+"""Attention to the part of a cache that one device holds. Nothing here communicates.
+
+A few queries read the whole shard and compute little: what counts is to stream the cache at the
+memory's speed. XLA's CPU compiler does so for products of batches of a few thousand slots; over the
+whole shard at once it takes ten times as long, and an elementwise product with a sum twenty. Many
+queries go through the blockwise kernel instead, so that no array of queries x slots exists.
+
+A shard that is not in float32 is widened a slab at a time, in a scan, and never as a whole; so is any
+shard for many queries. Slabs without a token that a query may attend to are skipped.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.cache import SLOTS_UNIT, CachedLayer
+from agentic_ring.attention.cache_storage import Stored
+from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
+
+LARGEST_SLAB = 4096
+"""Slots taken at a time. For 4 heads of 64 float32 numbers it is 4 MiB of keys: 1024 slots lose to the
+loop, 16384 no longer stay in a core's cache (measured)."""
+
+FEW_ROWS = 32
+"""Up to this many rows (queries x heads of a group), scores are kept for a whole float32 shard: as
+much memory, at most, as a quarter of a shard with heads of 64."""
+
+
+def attend_to_shard(
+    query: jax.Array, positions: jax.Array, shard: CachedLayer, mask: MaskSpec
+) -> SoftmaxState:
+    """What queries find in this device's shard.
+
+    Args:
+      query: [B, C, N, H].
+      positions: int32 [B, C]; negative for padding.
+      shard: of batch B; or of batch 1, which all rows of the queries then share: their queries
+        become those of one row, and no copy of the shard is made.
+      mask: static part of the mask.
+
+    Returns:
+      The state of the B x C queries.
+    """
+    batch, tokens, heads, head_dim = query.shape
+    query = query.reshape(shard.positions.shape[0], -1, heads, head_dim)
+    positions = positions.reshape(query.shape[:2])
+    few = query.shape[1] * heads // shard.keys.numbers.shape[1] <= FEW_ROWS
+    attend = _few_to_slab if few else _many_to_slab
+    slots = shard.positions.shape[1]
+    slab = slots if few and shard.keys.numbers.dtype == jnp.float32 else _piece(slots)
+    queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
+
+    def visit(state: SoftmaxState, chunk: tuple) -> tuple[SoftmaxState, None]:
+        first, labels, reachable = chunk
+
+        def extend(state: SoftmaxState) -> SoftmaxState:
+            # Sliced by index inside the branch, so that a skipped slab is not read.
+            keys, values = jax.tree.map(
+                lambda x: jax.lax.dynamic_slice_in_dim(x, first, slab, axis=2), (shard.keys, shard.values)
+            )
+            return merge(state, attend(query, keys, values, HopMask(mask, queries, labels)))
+
+        return jax.lax.cond(reachable, extend, lambda state: state, state), None
+
+    if slab == slots:
+        state = attend(query, shard.keys, shard.values, HopMask(mask, queries, TokenLabels(shard.positions)))
+    else:
+        reachable = HopMask(mask, queries, keys).reachable(queries.bounds(), keys.bounds()).any(-1)
+        firsts = slab * jnp.arange(slots // slab)
+        state, _ = jax.lax.scan(visit, empty_state(query), (firsts, keys, reachable))
+    return SoftmaxState(
+        state.output.reshape(batch, tokens, heads, head_dim), state.logsumexp.reshape(batch, tokens, heads)
+    )
+
+
+def _piece(slots: int) -> int:
+    """Slots of an equal part of a shard; all of them where there are few, or no good part exists."""
+    piece = math.gcd(slots, LARGEST_SLAB)
+    return piece if piece >= SLOTS_UNIT else slots
+
+
+def _many_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:
+    key, value = (x.restored().astype(query.dtype).swapaxes(1, 2) for x in (keys, values))
+    return select_kernel("xla").forward(query, key, value, mask, Scores(query.shape[-1] ** -0.5))
+
+
+def _few_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:
+    """Two products and a softmax for each of the slab's pieces, which are then merged.
+
+    The scales of int8 are applied to scores and probabilities: a number a slot instead of H.
+    """
+    batch, tokens, heads, head_dim = query.shape
+    key_heads, slots = keys.numbers.shape[1:3]
+    group, piece = heads // key_heads, _piece(slots)
+    pieces = slots // piece
+
+    def by_piece(x: jax.Array, *rest: int) -> jax.Array:
+        return x.reshape(batch, key_heads, pieces, *rest)
+
+    def apply_scales(x: jax.Array, stored: Stored) -> jax.Array:
+        return x if stored.scales is None else x * by_piece(stored.scales, 1, 1, piece)
+
+    rows = (query.astype(jnp.float32) * head_dim**-0.5).reshape(batch, tokens, key_heads, group, head_dim)
+    rows = rows.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, head_dim)
+    scores = jnp.einsum("bkrh,bkpsh->bkprs", rows, by_piece(keys.widened(), piece, head_dim))
+    scores = apply_scales(by_piece(scores, tokens, group, piece), keys)
+    allowed = mask.allowed().reshape(-1, tokens, pieces, piece).swapaxes(1, 2)
+    scores = jnp.where(allowed[:, None, :, :, None], scores, -jnp.inf)
+    largest = scores.max(axis=-1)
+    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
+    weights = jnp.exp(scores - largest[..., None])
+    total = weights.sum(axis=-1)
+    weights = by_piece(apply_scales(weights, values), tokens * group, piece)
+    output = jnp.einsum("bkprs,bkpsh->bkprh", weights, by_piece(values.widened(), piece, head_dim))
+    output = by_piece(output, tokens, group, head_dim) / jnp.where(total == 0.0, 1.0, total)[..., None]
+    state = SoftmaxState(
+        output.transpose(2, 0, 3, 1, 4, 5).reshape(pieces, *query.shape),
+        (largest + jnp.log(total)).transpose(2, 0, 3, 1, 4).reshape(pieces, *query.shape[:3]),
+    )
+    return merge_stacked(state)

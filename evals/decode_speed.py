@@ -1,0 +1,183 @@
+"""Time of one decode step against a long cache, beside the time to read the cache once.
+
+    python evals/decode_speed.py --cached 524288
+
+A step computes little and reads every key and value, so it can be no faster than memory. That speed is
+measured in the same process, by summing an array of the cache's bytes in float32, turn and turn about
+with the step, and the ratio is of the two medians: another program that slows one down slows both.
+"""
+
+import csv
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import rich
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from agentic_ring import cli
+from agentic_ring.attention.cache import CachedLayer, cache_specs
+from agentic_ring.attention.cache_storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
+from agentic_ring.attention.decode import attend
+from agentic_ring.files import replacing
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, simulate_cpu_devices
+from agentic_ring.provenance import provenance
+
+
+@dataclass(frozen=True)
+class DecodeSpeed:
+    """One measured row.
+
+    Attributes:
+      dtype: of the cache.
+      ring: devices that share it.
+      cached: tokens in it.
+      heads, kv_heads, head_dim: of the layer.
+      cache_bytes: of the layer's keys and values, scales included.
+      bandwidth: bytes a second of summing float32.
+      step_seconds: median of one token's attention.
+      ratio: of ``step_seconds`` to ``cache_bytes`` at that bandwidth.
+      repeats: steps timed.
+    """
+
+    dtype: str
+    ring: int
+    cached: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cache_bytes: int
+    bandwidth: float
+    step_seconds: float
+    ratio: float
+    repeats: int
+
+
+def decode_speed(
+    cached: int,
+    dtype: CacheDtype,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_dim: int = 64,
+    repeats: int = 15,
+    devices: int | None = None,
+) -> DecodeSpeed:
+    """Times one layer's attention of one new token to ``cached`` tokens, batch 1.
+
+    Args:
+      cached: tokens in the cache, a multiple of the devices.
+      dtype: of the cache.
+      heads: query heads.
+      kv_heads: key/value heads.
+      head_dim: numbers a head.
+      repeats: steps timed; the medians are reported.
+      devices: devices of the ring; all of them where absent.
+    """
+    devices = devices or jax.device_count()
+    mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
+    rules = ShardingRules()
+    with jax.set_mesh(mesh):
+        specs = cache_specs(rules, dtype, layers=1).layer(0)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        shape = (1, kv_heads, cached, head_dim)
+        like = jax.eval_shape(partial(empty, shape, dtype))
+        fill = jax.jit(partial(_filled, shape, like), out_shardings=shardings)
+        past = fill(jax.random.key(0))
+        # As many bytes as the cache has, but at least what no processor's cache holds.
+        cache_bytes = sum(x.nbytes for x in jax.tree.leaves((past.keys, past.values)))
+        numbers = max(cache_bytes, 1 << 28) // (4 * devices) * devices
+        yardstick = jax.device_put(
+            jnp.ones((devices, numbers // devices)), NamedSharding(mesh, PartitionSpec("ring"))
+        )
+        new = jnp.ones((1, 1, kv_heads, head_dim))
+        query, positions = jnp.ones((1, 1, heads, head_dim)), jnp.full((1, 1), cached, jnp.int32)
+        step = jax.jit(lambda past: attend(query, new, new, positions, past, rules))
+        read = jax.jit(lambda x: x.sum(axis=1))
+        step_seconds, read_seconds = _medians(repeats, partial(step, past), partial(read, yardstick))
+    bandwidth = yardstick.nbytes / read_seconds
+    return DecodeSpeed(
+        dtype=dtype,
+        ring=devices,
+        cached=cached,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        cache_bytes=cache_bytes,
+        bandwidth=bandwidth,
+        step_seconds=step_seconds,
+        ratio=step_seconds / (cache_bytes / bandwidth),
+        repeats=repeats,
+    )
+
+
+def _filled(shape: tuple[int, ...], like: Stored, key: jax.Array) -> CachedLayer:
+    keys, values = (store_like(jax.random.normal(k, shape), like) for k in jax.random.split(key))
+    return CachedLayer(keys, values, jnp.arange(shape[2], dtype=jnp.int32)[None])
+
+
+def _medians(repeats: int, *functions: Callable[[], Any]) -> list[float]:
+    """Median seconds of each function; they take turns, after a turn that is not timed."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats + 1):
+        for function, times in zip(functions, seconds, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times[1:]) for times in seconds]
+
+
+def write_rows(path: Path, rows: list[DecodeSpeed]) -> None:
+    """Writes the rows as CSV, each with the commit and the processor that they were measured on."""
+    origin = provenance()
+    where = {"commit": origin["commit"], "hardware": origin["hardware"]}
+    with replacing(path) as beside, beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*asdict(rows[0]), *where])
+        writer.writeheader()
+        writer.writerows({**asdict(row), **where} for row in rows)
+
+
+def main(
+    cached: int = 524_288,
+    dtypes: tuple[CacheDtype, ...] = CACHE_DTYPES,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_dim: int = 64,
+    repeats: int = 15,
+    devices: int = 1,
+    rows_to: Path | None = None,
+) -> None:
+    """Times a decode step and prints how it compares with reading the cache once.
+
+    Args:
+      cached: Tokens in the cache.
+      dtypes: How the cache is kept; one row of the table each.
+      heads: Query heads.
+      kv_heads: Key/value heads.
+      head_dim: Numbers a head.
+      repeats: Steps timed; medians are reported.
+      devices: Devices of the ring; simulated where there is only a CPU.
+      rows_to: CSV file for the rows; none is written if left out.
+    """
+    simulate_cpu_devices(devices)
+    rows = [decode_speed(cached, dtype, heads, kv_heads, head_dim, repeats, devices) for dtype in dtypes]
+    table = Table(title=f"one token against {cached:,} cached", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("cache", "ring", "MB", "memory GB/s", "step ms", "step / read"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        figures = (row.cache_bytes / 1e6, row.bandwidth / 1e9, row.step_seconds * 1e3)
+        table.add_row(row.dtype, str(row.ring), *(f"{x:,.1f}" for x in figures), f"{row.ratio:.2f}")
+    rich.print(table)
+    if rows_to is not None:
+        write_rows(rows_to, rows)
+
+
+if __name__ == "__main__":
+    cli.run(main)

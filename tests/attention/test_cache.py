@@ -1,0 +1,319 @@
+"""The cache against the float64 oracle on whole sequences, on every ring; what it keeps and moves."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentic_ring.attention import MaskSpec, reference_attention
+from agentic_ring.attention.cache import (
+    EMPTY_SLOT,
+    CachedLayer,
+    KVCache,
+    append,
+    append_blocks,
+    cache_specs,
+    empty_cache,
+    slots_needed,
+)
+from agentic_ring.attention.cache_storage import CACHE_DTYPES, empty, store_like
+from agentic_ring.attention.chunked_prefill import attend_chunk
+from agentic_ring.attention.decode import attend
+from agentic_ring.attention.shard_attention import attend_to_shard
+from agentic_ring.errors import UnknownNameError
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+
+HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
+RULES = ShardingRules()
+CAUSAL = MaskSpec(causal=True)
+MASKS = {
+    "causal": CAUSAL,
+    "window": MaskSpec(causal=True, window=5),
+    "window and sinks": MaskSpec(causal=True, window=5, prefix=3),
+}
+
+
+def ring_mesh(ring: int, **axes: int) -> jax.sharding.Mesh:
+    shape = MeshShape(ring=ring, **axes)
+    return make_mesh(shape, jax.devices()[: ring * shape.data * shape.fsdp * shape.tensor])
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Random query, key and value of a sequence."""
+    random = np.random.default_rng(seed)
+    shapes = [(batch, length, heads, HEAD_DIM) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
+
+
+def oracle(query, key, value, positions, mask: MaskSpec) -> np.ndarray:
+    """Attention in float64; ``positions`` is a (query, key) pair."""
+    with jax.enable_x64(True):
+        arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (query, key, value))
+        reference = jax.jit(partial(reference_attention, mask=mask))
+        return np.asarray(reference(*arrays, positions=positions))
+
+
+def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: int = 1) -> KVCache:
+    return empty_cache(layers, batch, capacity, KEY_HEADS, HEAD_DIM, dtype, ring)
+
+
+@partial(jax.jit, static_argnames="mask", donate_argnames="cache")
+def decode_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
+    """What a layer does: attends, and then the new tokens are stored."""
+    shared = None if prefix is None else prefix.layer(0)
+    output = attend(query, key, value, positions, cache.layer(0), RULES, mask, shared)
+    return output, append(cache, key[None], value[None], positions, RULES)
+
+
+@partial(jax.jit, static_argnames="mask", donate_argnames="cache")
+def chunk_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
+    shared = None if prefix is None else prefix.layer(0)
+    output = attend_chunk(query, key, value, positions, cache.layer(0), RULES, mask, shared)
+    return output, append_blocks(cache, key[None], value[None], positions, RULES)
+
+
+@jax.jit
+def stored_blocks(cache, key, value, positions):
+    return append_blocks(cache, key[None], value[None], positions, RULES)
+
+
+@pytest.mark.parametrize(
+    ("ring", "mask"), [(1, "causal"), (2, "window"), (4, "window and sinks"), (8, "causal")]
+)
+def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask):
+    lengths, padded, calls, per_call = np.array([13, 7, 16]), 16, 5, 2
+    query, key, value = tokens(3, padded + calls * per_call)
+    positions = np.where(np.arange(padded) < lengths[:, None], np.arange(padded), EMPTY_SLOT)
+    positions = np.concatenate([positions, lengths[:, None] + np.arange(calls * per_call)], axis=1)
+    positions[1, -per_call:] = EMPTY_SLOT  # a row that ends before the others
+    expected = oracle(query, key, value, positions, MASKS[mask])
+
+    with jax.set_mesh(ring_mesh(ring)):
+        cache = make_cache(3, slots_needed(padded, calls, per_call, ring), ring)
+        cache = stored_blocks(cache, key[:, :padded], value[:, :padded], positions[:, :padded])
+        for first in range(padded, padded + calls * per_call, per_call):
+            new = slice(first, first + per_call)
+            output, cache = decode_step(
+                cache, query[:, new], key[:, new], value[:, new], positions[:, new], mask=MASKS[mask]
+            )
+            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
+    assert not np.any(np.asarray(output)[1])
+    # Whole calls go to the devices in turn.
+    shares = [len(range(device, calls, ring)) * per_call for device in range(ring)]
+    np.testing.assert_array_equal(cache.filled, padded // ring + np.array(shares))
+
+
+@pytest.mark.parametrize(
+    ("ring", "mask"), [(1, "causal"), (2, "window and sinks"), (4, "causal"), (8, "window")]
+)
+def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask):
+    length, sizes, shorter = 29, (16, 16), 6  # the last chunk is 13 tokens and padding
+    query, key, value = tokens(2, sum(sizes))
+    positions = np.tile(np.arange(sum(sizes)), (2, 1))
+    positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
+    expected = oracle(query, key, value, positions, MASKS[mask])
+    with jax.set_mesh(ring_mesh(ring)):
+        cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring)
+        for first, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
+            new = slice(first, first + size)
+            output, cache = chunk_step(
+                cache, query[:, new], key[:, new], value[:, new], positions[:, new], mask=MASKS[mask]
+            )
+            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
+    np.testing.assert_array_equal(cache.filled, [sum(sizes) // ring] * ring)
+
+
+@pytest.mark.parametrize("shape", [{"ring": 4}, {"ring": 2, "data": 2, "tensor": 2}], ids=str)
+def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
+    batch, prefix_length, calls = 4, 16, 3
+    once = tokens(1, prefix_length, seed=1)
+    query, key, value = tokens(batch, 8 + calls)
+    # Rows differ in where their own tokens begin: the first has a chunk before, the others padding.
+    positions = prefix_length + np.tile(np.arange(8 + calls), (batch, 1))
+    positions[1:] -= 3
+    positions[1:, :3] = EMPTY_SLOT
+    whole = [
+        np.concatenate([np.repeat(a, batch, 0), b], 1) for a, b in zip(once, (query, key, value), strict=True)
+    ]
+    all_positions = np.concatenate([np.tile(np.arange(prefix_length), (batch, 1)), positions], 1)
+    expected = oracle(*whole, all_positions, CAUSAL)[:, prefix_length:]
+
+    mesh = ring_mesh(**shape)
+    ring = shape["ring"]
+    with jax.set_mesh(mesh):
+        prefix = make_cache(1, prefix_length, ring)
+        keys, values = (jnp.asarray(x).swapaxes(1, 2) for x in once[1:])
+        stored = ((store_like(x, prefix.keys[0]),) for x in (keys, values))
+        prefix = KVCache(*stored, jnp.arange(prefix_length)[None], prefix.filled, prefix.calls)
+        cache = make_cache(batch, slots_needed(8, calls, 1, ring), ring)
+        arrays = (query[:, :8], key[:, :8], value[:, :8], positions[:, :8])
+        output, cache = chunk_step(cache, *arrays, prefix=prefix)
+        np.testing.assert_allclose(output, expected[:, :8], atol=2e-6)
+        for token in range(8, 8 + calls):
+            new = slice(token, token + 1)
+            arrays = (query[:, new], key[:, new], value[:, new], positions[:, new])
+            output, cache = decode_step(cache, *arrays, prefix=prefix)
+            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
+
+
+def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
+    slots, ring = 65_536, 2
+
+    def temporary(batch: int) -> int:
+        array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+        new = array(batch, 1, KEY_HEADS, HEAD_DIM)
+        prefix, cache = (
+            jax.eval_shape(partial(make_cache, *size, ring)) for size in ((1, slots), (batch, 8))
+        )
+        lowered = decode_step.lower(
+            cache,
+            array(batch, 1, HEADS, HEAD_DIM),
+            new,
+            new,
+            jax.ShapeDtypeStruct((batch, 1), jnp.int32),
+            prefix=prefix,
+        )
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    with jax.set_mesh(ring_mesh(ring)):
+        few, many = temporary(4), temporary(64)
+    shard = slots // ring * KEY_HEADS * HEAD_DIM * 4
+    # One copy of the shard's keys and values a row would take 4 and 64 times 2 shards. What four rows do
+    # take is their scores, as large here as the keys; those of 64 rows are never there at once.
+    assert few <= 2.1 * shard
+    assert many <= few
+
+
+SHARED_ROWS = [(2, 1), (2, 40), (1, 1), (1, 24)]  # rows of the shard, and queries in each of two rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "queries", "mask"),
+    [
+        (dtype, *rows, list(MASKS)[(i + j) % len(MASKS)])
+        for i, dtype in enumerate(CACHE_DTYPES)
+        for j, rows in enumerate(SHARED_ROWS)
+    ],
+)
+def test_a_shard_of_several_slabs_is_attended_exactly_for_what_it_stores(dtype, batch, queries, mask):
+    slots = 1536  # three slabs of 512, of which the last holds nothing
+    query, key, value = tokens(batch, slots)
+    query = np.concatenate([query[:, :queries], query[:, :queries] + 1])[:2]  # two rows of queries always
+    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
+    random = np.random.default_rng(0)
+    place = np.stack([random.permutation(slots) for _ in range(batch)])
+    key_positions = np.where(np.arange(slots) < 1000, place, EMPTY_SLOT)
+    query_positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])[: len(query)]
+    shard = CachedLayer(*stored, jnp.asarray(key_positions))
+    run = jax.jit(partial(attend_to_shard, mask=MASKS[mask]))
+    state = run(jnp.asarray(query), jnp.asarray(query_positions), shard)
+
+    restored = [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
+    arrays = [np.broadcast_to(x, (len(query), *x.shape[1:])) for x in (*restored, key_positions)]
+    expected = oracle(query, *arrays[:2], (query_positions, arrays[2]), MASKS[mask])
+    np.testing.assert_allclose(state.output, expected, atol=4e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 0.0), ("bfloat16", 2.0**-8), ("int8", 0.5 / 127)])
+def test_a_stored_number_is_off_by_no_more_than_the_form_says(dtype, bound):
+    x = np.random.default_rng(0).normal(size=(5, 7, HEAD_DIM)) * np.logspace(-30, 20, 5)[:, None, None]
+    x[0, 0] = 0.0
+    x = x.astype(np.float32)
+    error = np.abs(np.asarray(store_like(jnp.asarray(x), empty(x.shape, dtype)).restored(), np.float64) - x)
+    # bfloat16 rounds each number, int8 the largest of a token and head as much as the smallest.
+    scale = np.abs(x) if dtype == "bfloat16" else np.abs(x).max(axis=-1, keepdims=True)
+    assert (error <= bound * scale * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [("bfloat16", 4e-3), ("int8", 2e-2)])
+def test_attention_to_a_smaller_cache_is_off_by_a_bounded_amount(dtype, measured):
+    slots = 1024
+    query, key, value = tokens(2, slots)
+    query, positions = query[:, -1:], np.full((2, 1), slots)
+    expected = oracle(query, key, value, (positions, np.tile(np.arange(slots), (2, 1))), CAUSAL)
+    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
+    shard = CachedLayer(*stored, jnp.tile(jnp.arange(slots), (2, 1)))
+    output = jax.jit(partial(attend_to_shard, mask=CAUSAL))(jnp.asarray(query), jnp.asarray(positions), shard)
+    error = np.abs(np.asarray(output.output) - expected).max()
+    # No score is off by more than `off`, so no probability by more than a factor exp(2 off).
+    key_error, value_error = (
+        np.asarray(new.restored()).swapaxes(1, 2) - old for new, old in zip(stored, (key, value), strict=True)
+    )
+    per_head = np.repeat(key_error, HEADS // KEY_HEADS, axis=2)
+    off = np.abs((query * per_head).sum(-1)).max() * HEAD_DIM**-0.5
+    assert error <= np.abs(value_error).max() + np.expm1(2 * off) * np.abs(value).max()
+    assert error < measured
+
+
+def collectives(compiled: jax.stages.Compiled) -> set[str]:
+    """Names of the instructions that communicate."""
+    names = r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+    return set(re.findall(rf" ({names})(?:-start)?\(", compiled.as_text()))
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
+    ring, batch = 4, 2
+    mesh = ring_mesh(ring)
+    with jax.set_mesh(mesh):
+        shardings = jax.tree.map(
+            lambda s: jax.sharding.NamedSharding(mesh, s), cache_specs(RULES, dtype, layers=3)
+        )
+        cache = jax.jit(partial(make_cache, batch, 4096, ring, dtype, layers=3), out_shardings=shardings)()
+        new = jnp.zeros((3, batch, 8, KEY_HEADS, HEAD_DIM))
+        positions = jnp.zeros((batch, 8), jnp.int32)
+        spread = jax.device_put(new, jax.sharding.NamedSharding(mesh, jax.P(None, None, "ring")))
+        places = jax.device_put(positions, jax.sharding.NamedSharding(mesh, jax.P(None, "ring")))
+        bytes_a_device = sum(x.nbytes for x in jax.tree.leaves(cache)) // ring
+        for write, arrays in ((append, (new, new, positions)), (append_blocks, (spread, spread, places))):
+            run = jax.jit(
+                lambda c, *a, write=write: write(c, *a, RULES), donate_argnums=0, out_shardings=shardings
+            )
+            compiled = run.lower(cache, *arrays).compile()
+            assert collectives(compiled) == set()
+            memory = compiled.memory_analysis()
+            assert memory.alias_size_in_bytes >= bytes_a_device - 64
+            assert memory.temp_size_in_bytes < bytes_a_device / 4
+
+
+def test_what_attending_moves_does_not_grow_with_the_cache():
+    ring, batch = 4, 2
+    mesh = ring_mesh(ring)
+
+    def moved(step, sharded: str | None, capacity: int) -> tuple[set[str], list[str]]:
+        def array(*shape, dtype=jnp.float32):
+            spec = jax.P(None, sharded)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(mesh, spec))
+
+        cache = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, s)),
+            jax.eval_shape(partial(make_cache, batch, capacity, ring)),
+            cache_specs(RULES, "float32", layers=1),
+        )
+        new = array(batch, 8, KEY_HEADS, HEAD_DIM)
+        positions = array(batch, 8, dtype=jnp.int32)
+        compiled = step.lower(cache, array(batch, 8, HEADS, HEAD_DIM), new, new, positions).compile()
+        shapes = re.findall(r"= (\S+) (?:all-\w+|all-to-all)(?:-start)?\(", compiled.as_text())
+        return collectives(compiled), sorted(shapes)
+
+    with jax.set_mesh(mesh):
+        decode, chunk = moved(decode_step, None, 64), moved(chunk_step, "ring", 64)
+        assert decode[0] == {"all-reduce"}
+        assert chunk[0] <= {"all-gather", "all-to-all"}
+        assert moved(decode_step, None, 4096) == decode
+        assert moved(chunk_step, "ring", 4096) == chunk
+
+
+def test_capacity_is_counted_by_device_and_by_chunk():
+    assert slots_needed(prefill_tokens=10, calls=5, tokens_per_call=2, ring=4) == 4 * (3 + 2 * 2)
+    assert slots_needed(prefill_tokens=10, calls=0, tokens_per_call=2, ring=4, chunk=6) == 4 * (2 + 1)
+    assert slots_needed(prefill_tokens=0, calls=1, tokens_per_call=2, ring=1) == 2
+    assert slots_needed(prefill_tokens=4000, calls=1, tokens_per_call=2, ring=4) == 4 * 1024
+
+
+def test_an_unknown_cache_dtype_is_refused():
+    with pytest.raises(UnknownNameError, match=r"unknown cache dtype 'float16'.*int8"):
+        make_cache(1, 8, 1, "float16")
