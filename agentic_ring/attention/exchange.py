@@ -37,7 +37,8 @@ def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
         return _from_stripes(x, axis)
     if layout == "zigzag":
         evens, odds = _zigzag_routes(axis.size)
-        even, odd = _even_first(*jnp.split(x, 2, axis=1), axis)
+        early, late = jnp.split(x, 2, axis=1)
+        even, odd = _even_first(early, late, axis)
         return jnp.concatenate(
             (axis.permute(even, _inverse(evens)), axis.permute(odd, _inverse(odds))), axis=1
         )

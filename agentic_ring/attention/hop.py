@@ -42,6 +42,11 @@ class Block(NamedTuple):
     keys_values: jax.Array
     labels: TokenLabels
 
+    @property
+    def pair(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values, each [B, S, K, H]."""
+        return self.keys_values[0], self.keys_values[1]
+
 
 class Queries(NamedTuple):
     """What stays on a device: q [B, T, N, H] and its labels."""
@@ -62,12 +67,12 @@ class Origin(NamedTuple):
     """Where a block comes from.
 
     Attributes:
-      index: this device's place in the ring.
+      here: this device's place in the ring.
       source: the place of the device whose block it is.
       distance: how many places before this device that is, where it is static; 0 is its own block.
     """
 
-    index: jax.Array | int
+    here: jax.Array | int
     source: jax.Array | int
     distance: int | None = None
 
@@ -79,7 +84,7 @@ class Origin(NamedTuple):
     @property
     def earlier(self) -> jax.Array:
         """Whether the block's device stands earlier in the ring."""
-        return jnp.asarray(self.source < self.index)
+        return jnp.asarray(self.source < self.here)
 
 
 @dataclass(frozen=True)
@@ -102,16 +107,14 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(queries.q, *block.keys_values, mask, scores)
+            return self.kernel.forward(queries.q, *block.pair, mask, scores)
 
         if self.layout is None or origin.own:
             return whole(self.spec)
         if self.layout == "zigzag":
             tiles = _Quarters(queries, block, origin.earlier)
             mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
-            return tiles.join_state(
-                self.kernel.forward(tiles.queries.q, *tiles.keys.keys_values, mask, scores)
-            )
+            return tiles.join_state(self.kernel.forward(tiles.queries.q, *tiles.keys.pair, mask, scores))
         attends, spec, offset = self._contiguous(queries, origin)
         return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q))
 
@@ -122,15 +125,18 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return _stacked(self.kernel.backward(queries.q, *block.keys_values, *saved, mask, scores))
+            return _stacked(self.kernel.backward(queries.q, *block.pair, *saved, mask, scores))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
         if self.layout == "zigzag":
             tiles = _Quarters(queries, block, origin.earlier)
             mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
-            arrays = tiles.queries.q, *tiles.keys.keys_values, *map(tiles.of_queries, saved)
-            return tiles.join_gradients(*_stacked(self.kernel.backward(*arrays, mask, scores)))
+            output, logsumexp, d_output = map(tiles.of_queries, saved)
+            gradients = self.kernel.backward(
+                tiles.queries.q, *tiles.keys.pair, output, logsumexp, d_output, mask, scores
+            )
+            return tiles.join_gradients(*_stacked(gradients))
         attends, spec, offset = self._contiguous(queries, origin)
 
         def nothing() -> tuple[jax.Array, jax.Array]:
@@ -144,7 +150,7 @@ class Hop:
             return origin.earlier, _EVERYTHING, 0
         assert origin.distance is not None, "the hops of a window are unrolled"
         # A block that came round the end of the sequence is no neighbour.
-        attends = jnp.asarray(origin.source == origin.index - origin.distance)
+        attends = jnp.asarray(origin.source == origin.here - origin.distance)
         return attends, self.spec, origin.distance * queries.q.shape[1]
 
 

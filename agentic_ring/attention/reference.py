@@ -54,12 +54,11 @@ def reference_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
-    places = tuple(jnp.arange(x.shape[1])[None] for x in (q, k))
-    labels = (
-        pair_of_labels("positions", places if positions is None else positions, q, k),
-        pair_of_labels("segment_ids", segment_ids, q, k),
-    )
-    hop = HopMask(mask, *(TokenLabels(*pair) for pair in zip(*labels, strict=True)))
+    if positions is None:
+        positions = jnp.arange(queries)[None], jnp.arange(k.shape[1])[None]
+    labels = pair_of_labels("positions", positions, q, k), pair_of_labels("segment_ids", segment_ids, q, k)
+    query, key = (TokenLabels(*pair) for pair in zip(*labels, strict=True))
+    hop = HopMask(mask, query, key)
     allowed = hop.allowed()
     allowed = allowed[:, None, None]
     largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=allowed))

@@ -189,7 +189,7 @@ class DoubleRing:
 
         def whole(place: Origin) -> Origin:
             own = 0 if group.own and place.own else None
-            return Origin(group.index * size + place.index, group.source * size + place.source, own)
+            return Origin(group.here * size + place.here, group.source * size + place.source, own)
 
         return lambda block, place: function(block, whole(place))
 

@@ -104,7 +104,7 @@ def test_a_caller_who_permutes_passes_positions(arrays, layout):
     )
     positions = jax.device_put(jnp.asarray(permutation)[None], jax.NamedSharding(mesh, jax.P(None, "ring")))
     run = (
-        jax.jit(lambda q, k, v, p: attention(q, k, v, mesh=mesh, positions=p))
+        jax.jit(lambda q, k, v, p: attention(q, k, v, mesh=mesh, positions=p, strategy="ring"))
         .lower(q, k, v, positions)
         .compile()
     )

@@ -1,5 +1,7 @@
 """Mistakes give one message that names the argument, what it was, and what was expected."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from agentic_ring.attention import MaskSpec, attention, ring_attention
 from agentic_ring.attention.kernels import FirstThatServes
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import HopMask, TokenLabels
+from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 
@@ -63,6 +66,22 @@ def test_dtypes():
             ArgumentError,
             "key_chunk is 8, but the vanilla kernel has no",
         ),
+        (
+            {"kernel": "cudnn"},
+            ArgumentError,
+            "kernel is 'cudnn', which runs on gpu devices, but these are cpu",
+        ),
+        ({"schedule": "triangular"}, UnknownNameError, "unknown schedule 'triangular'; choose one of: uni"),
+        ({"soft_cap": 0.0}, ArgumentError, "soft_cap is 0.0; it must be above 0"),
+        (
+            {"sinks": jnp.zeros(3)},
+            ArgumentError,
+            r"sinks has shape \(3,\); expected one score a head, \(4,\)",
+        ),
+        ({"sinks": jnp.zeros(4, int)}, ArgumentError, "sinks has dtype int32"),
+        ({"dropout_rate": 1.0}, ArgumentError, "dropout_rate is 1.0; it must be at least 0 and below 1"),
+        ({"dropout_rate": 0.1}, ArgumentError, "without a dropout_key; pass jax.random.key"),
+        ({"strategy": "ulysses"}, MeshError, "the mesh has no axis 'ring'"),
         ({"strategy": "ring"}, MeshError, "the mesh has no axis 'ring'"),
         ({"mesh": "8 devices"}, ArgumentError, "mesh is a str; expected a jax.sharding.Mesh"),
     ],
@@ -83,6 +102,37 @@ def test_sizes_that_do_not_divide_over_the_mesh():
         attention(*arrays(), mesh=make_mesh(MeshShape(data=2, fsdp=2)))
     with pytest.raises(MeshError, match=r"heads of k is 2, .* 4 devices of the mesh axes tensor"):
         attention(*arrays(), mesh=make_mesh(MeshShape(tensor=4)))
+
+
+def test_masks_that_admit_nothing():
+    with pytest.raises(ArgumentError, match="window is 0; it must be at least 1, the token itself"):
+        MaskSpec(window=0)
+    with pytest.raises(ArgumentError, match="prefix is -1; it must be at least 0"):
+        MaskSpec(prefix=-1)
+
+
+def test_heads_that_do_not_divide_for_ulysses():
+    q = k = v = jnp.zeros((1, 16, 3, 8))
+    with pytest.raises(MeshError, match=r'"ulysses" but 3 query and 3 key heads .* do not divide over 8'):
+        attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ulysses")
+    with pytest.raises(MeshError, match='"ulysses_ring" but 3 query and 3 key heads a device do not divide'):
+        attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ulysses_ring")
+
+
+def test_a_permuted_sequence_that_does_not_spread():
+    q = k = v = jnp.zeros((1, 24, 3, 8))
+    with pytest.raises(
+        ArgumentError, match=r"24 tokens, which do not spread .* in zigzag order; pad them to 32"
+    ):
+        attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ring", layout="zigzag", permuted=True)
+
+
+def test_halves_of_blocks_that_have_none():
+    q = k = v = jnp.zeros((1, 16, 2, 8))
+    mesh, spec = make_mesh(MeshShape(ring=8)), jax.P(None, "ring")
+    run = partial(ring_attention, axis_name="ring", mask=MaskSpec(), schedule="bidirectional")
+    with pytest.raises(ArgumentError, match="a device holds 2 tokens; make it a multiple of 4"):
+        jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(q, k, v)
 
 
 def test_a_mesh_that_is_not_the_ambient_one():
@@ -124,9 +174,9 @@ def test_auto_passes_a_refused_case_to_the_next_kernel_and_says_so(caplog: pytes
     choice = FirstThatServes((("other", Refuses()), ("xla", XlaKernel())))
     with caplog.at_level("INFO", logger="agentic_ring"):
         for _ in range(2):
-            assert np.isfinite(choice.forward(q, k, v, mask, scale=1.0).output).all()
+            assert np.isfinite(choice.forward(q, k, v, mask, Scores(1.0)).output).all()
     assert [record.message for record in caplog.records] == [
         "attention forward runs the xla kernel; not other: head dimension 8 is no multiple of 16"
     ]
     with pytest.raises(NotImplementedError, match="no kernel serves this case; other: head dimension 8"):
-        FirstThatServes((("other", Refuses()),)).forward(q, k, v, mask, scale=1.0)
+        FirstThatServes((("other", Refuses()),)).forward(q, k, v, mask, Scores(1.0))

@@ -92,9 +92,10 @@ def test_an_unreachable_chunk_pair_allows_nothing(
     grid = ChunkGrid((2, QUERIES, 4, 4), (2, KEYS, 2, 4), *chunks, streams)
     _, reachable = grid.split_mask(mask, jnp.zeros(()))
     assert reachable is not None
+    allowed = np.broadcast_to(mask.allowed(), (2, QUERIES, KEYS))
     for turn, streams in enumerate(grid.stream_numbers()):
         for stream in streams:
-            for row, column in np.argwhere(np.asarray(mask.allowed())[int(stream) // 2]):
+            for row, column in np.argwhere(allowed[int(stream) // 2]):
                 assert reachable[turn, row // chunks[0], column // chunks[1]]
 
 

@@ -68,9 +68,14 @@ def select_kernel(
 
     Raises:
       UnknownNameError: no kernel bears the name.
-      ArgumentError: a chunk size below 1, or for a kernel that has no chunks.
+      ArgumentError: a kernel for another platform; a chunk size below 1, or for a kernel without chunks.
     """
     platform = mesh_platform() if platform is None else platform
+    if platform != _PLATFORM.get(name, platform):
+        raise ArgumentError(
+            f"kernel is {name!r}, which runs on {_PLATFORM[name]} devices, but these are {platform}; leave "
+            f"kernel out, or choose one of: {', '.join(n for n in KERNELS if n not in _PLATFORM)}"
+        )
     if name != "auto" and name not in _KERNELS:
         raise UnknownNameError("kernel", name, ("auto", *_KERNELS))
     chunks = {"query_chunk": query_chunk, "key_chunk": key_chunk}

@@ -96,8 +96,8 @@ class ChunkGrid:
         if mask.trivial and not key_padding:
             return mask, None
         if mask.trivial:
-            labels = (TokenLabels(segment_ids=jnp.zeros((1, n), jnp.int32)) for n in (queries, keys))
-            mask = HopMask(mask.spec, *labels)
+            query, key = (TokenLabels(segment_ids=jnp.zeros((1, n), jnp.int32)) for n in (queries, keys))
+            mask = HopMask(mask.spec, query, key)
         # Tied to the keys, which change from hop to hop: from constants alone, JAX would compute the
         # masks of all pairs ahead of the loop over hops and keep them through it.
         mask, _ = jax.lax.optimization_barrier((mask.placed(queries, keys), k))

@@ -1,0 +1,93 @@
+"""Dropout: the right share, independent bits, the same wherever they are computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentic_ring.attention import LAYOUTS, MaskSpec, attention
+from agentic_ring.attention.mask import HopMask, TokenLabels
+from agentic_ring.attention.scores import Dropout
+from agentic_ring.mesh import MeshShape, make_mesh
+
+RATE = 0.3
+ROWS, HEADS, TOKENS = 2, 3, 256
+
+
+def kept(seed: int = 0, first_row: int = 0, segment: int = 0) -> np.ndarray:
+    """bool [B, N, T, S]."""
+    dropout = Dropout.of(RATE, jax.random.key(seed), jnp.int32(first_row), jnp.int32(0))
+    assert dropout is not None
+    tokens = TokenLabels(jnp.arange(TOKENS)[None], jnp.full((1, TOKENS), segment))
+    mask = HopMask(MaskSpec(), tokens, tokens)
+    factors = np.asarray(dropout.factors(mask, jnp.arange(ROWS), jnp.arange(HEADS)[None]))
+    assert set(np.unique(factors)) == {np.float32(0), np.float32(1 / (1 - RATE))}
+    return factors > 0
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def test_the_share_is_the_rate_in_every_row_and_column():
+    bits = kept()
+    assert abs(bits.mean() - (1 - RATE)) < 5 * np.sqrt(RATE * (1 - RATE) / bits.size)
+    for axis in (2, 3):
+        shares = bits.mean(axis=axis)
+        # The means of independent bits have this spread, neither more nor (a pattern) less.
+        assert shares.std() == pytest.approx(np.sqrt(RATE * (1 - RATE) / TOKENS), rel=0.15)
+
+
+def test_bits_of_rows_heads_seeds_segments_and_neighbours_are_independent():
+    bits = kept()
+    limit = 5 / np.sqrt(TOKENS**2)
+    pairs = {
+        "heads": (bits[0, 0], bits[0, 1]),
+        "rows": (bits[0, 0], bits[1, 0]),
+        "seeds": (bits[0, 0], kept(seed=1)[0, 0]),
+        "segments": (bits[0, 0], kept(segment=1)[0, 0]),
+        "queries": (bits[0, 0, 1:], bits[0, 0, :-1]),
+        "keys": (bits[0, 0, :, 1:], bits[0, 0, :, :-1]),
+        "transposed": (bits[0, 0], bits[0, 0].T),
+    }
+    for name, (a, b) in pairs.items():
+        assert abs(correlation(a, b)) < limit * (2 if name == "transposed" else 1), name
+
+
+def test_three_corners_of_a_rectangle_do_not_give_the_fourth():
+    """As they would, were the bit that of hash(query) xor hash(key)."""
+    signs = np.where(kept()[0, 0], 1.0, -1.0)
+    signs -= signs.mean()
+    corners = signs[:-1, :-1] * signs[1:, :-1] * signs[:-1, 1:] * signs[1:, 1:]
+    assert abs(corners.mean()) < 5 * corners.std() / np.sqrt(corners.size)
+
+
+def test_a_row_has_its_number_in_the_whole_batch():
+    np.testing.assert_array_equal(kept()[1], kept(first_row=1)[0])
+
+
+def test_the_same_on_any_mesh_strategy_layout_and_kernel():
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 4, 64, 8, 8))
+    options = {"dropout_rate": RATE, "dropout_key": jax.random.key(7)}
+    want = attention(q, k, v, **options)
+    assert np.abs(np.asarray(want - attention(q, k, v))).max() > 0.1
+    shapes = [
+        MeshShape(ring=8),
+        MeshShape(data=2, ring=4),
+        MeshShape(ring=2, tensor=4),
+        MeshShape(data=4, ring=2),
+    ]
+    for shape, strategy, layout in zip(
+        shapes, ("ring", "ulysses_ring", "all_gather", "ulysses"), (*LAYOUTS, "zigzag"), strict=True
+    ):
+        got = attention(q, k, v, mesh=make_mesh(shape), strategy=strategy, layout=layout, **options)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(attention(q, k, v, kernel="vanilla", **options), want, rtol=2e-5, atol=2e-6)
+
+
+def test_the_mean_over_keys_is_attention_without_dropout():
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 16, 2, 8))
+    run = jax.jit(lambda key: attention(q, k, v, dropout_rate=RATE, dropout_key=key))
+    samples = np.stack([run(jax.random.key(seed)) for seed in range(400)])
+    error = samples.std(axis=0) / np.sqrt(len(samples))
+    assert (np.abs(samples.mean(axis=0) - np.asarray(attention(q, k, v))) < 5 * error + 1e-6).all()
