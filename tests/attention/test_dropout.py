@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import LAYOUTS, MaskSpec, attention
+from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.attention.mask import HopMask, TokenLabels
 from agentic_ring.attention.scores import Dropout
 from agentic_ring.mesh import MeshShape, make_mesh
