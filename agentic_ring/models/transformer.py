@@ -42,7 +42,7 @@ class TransformerConfig:
     """What the backward pass recomputes: "full" keeps only each block's input, as the paper does."""
     ffn_chunk: int | None = None
     """Tokens a device puts through the feedforward at a time (blockwise); None is all of them."""
-    attention_strategy: Literal["auto", "local", "ring"] = "auto"
+    attention_strategy: Literal["auto", "local", "ring", "all_gather", "ulysses", "ulysses_ring"] = "auto"
     attention_kernel: str = "auto"
     rules: ShardingRules = ShardingRules()
 
