@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from agentic_ring.attention.arguments import ArrayLike
 from agentic_ring.attention.choice import Choice, Shapes, choose_strategy, refusal, ulysses_degree
 from agentic_ring.attention.kernels import mesh_platform, select_kernel
 from agentic_ring.attention.layout import LAYOUTS, Layout, padded_length
@@ -68,8 +68,8 @@ class Decision:
 
 
 def decide(
-    q: jax.Array | jax.ShapeDtypeStruct,
-    k: jax.Array | jax.ShapeDtypeStruct,
+    q: ArrayLike,
+    k: ArrayLike,
     *,
     mesh: Mesh | AbstractMesh | None,
     rules: ShardingRules,
