@@ -71,14 +71,11 @@ def test_the_same_on_any_mesh_strategy_layout_and_kernel():
     options = {"dropout_rate": RATE, "dropout_key": jax.random.key(7)}
     want = attention(q, k, v, **options)
     assert np.abs(np.asarray(want - attention(q, k, v))).max() > 0.1
-    shapes = [
-        MeshShape(ring=8),
-        MeshShape(data=2, ring=4),
-        MeshShape(ring=2, tensor=4),
-        MeshShape(data=4, ring=2),
-    ]
-    for shape, strategy, layout in zip(
-        shapes, ("ring", "ulysses_ring", "all_gather", "ulysses"), (*LAYOUTS, "zigzag"), strict=True
+    for shape, strategy, layout in (
+        (MeshShape(ring=8), "ring", "contiguous"),
+        (MeshShape(data=2, ring=4), "ulysses_ring", "striped"),
+        (MeshShape(ring=2, tensor=4), "all_gather", "zigzag"),
+        (MeshShape(data=4, ring=2), "ulysses", "zigzag"),
     ):
         got = attention(q, k, v, mesh=make_mesh(shape), strategy=strategy, layout=layout, **options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
