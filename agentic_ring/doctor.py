@@ -58,7 +58,7 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
     for text, tiles in _by_text(explanation.tiles).items():
         taken = ", ".join(f"{tile.direction} {explanation.kernels[tile]}" for tile in tiles)
         yield f"    {text}: {taken}"
-    yield "kernels"
+    yield "kernels, memory aside"
     for name, refusals in explanation.refusals.items():
         if not refusals:
             yield f"    {name}: takes all tiles"
