@@ -72,8 +72,9 @@ def _label_words(positions: jax.Array | None, segment_ids: jax.Array | None) -> 
     """One word [B, T] for a token's labels."""
     if positions is None:
         raise ValueError("dropout needs positions")
-    word = _mix(_words(positions))
-    return word if segment_ids is None else _mix(word ^ _words(segment_ids))
+    # Without segment ids as with one segment, so that padding, which is marked by them, changes nothing.
+    segments = jnp.uint32(0) if segment_ids is None else _words(segment_ids)
+    return _mix(_mix(_words(positions)) ^ segments)
 
 
 def _mix(x: jax.Array) -> jax.Array:

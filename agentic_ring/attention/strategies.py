@@ -110,6 +110,8 @@ class Sharded:
 
     def _transport(self, axis: RingAxis, block: int, consecutive: bool) -> Transport:
         """How blocks of this many tokens travel; ``consecutive``: in the order of their positions."""
+        if axis.size == 1:
+            return Ring(axis)
         if self.gather:
             return AllGather(axis)
         if self.mask.window is not None and consecutive and not self.mask.prefix:
@@ -117,7 +119,7 @@ class Sharded:
             after = 0 if self.mask.causal else before
             if before + after < axis.size - 1:
                 return Neighbours(axis, before, after)
-        if self.schedule == "bidirectional" and axis.size > 1 and block % 4:
+        if self.schedule == "bidirectional" and block % 4:
             raise ArgumentError(
                 f'schedule is "bidirectional" but a device holds {block} tokens; make it a multiple of 4'
             )

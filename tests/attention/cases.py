@@ -71,32 +71,44 @@ SMALLEST_RING = {"double ring": 4, "ulysses": 2, "ulysses_ring": 4}
 BATCH, HEAD_DIM = 2, 8
 
 
-def cases(factors: dict[str, tuple[Any, ...]]) -> list[Case]:
-    """The full product, less what does not exist. ``vanilla`` has no chunks."""
-    product = (
-        Case(**dict(zip(factors, values, strict=True))) for values in itertools.product(*factors.values())
-    )
-    return [
-        case
-        for case in product
-        if (case.kernel == "xla" or case.chunks is None) and case.ring >= SMALLEST_RING.get(case.strategy, 1)
-    ]
+def exists(choices: dict[str, Any]) -> bool:
+    """Whether there are cases with these values of some factors. ``vanilla`` has no chunks."""
+    ring, strategy = choices.get("ring", 8), choices.get("strategy", "ring")
+    chunked = choices.get("chunks") is not None
+    return ring >= SMALLEST_RING.get(strategy, 1) and not (chunked and choices.get("kernel") == "vanilla")
 
 
-def covering(cases: list[Case], strength: int) -> list[Case]:
-    """Some of ``cases``, in which every combination of ``strength`` values that occurs in them occurs.
+def covering(strength: int) -> list[Case]:
+    """Cases in which every combination of ``strength`` values that exists occurs.
 
-    Faults come from few factors at once, and the full product would compile for an hour.
+    Faults come from few factors at once, and the full product would compile for days. Each case starts
+    from a combination that is missing; of some random completions, that with most missing ones is taken.
     """
-    cases = random.Random(0).sample(cases, len(cases))  # ties go to a different combination each time
-    values = [[(field.name, getattr(case, field.name)) for field in fields(case)] for case in cases]
-    combinations = [frozenset(itertools.combinations(value, strength)) for value in values]
-    missing = set().union(*combinations)
+    generator = random.Random(0)
+    missing = {}  # a dict for its order, which a set of strings changes from process to process
+    for names in itertools.combinations(FACTORS, strength):
+        for values in itertools.product(*(FACTORS[name] for name in names)):
+            combination = tuple(zip(names, values, strict=True))
+            if exists(dict(combination)):
+                missing[combination] = None
+
+    def complete(combination: tuple) -> dict[str, Any]:
+        while True:
+            choices = {name: generator.choice(values) for name, values in FACTORS.items()}
+            choices |= dict(combination)
+            if exists(choices):
+                return choices
+
+    def found(choices: dict[str, Any]) -> list[tuple]:
+        return [c for c in itertools.combinations(choices.items(), strength) if c in missing]
+
     chosen = []
     while missing:
-        best = max(range(len(cases)), key=lambda index: len(combinations[index] & missing))
-        chosen.append(cases[best])
-        missing -= combinations[best]
+        first = next(iter(missing))
+        best = max((complete(first) for _ in range(30)), key=lambda choices: len(found(choices)))
+        chosen.append(Case(**best))
+        for combination in found(best):
+            del missing[combination]
     return chosen
 
 
