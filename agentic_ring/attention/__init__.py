@@ -1,10 +1,12 @@
 """Exact attention over sequences longer than one device can hold, in JAX.
 
 ``attention`` takes global arrays; ``ring_attention`` is for code that is inside ``jax.shard_map``
-already; ``reference_attention`` is the oracle that both are compared with.
+already; ``attention_fn`` is for modules of Flax; ``reference_attention`` is the oracle that all are
+compared with.
 """
 
 from agentic_ring.attention.api import attention
+from agentic_ring.attention.flax_attention import attention_fn
 from agentic_ring.attention.kernels import KERNELS
 from agentic_ring.attention.layout import (
     LAYOUTS,
@@ -26,6 +28,7 @@ __all__ = [
     "STRATEGIES",
     "MaskSpec",
     "attention",
+    "attention_fn",
     "inverse_order",
     "order",
     "padded_length",

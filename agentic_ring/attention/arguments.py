@@ -10,7 +10,11 @@ Pair = jax.Array | tuple[jax.Array, jax.Array] | None
 """Labels of the tokens: one array for self-attention, a (query, key) pair, or none."""
 
 
-def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+ArrayLike = jax.Array | jax.ShapeDtypeStruct
+"""An array, or what has its shape and dtype."""
+
+
+def check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
     """Checks shapes and dtypes of queries, keys and values.
 
     Raises:
@@ -53,7 +57,7 @@ def check_mask(mask: MaskSpec) -> None:
 
 
 def check_scores(
-    q: jax.Array,
+    q: ArrayLike,
     soft_cap: float | None,
     sinks: jax.Array | None,
     dropout_rate: float,

@@ -79,6 +79,33 @@ def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
     return Choice("ring", f"{short}, but heads do not divide over the devices and all keys fit on none")
 
 
+def against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Strategy) -> str:
+    """Why the rule does not choose this strategy, where it chooses another."""
+    chosen = choose_strategy(shapes, mask, platform)
+    if chosen.strategy == "local":
+        return chosen.reason
+    if (why := refusal(shapes, strategy)) is not None:
+        return f"cannot serve: {why}"
+    if strategy == "local":
+        return f"each of {shapes.ring} devices would do the work of all"
+    if strategy == "ulysses_ring":
+        return (
+            "never taken unasked; meant for rings over several hosts, with the fast links on the inner axis"
+        )
+    if strategy == "ring":
+        return f"each of {shapes.ring - 1} hops would wait for its keys"
+    if strategy == "all_gather" and (size := gathered_bytes(shapes)) > GATHER_LIMIT:
+        return (
+            f"all keys, values and their gradients take {size / 2**30:.1f} GiB a device, "
+            f"the limit is {GATHER_LIMIT / 2**30:.1f}"
+        )
+    if chosen.strategy == "ulysses":
+        return "ulysses moves less"
+    if mask.window is not None:
+        return "would send all keys, of which the window needs few"
+    return "would wait for everything it sends, which a ring hides"
+
+
 def hiding_block(shapes: Shapes, mask: MaskSpec, platform: str) -> int:
     """Tokens a device from which a hop's compute takes as long as its transfer."""
     intensity = OPERATIONS_PER_BYTE[platform] * shapes.itemsize * shapes.key_heads / (2 * shapes.heads)

@@ -1,0 +1,97 @@
+"""Says which devices there are, and how ``attention`` of given shapes would run on them and why.
+
+python -m agentic_ring --tokens 1048576 --heads 32 --kv-heads 8 --ring 4 --window 4096
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring import cli
+from agentic_ring.attention.explain import explain
+from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.strategies import Strategy
+from agentic_ring.attention.transport import Schedule
+from agentic_ring.doctor import describe_attention, describe_devices, describe_mesh
+from agentic_ring.errors import ArgumentError
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+
+
+def main(
+    tokens: int = 32768,
+    batch: int = 1,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    head_dim: int = 128,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    bidirectional: bool = False,
+    window: int | None = None,
+    prefix: int = 0,
+    segments: bool = False,
+    soft_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    strategy: Strategy | Literal["auto"] = "auto",
+    schedule: Schedule = "unidirectional",
+    layout: Layout | Literal["auto"] = "auto",
+    data: int = 1,
+    fsdp: int = 1,
+    ring: int | None = None,
+    tensor: int = 1,
+    simulated_devices: int | None = None,
+) -> None:
+    """Prints the devices, the mesh, and the strategy, layout and kernels of one attention call.
+
+    Nothing is computed: a call of any size can be asked about.
+
+    Args:
+      tokens: Length of the sequence.
+      batch: Sequences.
+      heads: Query heads.
+      kv_heads: Key/value heads. Default: as many as query heads.
+      head_dim: Numbers a head.
+      dtype: Of queries, keys and values.
+      bidirectional: Tokens attend to later ones too; else the mask is causal.
+      window: Tokens attend to those nearer than this alone.
+      prefix: Tokens at the start that every token attends to.
+      segments: Whether there are segment ids.
+      soft_cap: Cap of the scores.
+      dropout_rate: Share of the probabilities that is dropped.
+      strategy: How the sequence is shared; "auto" is the rule that attention follows by itself.
+      schedule: Of a ring.
+      layout: Order of the sequence over the ring.
+      data: Devices on the mesh axis data.
+      fsdp: Devices on the mesh axis fsdp.
+      ring: Devices on the mesh axis ring. Default: all that the other axes leave over.
+      tensor: Devices on the mesh axis tensor.
+      simulated_devices: Devices that one CPU stands for, where JAX finds no accelerator.
+    """
+    sizes = {"tokens": tokens, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim": head_dim}
+    sizes["simulated-devices"] = simulated_devices
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ArgumentError(f"--{name} is {size}; it must be at least 1")
+    if simulated_devices is not None:
+        simulate_cpu_devices(simulated_devices)
+    mesh = make_mesh(MeshShape(data=data, fsdp=fsdp, ring=ring, tensor=tensor))
+    key_heads = heads if kv_heads is None else kv_heads
+    q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
+    explanation = explain(
+        q,
+        k,
+        k,
+        mesh=mesh,
+        mask=MaskSpec(causal=not bidirectional, window=window, prefix=prefix),
+        segments=segments,
+        soft_cap=soft_cap,
+        dropout_rate=dropout_rate,
+        strategy=strategy,
+        schedule=schedule,
+        layout=layout,
+    )
+    print(describe_devices(), describe_mesh(mesh), describe_attention(explanation), sep="\n")
+
+
+if __name__ == "__main__":
+    cli.run(main, prog="python -m agentic_ring", description=__doc__)

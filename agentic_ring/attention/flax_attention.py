@@ -1,0 +1,151 @@
+"""Ring attention for modules of Flax that take an ``attention_fn``.
+
+    nnx.MultiHeadAttention(..., attention_fn=attention_fn)
+    linen.MultiHeadDotProductAttention(..., attention_fn=attention_fn)
+
+Nothing here imports Flax: the function takes what both modules pass (flax 0.12).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.api import attention
+from agentic_ring.attention.arguments import Pair
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.errors import ArgumentError
+
+_SPEC = "functools.partial(attention_fn, spec=MaskSpec(causal=False))"
+
+
+def attention_fn(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    force_fp32_for_softmax: bool = True,
+    qk_attn_weights_einsum: Any = None,
+    attn_weights_value_einsum: Any = None,
+    is_causal: bool = False,
+    input_positions: jax.Array | None = None,
+    *,
+    spec: MaskSpec = MaskSpec(causal=True),
+    segment_ids: Pair = None,
+    positions: Pair = None,
+    **options: Any,
+) -> jax.Array:
+    """``attention`` under the mesh of ``jax.set_mesh``, with the arguments of Flax's attention functions.
+
+    Causal unless ``spec`` says otherwise. What Flax does not pass is given by ``functools.partial``:
+    ``functools.partial(attention_fn, spec=MaskSpec(window=1024), strategy="ring")``.
+
+    Args:
+      query: [..., T, N, H], any number of batch axes, which are made one.
+      key: [..., S, K, H], N a multiple of K.
+      value: [..., S, K, H].
+      bias, mask: refused, as arrays of T x S numbers; see ``spec`` and ``segment_ids``.
+      broadcast_dropout: makes no difference: every row and every head drops its own.
+      dropout_rng: key of ``jax.random``.
+      dropout_rate: share of the probabilities that is dropped, unless ``deterministic``.
+      deterministic: whether to drop nothing.
+      dtype: of the computation and the result; that to which the three arrays promote where absent.
+      precision: refused, because the backward would not follow it; ``jax.default_matmul_precision``
+        around the whole step sets both.
+      module: refused: there are no attention weights to sow.
+      force_fp32_for_softmax: makes no difference: the softmax is always in float32.
+      qk_attn_weights_einsum, attn_weights_value_einsum: refused: products belong to the kernel.
+      is_causal: needs a causal ``spec``.
+      input_positions: refused: Flax passes them for a rotation of queries and keys.
+      spec: the mask.
+      segment_ids: int [..., T], or a (query, key) pair; tokens attend within their segment, negative
+        ids are padding.
+      positions: likewise, see ``attention``.
+      **options: further arguments of ``attention``.
+
+    Returns:
+      [..., T, N, H] in ``dtype``.
+
+    Raises:
+      ArgumentError: an argument that is refused, or that does not fit the others.
+    """
+    del broadcast_dropout, force_fp32_for_softmax
+    _refuse_mask(query, bias, mask)
+    for name, given, advice in (
+        ("precision", precision, "wrap the step in jax.default_matmul_precision(...)"),
+        ("module", module, "attention weights are never kept; leave sow_weights out"),
+        ("qk_attn_weights_einsum", qk_attn_weights_einsum, "choose a kernel by its name instead"),
+        ("attn_weights_value_einsum", attn_weights_value_einsum, "choose a kernel by its name instead"),
+        (
+            "input_positions",
+            input_positions,
+            "rotate queries and keys in an attention_fn of your own that calls this one; positions for the "
+            "mask are functools.partial(attention_fn, positions=...)",
+        ),
+    ):
+        if given is not None:
+            raise ArgumentError(f"{name} was passed to attention_fn, which cannot use it; {advice}")
+    for name, x in (("key", key), ("value", value)):
+        if x.shape[:-3] != query.shape[:-3]:
+            raise ArgumentError(
+                f"{name} has shape {x.shape} but query has {query.shape}; batches must be equal"
+            )
+    if is_causal and not spec.causal:
+        raise ArgumentError(f"is_causal is True but spec is {spec}; leave out is_causal, or make it causal")
+    if spec.causal and positions is None and query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+        raise ArgumentError(
+            f"the mask is causal, but query has {query.shape[-3]} tokens and key has {key.shape[-3]}; "
+            f"for cross-attention use {_SPEC}"
+        )
+    dropped = 0.0 if deterministic else dropout_rate
+    if dropped and dropout_rng is None:
+        raise ArgumentError(
+            f"dropout_rate is {dropped} but there is no dropout_rng; pass the module its dropout rngs, or "
+            "deterministic=True"
+        )
+    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    q, k, v = (_one_batch_axis(x, kept=3).astype(dtype) for x in (query, key, value))
+    labels = jax.tree.map(lambda x: _one_batch_axis(x, kept=1), (segment_ids, positions))
+    output = attention(
+        q,
+        k,
+        v,
+        mask=spec,
+        segment_ids=labels[0],
+        positions=labels[1],
+        dropout_rate=dropped,
+        dropout_key=dropout_rng if dropped else None,
+        **options,
+    )
+    return output.reshape(query.shape)
+
+
+def _refuse_mask(query: jax.Array, bias: jax.Array | None, mask: jax.Array | None) -> None:
+    if bias is not None:
+        raise ArgumentError(f"bias is an array of shape {bias.shape}; ring attention adds none to its scores")
+    if mask is None:
+        return
+    advice = (
+        f"ring attention takes a MaskSpec: {_SPEC}, and for packed or padded sequences "
+        "functools.partial(attention_fn, segment_ids=ids); it is causal without any"
+    )
+    if query.ndim > 2 and query.shape[-3] == 1:
+        # One query and a mask is what a module with decode=True calls with.
+        advice = (
+            "Flax's own cache (decode=True) needs one; decode with agentic_ring.attention.decode, or give "
+            "the decoding module Flax's attention function"
+        )
+    raise ArgumentError(f"mask is an array of shape {mask.shape}; {advice}")
+
+
+def _one_batch_axis(x: jax.Array, kept: int) -> jax.Array:
+    """[..., the last ``kept`` axes] -> [B, the same]; arrays with too few axes are left to the checks."""
+    return x if x.ndim < kept else x.reshape(-1, *x.shape[x.ndim - kept :])

@@ -1,0 +1,80 @@
+"""What the package finds on this machine, and how attention of given shapes would run on it, as text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from agentic_ring.attention.explain import Explanation, Tile
+from agentic_ring.provenance import hardware, versions
+
+
+def describe_devices() -> str:
+    """The versions of JAX and Python, and every kind of device that JAX computes on."""
+    found, package = hardware(), versions()
+    lines = [f"Python {package['python']}, JAX {package['jax']}, jaxlib {package['jaxlib']}"]
+    memory = [_memory(device) for device in jax.local_devices()]
+    simulated = ", simulated: they share one CPU" if found["simulated"] else ""
+    lines.append(
+        f"devices    {found['devices']} x {found['device_kind']}, platform {found['platform']}, "
+        f"{found['processes']} process{'es' if found['processes'] > 1 else ''}{simulated}"
+    )
+    if any(memory):
+        lines.append(f"memory     {min(size for size in memory if size) / 2**30:.1f} GiB a device")
+    host = found["memory_gib"]
+    lines.append(f"host       {found['cpu']}, {found['cores']} cores" + (f", {host} GiB" if host else ""))
+    return "\n".join(lines)
+
+
+def _memory(device: Any) -> int | None:
+    """Bytes that programs may use, where the device says so; a CPU does not."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """The axes and their sizes."""
+    return "mesh       " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+
+
+def describe_attention(explanation: Explanation) -> str:
+    """The strategy and why, the layout, the tiles and the kernels."""
+    return "\n".join(_attention_lines(explanation))
+
+
+def _attention_lines(explanation: Explanation) -> Iterator[str]:
+    decision = explanation.decision
+    sharded, shapes = decision.plan.sharded, decision.shapes
+    yield f"strategy   {decision.choice.strategy}: {decision.choice.reason}"
+    for strategy, reason in explanation.others.items():
+        yield f"    not {strategy}: {reason}"
+    degree = f", heads exchanged among {sharded.ulysses} devices" if sharded.ulysses > 1 else ""
+    yield f"layout     {sharded.layout}, {sharded.schedule} schedule{degree}"
+    yield (
+        f"a device   {shapes.batch} x {explanation.tokens // shapes.ring} tokens of a sequence of "
+        f"{explanation.tokens}, {shapes.heads} query and {shapes.key_heads} key heads of {shapes.head_dim}"
+    )
+    yield "tiles, and the kernel that takes them"
+    for text, tiles in _by_text(explanation.tiles).items():
+        taken = ", ".join(f"{tile.direction} {explanation.kernels[tile]}" for tile in tiles)
+        yield f"    {text}: {taken}"
+    yield "kernels, memory aside"
+    for name, refusals in explanation.refusals.items():
+        if not refusals:
+            yield f"    {name}: takes all tiles"
+        for reason in dict.fromkeys(refusals.values()):
+            refused = [tile for tile in refusals if refusals[tile] == reason]
+            which = "" if len(refused) == len(explanation.tiles) else f" {_listed(refused)}"
+            yield f"    {name}: refuses{which}: {reason}"
+
+
+def _by_text(tiles: tuple[Tile, ...]) -> dict[str, list[Tile]]:
+    """Forward and backward see the same tiles."""
+    grouped: dict[str, list[Tile]] = {}
+    for tile in tiles:
+        grouped.setdefault(str(tile), []).append(tile)
+    return grouped
+
+
+def _listed(tiles: list[Tile]) -> str:
+    return "; ".join(f"{tile.direction} of {tile}" for tile in tiles)

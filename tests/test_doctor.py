@@ -1,0 +1,83 @@
+"""``python -m agentic_ring`` says what there is and what attention would do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentic_ring import cli, doctor
+from agentic_ring.__main__ import main
+from agentic_ring.attention import plan
+
+
+def run(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.run(main, args=arguments)
+    return caught.value.code
+
+
+def test_the_whole_report(capsys):
+    assert run("--kv-heads", "8", "--ring", "4", "--data", "2", "--batch", "2", "--segments") == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
+        "mesh       data 2 x fsdp 1 x ring 4 x tensor 1",
+        "strategy   ring: blocks of 8192 tokens hide a transfer, 16 would do",
+        "    not local: each of 4 devices would do the work of all",
+        "layout     zigzag, unidirectional schedule",
+        "a device   1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
+        "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, in segments: "
+        "forward xla, backward xla",
+        "    xla: takes all tiles",
+    ):
+        assert line in printed.splitlines()
+    assert "    cudnn: refuses: kernel is 'cudnn', which runs on gpu devices, but these are cpu" in printed
+
+
+def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
+    monkeypatch.setattr(plan, "mesh_platform", lambda mesh: "tpu")
+    # Halves of 192 tokens are no multiple of the 128 lanes of a TPU's registers; blocks of 384 are.
+    assert run("--tokens", "3072", "--strategy", "ring") == 0
+    printed = capsys.readouterr().out
+    assert "32 and 32 heads, causal: forward splash, backward splash" in printed
+    assert "32 and 32 heads, no mask: forward xla, backward xla" in printed
+    assert "splash: refuses forward of 2 rows of 192 queries x 192 keys" in printed
+
+
+def test_memory_where_devices_tell(monkeypatch):
+    assert "memory " not in doctor.describe_devices()
+    monkeypatch.setattr(doctor, "_memory", lambda device: 80 * 2**30)
+    assert "memory     80.0 GiB a device" in doctor.describe_devices()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ring", "3"], "needs 3 devices, but there are 8"),
+        (["--heads", "6", "--kv-heads", "4"], "q has 6 heads and k has 4"),
+        (["--tokens", "-4"], "--tokens is -4; it must be at least 1"),
+        (["--kv-heads", "0"], "--kv-heads is 0; it must be at least 1"),
+        (
+            ["--tensor", "8", "--heads", "12"],
+            "the heads of q is 12, which does not divide over the 8 devices",
+        ),
+        (["--window", "0"], "window is 0; it must be at least 1"),
+    ],
+)
+def test_one_message_for_a_bad_value(arguments, message, capsys):
+    assert run(*arguments) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+
+
+def test_as_a_program_with_simulated_devices():
+    command = [sys.executable, "-m", "agentic_ring", "--simulated-devices", "4", "--tokens", "4096"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "mesh       data 1 x fsdp 1 x ring 4 x tensor 1" in finished.stdout
+    assert finished.stderr == ""
