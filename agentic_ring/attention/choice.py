@@ -2,7 +2,7 @@
 
 The rule, for blocks of c tokens a device, N query and K key heads a device:
 
-1. No ring of several devices, or queries and keys of different lengths: "local".
+1. No ring of several devices, or queries and keys of different lengths, which stay whole: "local".
 2. A sliding window: "ring". Only the devices in its reach exchange anything.
 3. Long blocks: "ring". A hop computes 4 c^2 N H operations (half with a causal mask) and sends 2 c K H
    numbers, so it hides the transfer where c >= operations per byte of the link * bytes a number
@@ -34,7 +34,6 @@ class Shapes:
       inner: those of them on the innermost of several axes; all of them where there is one axis.
       batch: rows.
       tokens: queries, c.
-      same_length: whether there are as many keys as queries.
       heads: query heads, N.
       key_heads: K.
       head_dim: H.
@@ -45,7 +44,6 @@ class Shapes:
     inner: int
     batch: int
     tokens: int
-    same_length: bool
     heads: int
     key_heads: int
     head_dim: int
@@ -63,9 +61,7 @@ class Choice:
 def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
     """The rule of the module."""
     if shapes.ring == 1:
-        return Choice("local", "no device shares the sequence")
-    if not shapes.same_length:
-        return Choice("local", "queries and keys differ in length")
+        return Choice("local", "the sequence is whole on every device")
     if mask.window is not None:
         return Choice("ring", "a sliding window: only devices in its reach exchange keys")
     needed = hiding_block(shapes, mask, platform)
@@ -139,7 +135,7 @@ def refusal(shapes: Shapes, strategy: Strategy) -> str | None:
     if strategy not in ("ulysses", "ulysses_ring"):
         return None
     if shapes.ring == 1:
-        return "no device shares the sequence"
+        return "the sequence is whole on every device"
     degree = ulysses_degree(shapes, strategy)
     if degree == 1 or not _heads_divide(shapes, degree):
         return (

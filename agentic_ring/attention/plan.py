@@ -112,7 +112,6 @@ def decide(
         inner=placement.inner,
         batch=rows,
         tokens=-(-q.shape[1] // placement.ring),
-        same_length=q.shape[1] == k.shape[1],
         heads=heads,
         key_heads=key_heads,
         head_dim=q.shape[3],

@@ -55,7 +55,7 @@ def tiles(explanation) -> list[str]:
             {"all_gather": "GiB a device, the limit is 1.0", "ulysses_ring": "cannot serve"},
         ),
         (MeshShape(ring=8), {"mask": MaskSpec(window=9)}, "ring", {"all_gather": "the window needs few"}),
-        (MeshShape(data=8), {"batch": 8}, "local", dict.fromkeys(STRATEGIES[1:], "no device shares")),
+        (MeshShape(data=8), {"batch": 8}, "local", dict.fromkeys(STRATEGIES[1:], "the sequence is whole")),
         (
             MeshShape(ring=8),
             {"strategy": "local"},
