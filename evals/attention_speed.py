@@ -34,6 +34,7 @@ LOCAL = "ours local"
 def attention_speed(
     problem: Problem,
     devices: int = 8,
+    strategies: Sequence[Strategy] = SHARDED,
     peers: Sequence[str] = PEERS,
     kernel: str = "auto",
     turns: int = 5,
@@ -44,6 +45,7 @@ def attention_speed(
     Args:
       problem: what all of them compute.
       devices: of the ring.
+      strategies: ours, of those that share a sequence; attention on one device is always timed.
       peers: of ``PEERS``.
       kernel: of our own contenders.
       turns, calls: see ``take_turns``.
@@ -65,7 +67,7 @@ def attention_speed(
         raise ArgumentError(
             f"tokens is {problem.tokens}, which does not divide over {devices} devices; choose a multiple"
         )
-    contenders, left_out = _ours(mesh, kernel), []
+    contenders, left_out = _ours(mesh, strategies, kernel), []
     for name in PEERS:
         if name in peers:
             try:
@@ -76,11 +78,11 @@ def attention_speed(
     return rows, left_out + refused
 
 
-def _ours(mesh: Mesh, kernel: str) -> list[Contender]:
+def _ours(mesh: Mesh, strategies: Sequence[Strategy], kernel: str) -> list[Contender]:
     sequence = NamedSharding(mesh, PartitionSpec(None, "ring"))
     sharded = [
         Contender.of(f"ours {name}", partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence)
-        for name in SHARDED
+        for name in strategies
     ]
     return [*sharded, Contender.of(LOCAL, partial(attention, kernel=kernel))]
 
@@ -92,6 +94,7 @@ def main(
     kv_heads: int | None = None,
     head_dim: int = 64,
     dtype: Dtype = "float32",
+    strategies: tuple[Strategy, ...] = SHARDED,
     peers: tuple[str, ...] = PEERS,
     kernel: str = "auto",
     turns: int = 5,
@@ -108,6 +111,7 @@ def main(
       kv_heads: Key and value heads; as many as query heads if left out.
       head_dim: Numbers a head.
       dtype: Of everything, and of the matrix product that rates are compared with.
+      strategies: Ours to time, beside attention on one device.
       peers: Whom to compare with: jax.nn, ringattention; none for our own alone.
       kernel: Kernel of our own contenders.
       turns: Timed turns; medians are reported, with the least and the greatest.
@@ -119,7 +123,7 @@ def main(
     rows: list[SpeedRow] = []
     for length in tokens:
         problem = Problem(length, heads, heads if kv_heads is None else kv_heads, head_dim, dtype)
-        found, left_out = attention_speed(problem, devices, peers, kernel, turns, calls)
+        found, left_out = attention_speed(problem, devices, strategies, peers, kernel, turns, calls)
         rate = found[0].matmul_rate if found else 0.0
         title = f"causal, {length:,} tokens, {heads} heads of {head_dim}, {dtype}, on {devices} devices"
         print_rows(f"{title}; a matrix product runs at {rate / 1e9:,.0f} GFLOP/s", found, left_out)
