@@ -88,7 +88,8 @@ def test_functions_take_turns_after_one_that_is_not_timed():
 
 def test_the_script_writes_rows_and_draws_them(tmp_path, monkeypatch, capsys):
     rows_to, plot = tmp_path / "speed.csv", tmp_path / "speed.png"
-    flags = "--tokens 16 --devices 1 --kernel vanilla --heads 2 --head-dim 8 --strategies --peers jax.nn --turns 1"
+    flags = "--tokens 16 --devices 1 --heads 2 --head-dim 8 --kernel vanilla --turns 1"
+    flags += " --strategies --peers jax.nn"
     command = ["attention_speed.py", *flags.split(), "--rows-to", str(rows_to), "--plot", str(plot)]
     monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(script, "simulate_cpu_devices", lambda devices: None)  # there are eight already
