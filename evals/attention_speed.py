@@ -2,7 +2,7 @@
 
     python evals/attention_speed.py --tokens 8192 32768 --rows-to attention.csv --plot attention.png
 
-Causal, batch 1, forward and forward+backward. All contenders and a matrix product take turns
+Causal, batch 1, forward and forward+backward. All contenders take turns, a matrix product before each
 (``turns``); how operations are counted and rates compared stands in ``contest``, who the peers are in
 ``peers``. A contender that does not serve a case, or needs more memory than the machine has, is left
 out with the reason: jax.nn beyond the length whose T x T scores fit. On simulated devices a transfer
@@ -124,9 +124,8 @@ def main(
     for length in tokens:
         problem = Problem(length, heads, heads if kv_heads is None else kv_heads, head_dim, dtype)
         found, left_out = attention_speed(problem, devices, strategies, peers, kernel, turns, calls)
-        rate = found[0].matmul_rate if found else 0.0
         title = f"causal, {length:,} tokens, {heads} heads of {head_dim}, {dtype}, on {devices} devices"
-        print_rows(f"{title}; a matrix product runs at {rate / 1e9:,.0f} GFLOP/s", found, left_out)
+        print_rows(title, found, left_out)
         rows += found
         if rows_to is not None:  # after each length, as the next may take long
             write_rows(rows_to, [row.columns() for row in rows])

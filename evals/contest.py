@@ -4,12 +4,13 @@ Operations are counted as the causal mask needs them: 4 * T * T / 2 * N * H for 
 over half of all pairs, and 3.5 times as many for forward and backward (five more products, one of which
 repeats the scores). What an implementation computes beyond that, masked scores for one, earns nothing.
 
-The yardstick is a product of two square matrices in the problem's dtype on one device, timed in the
-same turns. ``share_of_matmul`` is an implementation's rate over the yardstick's: a share of what this
-machine reaches, whatever else it is doing. Simulated devices share one processor, so for them the rate
-is that of all together; else it is a device's.
+The yardstick is a product of two square matrices in the problem's dtype on one device, timed before
+each contender in each turn. ``share_of_matmul`` is an implementation's rate over the yardstick's: a
+share of what this machine reaches, whatever else it is doing. Simulated devices share one processor,
+so for them the rate is that of all together; else it is a device's.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -202,39 +203,52 @@ def contest(
     size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
     square = jnp.ones((size, size), problem.dtype, device=jax.devices()[0])
     multiply = partial(jax.jit(jnp.matmul), square, square)
-    matmul_seconds, *all_seconds = take_turns(turns, multiply, *(entry.run for entry in entries), calls=calls)
-    matmul_rates = [2 * size**3 / seconds for seconds in matmul_seconds]
-    by_name = {
+    # The yardstick before each contender, not once a turn: the machine may change within a turn.
+    functions = [function for entry in entries for function in (multiply, entry.run)]
+    times = take_turns(turns, *functions, calls=calls)
+    rates = [[2 * size**3 / seconds for seconds in yardstick] for yardstick in times[::2]]
+    measured = {
         (entry.contender.name, entry.direction): seconds
-        for entry, seconds in zip(entries, all_seconds, strict=True)
+        for entry, seconds in zip(entries, times[1::2], strict=True)
     }
     rows = []
-    for entry, seconds in zip(entries, all_seconds, strict=True):
-        flops, devices = problem.flops(entry.direction), len(entry.contender.sharding.device_set)
-        yardsticks = devices if jax.default_backend() != "cpu" else 1
-        shares = (flops / (x * rate * yardsticks) for x, rate in zip(seconds, matmul_rates, strict=True))
-        theirs = {name: by_name.get((name, entry.direction)) for name in references}
-        spread = Spread.of(seconds)
-        rows.append(
-            SpeedRow(
-                problem=problem,
-                contender=entry.contender.name,
-                direction=entry.direction,
-                devices=devices,
-                temp_bytes=entry.temp_bytes,
-                seconds=spread,
-                flop_rate=flops / spread.median,
-                matmul_rate=Spread.of(matmul_rates).median,
-                share_of_matmul=Spread.of(shares),
-                ratios={
-                    name: Spread.of(x / y for x, y in zip(seconds, other, strict=True))
-                    for name, other in theirs.items()
-                    if other is not None and name != entry.contender.name
-                },
-                turns=turns,
-            )
-        )
+    for entry, matmul_rates in zip(entries, rates, strict=True):
+        name, direction = entry.contender.name, entry.direction
+        others = {other: measured[other, direction] for other in references if (other, direction) in measured}
+        others.pop(name, None)
+        rows.append(_row(problem, entry, measured[name, direction], matmul_rates, others))
     return rows, left_out
+
+
+def _row(
+    problem: Problem,
+    entry: _Entry,
+    seconds: list[float],
+    matmul_rates: list[float],
+    others: dict[str, list[float]],
+) -> SpeedRow:
+    """What was measured of one entry; the lists have one number a turn."""
+    flops, devices = problem.flops(entry.direction), len(entry.contender.sharding.device_set)
+    yardsticks = devices if jax.default_backend() != "cpu" else 1
+    spread = Spread.of(seconds)
+    return SpeedRow(
+        problem=problem,
+        contender=entry.contender.name,
+        direction=entry.direction,
+        devices=devices,
+        temp_bytes=entry.temp_bytes,
+        seconds=spread,
+        flop_rate=flops / spread.median,
+        matmul_rate=Spread.of(matmul_rates).median,
+        share_of_matmul=Spread.of(
+            flops / (x * rate * yardsticks) for x, rate in zip(seconds, matmul_rates, strict=True)
+        ),
+        ratios={
+            name: Spread.of(x / y for x, y in zip(seconds, other, strict=True))
+            for name, other in others.items()
+        },
+        turns=len(seconds),
+    )
 
 
 def _compiled(contender: Contender, direction: Direction, arrays: tuple[jax.Array, ...]) -> _Entry:
@@ -281,5 +295,8 @@ def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) ->
         )
     console = Console(width=160)
     console.print(table)
+    if rows:
+        rate = statistics.median(row.matmul_rate for row in rows)
+        console.print(f"a matrix product: {rate / 1e9:,.0f} GFLOP/s (median)")
     for line in left_out:
         console.print(f"left out: {line}")
