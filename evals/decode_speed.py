@@ -7,14 +7,10 @@ measured in the same process, by summing an array of the cache's bytes in float3
 with the step, and the ratio is of the two medians: another program that slows one down slows both.
 """
 
-import csv
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +23,9 @@ from agentic_ring import cli
 from agentic_ring.attention.cache import CachedLayer, cache_specs
 from agentic_ring.attention.cache_storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
 from agentic_ring.attention.decode import attend
-from agentic_ring.files import replacing
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, simulate_cpu_devices
-from agentic_ring.provenance import provenance
+from evals.rows import write_rows
+from evals.turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,8 @@ def decode_speed(
         query, positions = jnp.ones((1, 1, heads, head_dim)), jnp.full((1, 1), cached, jnp.int32)
         step = jax.jit(lambda past: attend(query, new, new, positions, past, rules))
         read = jax.jit(lambda x: x.sum(axis=1))
-        step_seconds, read_seconds = _medians(repeats, partial(step, past), partial(read, yardstick))
+        times = take_turns(repeats, partial(step, past), partial(read, yardstick))
+    step_seconds, read_seconds = (statistics.median(seconds) for seconds in times)
     bandwidth = yardstick.nbytes / read_seconds
     return DecodeSpeed(
         dtype=dtype,
@@ -121,27 +118,6 @@ def decode_speed(
 def _filled(shape: tuple[int, ...], like: Stored, key: jax.Array) -> CachedLayer:
     keys, values = (store_like(jax.random.normal(k, shape), like) for k in jax.random.split(key))
     return CachedLayer(keys, values, jnp.arange(shape[2], dtype=jnp.int32)[None])
-
-
-def _medians(repeats: int, *functions: Callable[[], Any]) -> list[float]:
-    """Median seconds of each function; they take turns, after a turn that is not timed."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(repeats + 1):
-        for function, times in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            times.append(time.perf_counter() - start)
-    return [statistics.median(times[1:]) for times in seconds]
-
-
-def write_rows(path: Path, rows: list[DecodeSpeed]) -> None:
-    """Writes the rows as CSV, each with the commit and the processor that they were measured on."""
-    origin = provenance()
-    where = {"commit": origin["commit"], "hardware": origin["hardware"]}
-    with replacing(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*asdict(rows[0]), *where])
-        writer.writeheader()
-        writer.writerows({**asdict(row), **where} for row in rows)
 
 
 def main(
@@ -176,7 +152,7 @@ def main(
         table.add_row(row.dtype, str(row.ring), *(f"{x:,.1f}" for x in figures), f"{row.ratio:.2f}")
     rich.print(table)
     if rows_to is not None:
-        write_rows(rows_to, rows)
+        write_rows(rows_to, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

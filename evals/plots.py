@@ -45,7 +45,7 @@ def plot_loss(path: Path, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("optimiser step")
     axes.set_ylabel("mean squared error of the action")
     axes.legend(frameon=False)
-    _save(canvas, path)
+    save(canvas, path)
 
 
 def plot_trial_returns(
@@ -92,7 +92,7 @@ def plot_trial_returns(
     axes.set_xlabel("trial, with all earlier ones in context")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
     _legend_below(canvas, axes)
-    _save(canvas, path)
+    save(canvas, path)
 
 
 def plot_data_returns(
@@ -138,7 +138,7 @@ def plot_data_returns(
     axes.set_xlabel("return (sum of rewards)")
     axes.set_ylabel("trajectories")
     _legend_below(canvas, axes)
-    _save(canvas, path)
+    save(canvas, path)
 
 
 def _canvas(title: str) -> tuple[Canvas, Axes]:
@@ -163,6 +163,7 @@ def _legend_below(canvas: Canvas, axes: Axes) -> None:
     canvas.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
 
-def _save(canvas: Canvas, path: Path) -> None:
+def save(canvas: Canvas, path: Path) -> None:
+    """Writes the canvas as PNG, all of it or nothing."""
     with replacing(path) as beside:
         canvas.savefig(beside, format="png", dpi=150)

@@ -1,0 +1,137 @@
+"""Strategies of attention side by side with each other and with other people's, in time and memory.
+
+    python evals/attention_speed.py --tokens 8192 32768 --rows-to attention.csv --plot attention.png
+
+Causal, batch 1, forward and forward+backward. All contenders take turns, a matrix product before each
+(``turns``); how operations are counted and rates compared stands in ``contest``, who the peers are in
+``peers``. A contender that does not serve a case, or needs more memory than the machine has, is left
+out with the reason: jax.nn beyond the length whose T x T scores fit. On simulated devices a transfer
+is a copy within one memory, so what is compared is compute, balance between devices, and overheads.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring import cli
+from agentic_ring.attention import attention
+from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.strategies import Strategy
+from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from evals.contest import Contender, Dtype, LeftOutError, Problem, SpeedRow, contest, print_rows
+from evals.peers import PEERS, peer
+from evals.rows import write_rows
+from evals.speed_plot import plot_speed
+
+SHARDED: tuple[Strategy, ...] = ("ring", "all_gather", "ulysses", "ulysses_ring")
+LOCAL = "ours local"
+
+
+def attention_speed(
+    problem: Problem,
+    devices: int = 8,
+    strategies: Sequence[Strategy] = SHARDED,
+    peers: Sequence[str] = PEERS,
+    kernel: str = "auto",
+    turns: int = 5,
+    calls: int = 1,
+) -> tuple[list[SpeedRow], list[str]]:
+    """Times our strategies and the peers on one problem.
+
+    Args:
+      problem: what all of them compute.
+      devices: of the ring.
+      strategies: ours, of those that share a sequence; attention on one device is always timed.
+      peers: of ``PEERS``.
+      kernel: of our own contenders.
+      turns, calls: see ``take_turns``.
+
+    Returns:
+      The rows, and a line for each contender that was left out.
+
+    Raises:
+      ArgumentError: the tokens do not divide over the devices, or a kernel of another platform.
+      MeshError: there are not so many devices.
+      UnknownNameError: an unknown peer or kernel.
+    """
+    for name in peers:
+        if name not in PEERS:
+            raise UnknownNameError("peer", name, PEERS)
+    select_kernel(kernel)
+    mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
+    if problem.tokens % devices:
+        raise ArgumentError(
+            f"tokens is {problem.tokens}, which does not divide over {devices} devices; choose a multiple"
+        )
+    contenders, left_out = _ours(mesh, strategies, kernel), []
+    for name in PEERS:
+        if name in peers:
+            try:
+                contenders.append(peer(name, problem, mesh))
+            except LeftOutError as reason:
+                left_out.append(f"{name}: {reason}")
+    rows, refused = contest(problem, contenders, (LOCAL, *peers), turns, calls)
+    return rows, left_out + refused
+
+
+def _ours(mesh: Mesh, strategies: Sequence[Strategy], kernel: str) -> list[Contender]:
+    sequence = NamedSharding(mesh, PartitionSpec(None, "ring"))
+    sharded = [
+        Contender.of(f"ours {name}", partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence)
+        for name in strategies
+    ]
+    return [*sharded, Contender.of(LOCAL, partial(attention, kernel=kernel))]
+
+
+def main(
+    tokens: tuple[int, ...] = (8192, 32768),
+    devices: int = 8,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    head_dim: int = 64,
+    dtype: Dtype = "float32",
+    strategies: tuple[Strategy, ...] = SHARDED,
+    peers: tuple[str, ...] = PEERS,
+    kernel: str = "auto",
+    turns: int = 5,
+    calls: int = 1,
+    rows_to: Path | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Times attention at each length and prints seconds, rates, memory, and ratios to the peers.
+
+    Args:
+      tokens: Lengths; each is measured on its own.
+      devices: Devices of the ring; simulated where there is only a CPU.
+      heads: Query heads.
+      kv_heads: Key and value heads; as many as query heads if left out.
+      head_dim: Numbers a head.
+      dtype: Of everything, and of the matrix product that rates are compared with.
+      strategies: Ours to time, beside attention on one device.
+      peers: Whom to compare with: jax.nn, ringattention; none for our own alone.
+      kernel: Kernel of our own contenders.
+      turns: Timed turns; medians are reported, with the least and the greatest.
+      calls: Calls of each contender in a turn; some ten on a GPU.
+      rows_to: CSV file for the rows; none is written if left out.
+      plot: PNG file for time and memory against length; none is drawn if left out.
+    """
+    simulate_cpu_devices(devices)
+    rows: list[SpeedRow] = []
+    for length in tokens:
+        problem = Problem(length, heads, heads if kv_heads is None else kv_heads, head_dim, dtype)
+        found, left_out = attention_speed(problem, devices, strategies, peers, kernel, turns, calls)
+        title = f"causal, {length:,} tokens, {heads} heads of {head_dim}, {dtype}, on {devices} devices"
+        print_rows(title, found, left_out)
+        rows += found
+        if rows_to is not None:  # after each length, as the next may take long
+            write_rows(rows_to, [row.columns() for row in rows])
+    if plot is not None:
+        plot_speed(plot, [row.columns() for row in rows])
+
+
+if __name__ == "__main__":
+    cli.run(main)
