@@ -12,14 +12,15 @@ MAX_CHUNK = 512
 lose to the loop's overhead, longer ones to memory traffic."""
 
 
-def default_chunk(length: int, longest: int = MAX_CHUNK) -> int:
+def default_chunk(length: int, *, longest: int = MAX_CHUNK, masked: bool = True) -> int:
     """The chunk size for a block of ``length`` tokens: equal chunks, none longer than ``longest``.
 
-    There is an even number of them: the two halves of a zigzag block, one early and one late in the
-    sequence, then never share a chunk, and the half of the chunk pairs that is masked can be skipped.
+    Where there is a mask, their number is even: the two halves of a zigzag block, one early and one
+    late in the sequence, then never share a chunk, and the half of the chunk pairs that is masked can
+    be skipped. So can a quarter of the pairs on a causal diagonal.
     """
-    chunks_of_a_half = -(-length // (2 * longest))
-    return -(-length // (2 * chunks_of_a_half))
+    parts = 2 if masked else 1
+    return -(-length // (parts * -(-length // (parts * longest))))
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,11 @@ class XlaKernel:
     key_chunk: int | None = None
     all_streams: bool = False
 
-    def _grid(self, q: jax.Array, k: jax.Array) -> ChunkGrid:
-        group = q.shape[2] // k.shape[2]
-        query_chunk = self.query_chunk or default_chunk(q.shape[1], longest=max(16, MAX_CHUNK // group))
-        key_chunk = self.key_chunk or default_chunk(k.shape[1])
+    def _grid(self, q: jax.Array, k: jax.Array, mask: HopMask) -> ChunkGrid:
+        group, masked = q.shape[2] // k.shape[2], not mask.trivial
+        longest = max(16, MAX_CHUNK // group)
+        query_chunk = self.query_chunk or default_chunk(q.shape[1], longest=longest, masked=masked)
+        key_chunk = self.key_chunk or default_chunk(k.shape[1], masked=masked)
         query_chunk, key_chunk = min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1])
         streams = k.shape[0] * k.shape[2]
         if not self.all_streams:
@@ -52,7 +53,7 @@ class XlaKernel:
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
     ) -> SoftmaxState:
         """See ``Kernel.forward``."""
-        grid = self._grid(q, k)
+        grid = self._grid(q, k, mask)
         mask, reachable = grid.split_mask(mask, k)
 
         def take_turn(_, turn):
@@ -101,7 +102,7 @@ class XlaKernel:
         scores: Scores,
     ) -> Gradients:
         """See ``Kernel.backward``."""
-        grid = self._grid(q, k)
+        grid = self._grid(q, k, mask)
         mask, reachable = grid.split_mask(mask, k)
 
         def take_turn(_, turn):
