@@ -18,7 +18,7 @@ from agentic_ring.attention.layout import (
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring import ring_attention
-from agentic_ring.attention.strategies import STRATEGIES
+from agentic_ring.attention.strategies import STRATEGIES, Strategy
 from agentic_ring.attention.transport import SCHEDULES
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "SCHEDULES",
     "STRATEGIES",
     "MaskSpec",
+    "Strategy",
     "attention",
     "attention_fn",
     "inverse_order",

@@ -39,8 +39,15 @@ class Plan:
         multiple = math.lcm(devices, quarters, halves, length if sharded.layout == "striped" else 1)
         return -(-length // multiple) * multiple
 
-    def check_permuted(self, *lengths: int) -> None:
-        """A caller who permuted the sequence has padded it as well, and knows over how many devices."""
+    def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
+        """A caller who permuted the sequence has done so for the devices that share it, and has padded it."""
+        mesh, layout = self.placement.mesh, self.sharded.layout
+        devices = 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in rules.sequence)
+        if devices != self.placement.ring and layout != "contiguous":
+            raise ArgumentError(
+                f"permuted=True says that the sequence lies in {layout} order over {devices} devices, but "
+                "each works on whole sequences here (strategy local); pass positions, or another strategy"
+            )
         for length in lengths:
             if self.placement.ring > 1 and self.padded(length) != length:
                 raise ArgumentError(
@@ -135,5 +142,5 @@ def decide(
     )
     plan = Plan(placement, sharded, None if scale is None else float(scale), soft_cap, float(dropout_rate))
     if permuted:
-        plan.check_permuted(q.shape[1], k.shape[1])
+        plan.check_permuted(rules, q.shape[1], k.shape[1])
     return Decision(plan, shapes, platform, choice)

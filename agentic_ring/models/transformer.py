@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.attention import MaskSpec, attention
+from agentic_ring.attention import MaskSpec, Strategy, attention
 from agentic_ring.attention.cache import CachedLayer, KVCache, append, append_blocks
 from agentic_ring.attention.chunked_prefill import attend_chunk
 from agentic_ring.attention.decode import attend
@@ -42,7 +42,7 @@ class TransformerConfig:
     """What the backward pass recomputes: "full" keeps only each block's input, as the paper does."""
     ffn_chunk: int | None = None
     """Tokens a device puts through the feedforward at a time (blockwise); None is all of them."""
-    attention_strategy: Literal["auto", "local", "ring", "all_gather", "ulysses", "ulysses_ring"] = "auto"
+    attention_strategy: Strategy | Literal["auto"] = "auto"
     attention_kernel: str = "auto"
     rules: ShardingRules = ShardingRules()
 

@@ -125,6 +125,16 @@ def test_a_permuted_sequence_that_does_not_spread():
         attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ring", layout="zigzag", permuted=True)
 
 
+def test_a_permuted_sequence_that_nobody_shares():
+    """It would be taken for a sequence in order."""
+    q = k = v = jnp.zeros((1, 32, 3, 8))
+    options = {"mesh": make_mesh(MeshShape(ring=8)), "layout": "zigzag", "permuted": True}
+    with pytest.raises(ArgumentError, match="zigzag order over 8 devices, but each works on whole sequences"):
+        attention(q, k, v, strategy="local", **options)
+    with pytest.raises(ArgumentError, match="zigzag order over 8 devices, but each works on whole sequences"):
+        attention(q[:, :16], k, v, **options)
+
+
 def test_halves_of_blocks_that_have_none():
     q = k = v = jnp.zeros((1, 16, 2, 8))
     mesh, spec = make_mesh(MeshShape(ring=8)), jax.P(None, "ring")
