@@ -9,6 +9,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.compiled import Permutes, permutes
 
 HEADS, HEAD_DIM = 2, 16
+CHUNK = 128  # longer chunks of scores would outweigh blocks as small as these
 BLOCK = 255  # odd, so that even the bidirectional kernel pads its chunks and has a mask
 
 
@@ -69,7 +70,10 @@ def layers_temp_bytes(ring: int, mask: str) -> int:
 
         def layer(x, weights):
             q, k, v = jnp.split((x @ weights).reshape(1, length, 3 * HEADS, HEAD_DIM), 3, axis=2)
-            return x + attention(q, k, v, mesh=mesh, strategy="ring", **options).reshape(x.shape), None
+            attended = attention(
+                q, k, v, mesh=mesh, strategy="ring", query_chunk=CHUNK, key_chunk=CHUNK, **options
+            )
+            return x + attended.reshape(x.shape), None
 
         return (jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2).sum()
 
