@@ -28,7 +28,11 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("segments", [False, True], ids=["one segment", "segments and padding"])
+@pytest.mark.parametrize(
+    "segments",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["one segment", "segments and padding"],
+)
 @pytest.mark.parametrize("name", MASKS)
 def test_every_mask(name, segments):
     spec, offset = MASKS[name]
@@ -51,6 +55,7 @@ def test_soft_cap():
     check(KERNEL, HopMask(MaskSpec(), TokenLabels(), TokenLabels()), *arrays(128, 128), soft_cap=2.0)
 
 
+@pytest.mark.slow
 def test_several_blocks_of_each_size():
     check(
         KERNEL, HopMask(MaskSpec(window=700), TokenLabels(), TokenLabels(), 512), *arrays(1536, 2048, batch=1)
