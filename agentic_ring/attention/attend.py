@@ -7,11 +7,11 @@ one hop in their place dq and dk come out wrong while the forward and dv stay ri
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.axis import vary_alike
 from agentic_ring.attention.hop import Block, Hop, Queries, Saved
 from agentic_ring.attention.kernels.interface import backward_rows
 from agentic_ring.attention.mask import TokenLabels
@@ -52,26 +52,10 @@ def attend(
     Returns:
       [B, T, N, H] in q's dtype.
     """
-    return _attend(route, *_vary_alike((q, k, v, sinks, query, key, scores), route.axes))
-
-
-def _vary_alike(arrays: Any, ring: tuple[str, ...]) -> Any:
-    """Marks every array as varying over each mesh axis that any of them, or the ring, varies over.
-
-    Hops mix them all, and the carries of a scan must keep their type. Done before the custom
-    derivative, so that JAX sums the gradient of an array that was the same on several devices.
-    """
-    axes = frozenset(ring).union(*(_varying(x) for x in jax.tree.leaves(arrays)))
-
-    def vary(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - _varying(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(vary, arrays)
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    return jax.typeof(x).manual_axis_type.varying
+    # Hops mix them all, and the carries of a scan must keep their type. Done before the custom derivative,
+    # so that JAX sums the gradient of an array that was the same on several devices.
+    arrays = q, k, v, sinks, query, key, scores
+    return _attend(route, *vary_alike(arrays, like=arrays, axes=route.axes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -81,3 +81,18 @@ class RingAxis:
     def _groups(self) -> list[list[int]] | None:
         rings = self._rings()
         return rings if len(rings) > 1 else None
+
+
+def vary_alike(arrays: Any, like: Any, axes: Iterable[str] = ()) -> Any:
+    """``arrays``, marked as varying over ``axes`` and all mesh axes that any of ``like`` varies over."""
+    axes = frozenset(axes).union(*(_varying(x) for x in jax.tree.leaves(like)))
+
+    def vary(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, arrays)
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying

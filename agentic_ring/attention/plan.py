@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from agentic_ring.attention.arguments import ArrayLike
 from agentic_ring.attention.choice import Choice, Shapes, choose_strategy, refusal, ulysses_degree
 from agentic_ring.attention.kernels import mesh_platform, select_kernel
-from agentic_ring.attention.layout import LAYOUTS, Layout, padded_length
+from agentic_ring.attention.layout import LAYOUTS, Layout
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.placement import Placement, place
 from agentic_ring.attention.strategies import STRATEGIES, Sharded, Strategy
@@ -33,10 +33,9 @@ class Plan:
         devices, sharded = self.placement.ring, self.sharded
         ring = devices // sharded.ulysses
         # Tokens are dealt into stripes device by device, so each device's block has to divide as well.
-        length = padded_length(length, ring, sharded.layout, unit=ring if sharded.layout == "striped" else 1)
-        quarters = 4 * ring if sharded.schedule == "bidirectional" and ring > 1 else 1
-        halves = 2 * ring if sharded.layout == "zigzag" and ring > 1 else 1
-        multiple = math.lcm(devices, quarters, halves, length if sharded.layout == "striped" else 1)
+        pieces = {"contiguous": 1, "striped": ring, "zigzag": 2}[sharded.layout] if ring > 1 else 1
+        quarters = 4 if sharded.schedule == "bidirectional" and ring > 1 else 1
+        multiple = math.lcm(devices, ring * pieces, ring * quarters)
         return -(-length // multiple) * multiple
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import MaskSpec, attention, kernels
+from agentic_ring.attention import MaskSpec, attention, kernels, order, reference_attention
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.compiled import conditionals
@@ -117,8 +117,6 @@ def test_without_tiles_positions_travel(tiles):
 
 def test_a_permuted_sequence_needs_no_positions(tiles):
     """What a model uses that permutes once at its input."""
-    from agentic_ring.attention import order, reference_attention
-
     mesh = make_mesh(MeshShape(ring=4), devices=jax.devices()[:4])
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 8))
     places = order("zigzag", 64, 4)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentic_ring.attention.axis import vary_alike
 from agentic_ring.attention.kernels.interface import Gradients, backward_rows
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.scores import Scores
@@ -340,7 +341,6 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     def join(x: jax.Array) -> jax.Array:
         return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])
 
-    axes: set[str] = set().union(*(_varying(x) for x in jax.tree.leaves((arrays, segments))))
     with _no_varying_check():
         if parts == 1:
             results = batched(*arrays, segments)
@@ -348,11 +348,7 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
             some = tuple(split(x) for x in arrays)
             results = tuple(join(x) for x in jax.lax.map(lambda part: batched(*part, segments), some))
 
-    def vary(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - _varying(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return tuple(vary(x) for x in results)
+    return vary_alike(results, like=(arrays, segments))
 
 
 def _parts(rows: int, heads: int, key_heads: int) -> int:
@@ -366,10 +362,6 @@ def _parts(rows: int, heads: int, key_heads: int) -> int:
         if rows * heads // parts * LANES * 4 <= PART_BYTES:
             return parts
     return max(parts for parts in choices if heads // parts > 1 or parts == 1)
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    return jax.typeof(x).manual_axis_type.varying
 
 
 @contextlib.contextmanager
