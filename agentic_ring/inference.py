@@ -19,7 +19,7 @@ from agentic_ring.attention.cache_storage import CacheDtype
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.training.state import Model, Params
 
 
@@ -45,7 +45,7 @@ class InContextPolicy:
 
     def __init__(
         self,
-        model: Model,
+        model: Model[AgenticTransformerConfig],
         params: Params,
         mesh: Mesh,
         scaling: Scaling,

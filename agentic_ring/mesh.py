@@ -8,13 +8,14 @@ Axes, outermost first:
     tensor   attention heads and feedforward features
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.errors import MeshError
 
@@ -78,7 +79,7 @@ class ShardingRules:
 
     ``embed`` is sharded over fsdp and ring together, so that the parameters of a long ring are as
     thinly spread as those of plain FSDP over the same devices (arXiv 2310.01889, section 5.1:
-    "FSDP only").
+    "FSDP only"). An axis that does not divide it goes to another dimension of the weight.
     """
 
     batch: tuple[str, ...] = ("data", "fsdp")
@@ -86,6 +87,7 @@ class ShardingRules:
     embed: tuple[str, ...] = ("fsdp", "ring")
     heads: tuple[str, ...] = ("tensor",)
     ffn: tuple[str, ...] = ("tensor",)
+    vocab: tuple[str, ...] = ("tensor",)
     layer: tuple[str, ...] = ()
 
     def spec(self, *logical_axes: str | None) -> PartitionSpec:
@@ -108,22 +110,68 @@ class ShardingRules:
         return entries
 
     def sharding(
-        self, mesh: Mesh, shape: tuple[int, ...], logical_axes: tuple[str | None, ...]
+        self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], logical_axes: tuple[str | None, ...]
     ) -> NamedSharding:
-        """The sharding of an array of this shape: ``spec`` less the mesh axes that do not divide it.
+        """The sharding of an array of this shape, as thin as its dimensions allow.
+
+        Each mesh axis of ``spec`` stays where it is if it divides that dimension. Those of ``embed``
+        that do not may go to any other dimension: a weight [3200, 8640] on fsdp 128 x ring 4 is cut
+        into 128 rows and, as 3200 / 512 is no whole number, 4 columns. An axis that divides none
+        is left out.
 
         Leading dimensions beyond ``logical_axes`` are stacked layers.
         """
-        stacked = ("layer",) * (len(shape) - len(logical_axes))
-        entries = zip(shape, self._mesh_axes((*stacked, *logical_axes)), strict=True)
-        return NamedSharding(mesh, PartitionSpec(*(_dividing_axes(mesh, *entry) for entry in entries)))
+        stacked = len(shape) - len(logical_axes)
+        entries = self._mesh_axes((*("layer",) * stacked, *logical_axes))
+        fixed = [
+            () if axis == "embed" else _dividing_axes(mesh, size, axes)
+            for size, axes, axis in zip(shape, entries, (*("layer",) * stacked, *logical_axes), strict=True)
+        ]
+        if "embed" in logical_axes:
+            home = stacked + logical_axes.index("embed")
+            fixed = _spread(mesh, shape, fixed, self.embed, home, range(stacked, len(shape)))
+        return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in fixed)))
 
 
-def _dividing_axes(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+def _dividing_axes(mesh: Mesh | AbstractMesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
     """The longest leading run of mesh axes whose product divides ``size``."""
     while axes and size % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
-    return axes or None
+    return axes
+
+
+def _spread(
+    mesh: Mesh | AbstractMesh,
+    shape: tuple[int, ...],
+    fixed: list[tuple[str, ...]],
+    axes: tuple[str, ...],
+    home: int,
+    dimensions: range,
+) -> list[tuple[str, ...]]:
+    """``fixed`` with each of ``axes`` added to a dimension, so that most devices share the array.
+
+    Of equal ways the one that has most of them on ``home``. Weights have few dimensions and meshes few
+    axes, so all ways are tried.
+    """
+
+    def placed(places: tuple[int | None, ...]) -> list[tuple[str, ...]]:
+        return [
+            (*entry, *(axis for axis, place in zip(axes, places, strict=True) if place == dimension))
+            for dimension, entry in enumerate(fixed)
+        ]
+
+    def devices(entry: tuple[str, ...]) -> int:
+        return math.prod(mesh.shape[axis] for axis in entry)
+
+    def rank(places: tuple[int | None, ...]) -> tuple[int, int]:
+        return math.prod(devices(entry) for entry in placed(places)), devices(placed(places)[home])
+
+    possible = (
+        places
+        for places in itertools.product((None, *dimensions), repeat=len(axes))
+        if all(size % devices(entry) == 0 for size, entry in zip(shape, placed(places), strict=True))
+    )
+    return placed(max(possible, key=rank))
 
 
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:

@@ -5,6 +5,7 @@ transfers are scheduled, can be asked on a laptop. A successful compile says not
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,13 +18,21 @@ from agentic_ring.errors import AgenticRingError, ArgumentError, UnknownNameErro
 GPUS_A_HOST = 8
 """Of a DGX or HGX board, within which NVLink connects every pair."""
 
+GPU_MEMORY_FRACTION = 0.95
+"""Of a GPU's memory for XLA, to be set as XLA_PYTHON_CLIENT_MEM_FRACTION (JAX takes 0.75 unless told); the
+rest is for the driver, the CUDA context and NCCL's buffers."""
+
 
 class CompilerMissingError(AgenticRingError, ImportError):
     """The compiler for this hardware is an optional dependency that is not installed."""
 
 
 class DoesNotFitError(AgenticRingError, MemoryError):
-    """A program needs more memory than a device has."""
+    """A program needs more memory than a device has; ``needed`` bytes, where the compiler says how many."""
+
+    def __init__(self, message: str, needed: float | None = None):
+        super().__init__(message)
+        self.needed = needed
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,11 @@ class Hardware:
     link_bandwidth: float
     target: Mapping[str, Any] = field(default_factory=dict)
     chip: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a program is allowed: of a GPU's memory the share that a careful user gives JAX."""
+        return self.memory * (GPU_MEMORY_FRACTION if self.platform == "cuda" else 1.0)
 
 
 _GIB = 2.0**30
@@ -118,20 +132,26 @@ class Machine:
           DoesNotFitError: it needs more memory than a device has. The TPU compiler says so by itself;
             for GPUs what it plans is compared with the memory.
         """
-        limit = self.hardware.memory
+        limit, name = self.hardware.limit, self.hardware.name
         try:
             compiled = lowered.compile(compiler_options=dict(self.compiler_options))
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
             if "RESOURCE_EXHAUSTED" not in reason:
                 raise
-            raise DoesNotFitError(f"does not fit {self.hardware.name}: {reason}") from error
+            raise DoesNotFitError(f"does not fit {name}: {reason}", _bytes_used(reason)) from error
         needed = planned_bytes(compiled)
         if needed > limit:
             raise DoesNotFitError(
-                f"does not fit {self.hardware.name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB"
+                f"does not fit {name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB", needed
             )
         return compiled
+
+
+def _bytes_used(reason: str) -> float | None:
+    """From the TPU compiler's "Used 37.50G of 15.75G hbm"."""
+    found = re.search(r"Used ([\d.]+)([KMGT]) of", reason)
+    return float(found[1]) * 2.0 ** (10 * ("KMGT".index(found[2]) + 1)) if found else None
 
 
 def planned_bytes(compiled: jax.stages.Compiled) -> int:

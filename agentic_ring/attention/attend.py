@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.axis import vary_alike
 from agentic_ring.attention.hop import Block, Hop, Queries, Saved
@@ -18,6 +19,10 @@ from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
 from agentic_ring.attention.transport import Transport
+
+SAVED_NAMES = ("attention_output", "attention_logsumexp")
+"""What a backward needs of the forward beside q, k and v: save these two by name in a policy of
+``jax.checkpoint``, and attention is not computed again."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,9 @@ def _attend_forward(
     scores: Scores,
 ) -> tuple[jax.Array, tuple]:
     state = _forward(route, q, k, v, sinks, query, key, scores)
-    output = state.output.astype(q.dtype)
-    return output, (q, k, v, sinks, query, key, scores, output, state.logsumexp)
+    output = checkpoint_name(state.output.astype(q.dtype), SAVED_NAMES[0])
+    logsumexp = checkpoint_name(state.logsumexp, SAVED_NAMES[1])
+    return output, (q, k, v, sinks, query, key, scores, output, logsumexp)
 
 
 # What does not depend on the inputs, such as masks, must not be worked out ahead and kept as residuals.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.attention.layout import order, padded_length
+from agentic_ring.attention.layout import Layout, order, padded_length
 from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
@@ -27,7 +27,7 @@ ENDLESS = 1 << 40
 """More batches than any run takes; the dataset is a function of the index, nothing is stored."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class ChainBatch:
     """Steps of several chains, and how much each step's action counts in the loss.
@@ -35,10 +35,12 @@ class ChainBatch:
     Attributes:
       steps: see ``ChainSteps``, [B, S].
       weight: float32 [B, S], 1 or 0.
+      layout: the order of the steps over the ring.
     """
 
     steps: ChainSteps
     weight: jax.Array
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class ChainLoader:
         self._store = store
         self._config = config
         self._scaling = scaling
+        self.layout: Layout = config.layout
         self._decisions = -(-store.lengths // config.action_repeat)
         self.learnable = store.learnable
         longest = int(self._decisions.max())
@@ -171,6 +174,7 @@ class ChainPipeline:
         self._mesh = mesh
         self._rules = rules
         self._shape = (batch_size, loader.length)
+        self._layout: Layout = loader.layout
         rows, columns = self.local_block()
         local_rows = rows.stop - rows.start
 
@@ -200,7 +204,7 @@ class ChainPipeline:
         """The next batch, on the devices."""
         fields = {name: self._place(array) for name, array in next(self._batches).items()}
         weight = fields.pop("weight")
-        return ChainBatch(ChainSteps(**fields), weight)
+        return ChainBatch(ChainSteps(**fields), weight, self._layout)
 
     def _place(self, local: np.ndarray) -> jax.Array:
         shape = (*self._shape, *local.shape[2:])

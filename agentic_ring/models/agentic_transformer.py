@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
+from agentic_ring.attention.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.models.layers import Linear, gathered
 from agentic_ring.models.transformer import Transformer, TransformerConfig
@@ -47,6 +48,10 @@ class AgenticTransformerConfig:
         for name in ("observation_dim", "action_dim", "max_timestep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def build(self, key: jax.Array) -> "AgenticTransformer":
+        """The model with fresh parameters."""
+        return AgenticTransformer(key, self)
 
 
 @partial(
@@ -107,10 +112,18 @@ class AgenticTransformer(nnx.Module):
         self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
         self.config = config
 
-    def __call__(self, steps: ChainSteps) -> jax.Array:
-        """Actions float32 [B, S, A] in [-1, 1], each predicted at its own step's state token."""
+    def __call__(self, steps: ChainSteps, layout: Layout | None = None) -> jax.Array:
+        """Actions float32 [B, S, A] in [-1, 1], each predicted at its own step's state token.
+
+        Args:
+          steps: [B, S] of whole chains.
+          layout: the order in which the ring holds them, padding last, where there is one: faster than
+            None, any order that ``position`` tells.
+        """
         positions, segment_ids = token_positions(steps.position)
-        encoded = self.transformer(self._tokens(steps), positions, segment_ids)
+        if layout is not None:
+            segment_ids = None  # padding comes after all steps that could attend to it
+        encoded = self.transformer(self._tokens(steps), positions, segment_ids, layout)
         return self._actions(encoded)
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
@@ -179,7 +192,7 @@ class AgenticTransformer(nnx.Module):
         return self._head(steps[:, :, STATE_TOKEN])
 
     def _head(self, encoded: jax.Array) -> jax.Array:
-        return jnp.tanh(self.action_head(encoded).astype(jnp.float32))
+        return jnp.tanh(self.action_head(self.transformer.norm(encoded)).astype(jnp.float32))
 
 
 def token_positions(step_position: jax.Array) -> tuple[jax.Array, jax.Array]:

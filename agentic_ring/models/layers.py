@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.mesh import ShardingRules, ambient_axis_size, constrain
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_over
 
 
 def weight(
@@ -13,16 +14,6 @@ def weight(
     """A float32 parameter, truncated normal with variance 1 / fan_in, that knows its logical axes."""
     value = jax.nn.initializers.truncated_normal(fan_in**-0.5)(key, shape, jnp.float32)
     return nnx.Param(value, logical_axes=logical_axes)
-
-
-def gathered(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
-    """The parameter in the compute dtype, whole on every device of the fsdp and ring axes.
-
-    Stated as a constraint because the partitioner, left to itself, gathers the activations instead.
-    The cast comes first: half the bytes travel when computing in bfloat16.
-    """
-    axes = (None if axis == "embed" else axis for axis in parameter.get_metadata()["logical_axes"])
-    return constrain(parameter[...].astype(dtype), rules, *axes)
 
 
 class Linear(nnx.Module):
@@ -50,9 +41,14 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """In x's dtype."""
-        x32 = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
-        return (x32 * inverse * self.scale[...]).astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.epsilon)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """``RMSNorm`` of x [..., D] with scale [D], in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
+    return (x32 * inverse * scale).astype(x.dtype)
 
 
 def rotary(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
@@ -72,7 +68,7 @@ def rotary(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 class FeedForward(nnx.Module):
-    """Gated feedforward, SwiGLU (arXiv 2002.05202), computed over chunks of tokens.
+    """Gated feedforward, SwiGLU (arXiv 2002.05202), behind a norm and beside a residual path.
 
     With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: only one chunk of the
     hidden activations [B, chunk, F] is alive on a device, in the backward pass too. ``chunk=None``
@@ -81,6 +77,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, key: jax.Array, width: int, hidden: int, chunk: int | None, rules: ShardingRules):
         gate, up, down = jax.random.split(key, 3)
+        self.norm = RMSNorm(width)
         self.gate = weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.up = weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.down = weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
@@ -88,25 +85,14 @@ class FeedForward(nnx.Module):
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applied to each token of x [B, T, D], T sharded over the ring."""
-        gate, up, down = (gathered(p, self.rules, x.dtype) for p in (self.gate, self.up, self.down))
+        """The sum x + feedforward(norm(x)) for each token of x [B, T, D], T sharded over the ring."""
+        epsilon = self.norm.epsilon
 
-        def feedforward(block: jax.Array) -> jax.Array:
-            return (jax.nn.silu(block @ gate) * (block @ up)) @ down
+        def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
+            scale, gate, up, down = weights
+            normed = rms_norm(x, scale, epsilon)
+            return sum_over((jax.nn.silu(normed @ gate) * (normed @ up)) @ down, axes)
 
-        batch, tokens, width = x.shape
-        ring = ambient_axis_size("ring")
-        block_tokens = tokens // ring
-        if self.chunk is None or block_tokens <= self.chunk or tokens % ring:
-            return feedforward(x)
-        # Chunks are cut inside each device's block, [B, ring, chunks, chunk, D], so that no token
-        # changes its device; the last one is padded.
-        chunks = -(-block_tokens // self.chunk)
-        padding = chunks * self.chunk - block_tokens
-        blocks = x.reshape(batch, ring, block_tokens, width)
-        blocks = jnp.pad(blocks, ((0, 0), (0, 0), (0, padding), (0, 0)))
-        blocks = blocks.reshape(batch, ring, chunks, self.chunk, width)
-        out = jax.lax.map(jax.checkpoint(feedforward), jnp.moveaxis(blocks, 2, 0))
-        out = jnp.moveaxis(out, 0, 2).reshape(batch, ring, chunks * self.chunk, width)
-        out = out[:, :, :block_tokens].reshape(batch, tokens, width)
-        return constrain(out, self.rules, "batch", "sequence", None)
+        parameters = (self.norm.scale, self.gate, self.up, self.down)
+        added = over_tokens(feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn")
+        return x + added

@@ -7,19 +7,39 @@ depth, and each layer's weights are gathered inside the scan, one layer at a tim
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention import MaskSpec, Strategy, attention
+from agentic_ring.attention.attend import SAVED_NAMES
 from agentic_ring.attention.cache import CachedLayer, KVCache, append, append_blocks
 from agentic_ring.attention.chunked_prefill import attend_chunk
 from agentic_ring.attention.decode import attend
+from agentic_ring.attention.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules, constrain
-from agentic_ring.models.layers import FeedForward, RMSNorm, gathered, rotary, weight
+from agentic_ring.models.blockwise import gathered, whole
+from agentic_ring.models.layers import FeedForward, RMSNorm, rotary, weight
+
+_PROJECTION = ("embed", "heads", None)
+_BLOCK_INPUT = "block_input"
+_SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
+_KEPT = {
+    "full": None,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_BLOCK_INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+    "attention": _SAVE_ATTENTION,
+}
+"""Policies of ``jax.checkpoint`` for one block, by the name of ``TransformerConfig.remat``."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +58,13 @@ class TransformerConfig:
     rope_theta: float = 10_000.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters and optimiser state are float32 always."""
-    remat: Literal["full", "none"] = "full"
-    """What the backward pass recomputes: "full" keeps only each block's input, as the paper does."""
+    remat: Literal["full", "offload", "attention", "none"] = "full"
+    """What the backward pass recomputes. "full" keeps only each block's input, as the paper does;
+    "offload" keeps it in the host's memory; "attention" also keeps the attention's output, which saves the
+    costliest recomputation of long sequences for one more [B, T, D] a layer."""
+    head_groups: int = 1
+    """Groups of heads that training attends with one after the other: queries, keys, values and all that a
+    ring sends and sums are then alive for one group alone."""
     ffn_chunk: int | None = None
     """Tokens a device puts through the feedforward at a time (blockwise); None is all of them."""
     attention_strategy: Strategy | Literal["auto"] = "auto"
@@ -54,6 +79,10 @@ class TransformerConfig:
             )
         if self.heads % self.key_value_heads:
             raise ConfigError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        if self.head_groups < 1 or self.key_value_heads % self.head_groups:
+            raise ConfigError(
+                f"head_groups {self.head_groups} does not divide the {self.key_value_heads} key/value heads"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -67,30 +96,100 @@ class TransformerConfig:
 
 
 class Attention(nnx.Module):
-    """Projections round the attention library."""
+    """Projections round the attention library, behind a norm."""
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         query, keys, value, output = jax.random.split(key, 4)
         width, head_dim = config.width, config.head_dim
-        projection = ("embed", "heads", None)
-        self.query = weight(query, (width, config.heads, head_dim), projection, fan_in=width)
-        self.key = weight(keys, (width, config.key_value_heads, head_dim), projection, fan_in=width)
-        self.value = weight(value, (width, config.key_value_heads, head_dim), projection, fan_in=width)
+        self.norm = RMSNorm(width)
+        self.query = weight(query, (width, config.heads, head_dim), _PROJECTION, fan_in=width)
+        self.key = weight(keys, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
+        self.value = weight(value, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
         self.output = weight(output, (config.heads, head_dim, width), ("heads", None, "embed"), fan_in=width)
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """From x [B, T, D]: rotated query [B, T, N, H] and key, and value [B, T, K, H]."""
-        rules, theta = self.config.rules, self.config.rope_theta
-        query, key, value = (
-            jnp.einsum("btd,dnh->btnh", x, gathered(p, rules, x.dtype))
-            for p in (self.query, self.key, self.value)
-        )
-        return rotary(query, positions, theta), rotary(key, positions, theta), value
+        return self._project(self._projections, x, positions)
 
     def combine(self, heads: jax.Array) -> jax.Array:
         """Heads [B, T, N, H] -> [B, T, D]."""
         return jnp.einsum("btnh,nhd->btd", heads, gathered(self.output, self.config.rules, heads.dtype))
+
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
+    ) -> jax.Array:
+        """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
+
+        # What a group makes is made again for its derivative, but for the attention's output: no group
+        # attends twice.
+        @partial(jax.checkpoint, policy=_SAVE_ATTENTION)
+        def attend(_: None, weights: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
+            query, key, value = self._project(weights, x, positions)
+            return None, self.attend(query, key, value, positions, segment_ids, layout)
+
+        groups = self.config.head_groups
+        if groups == 1:
+            query, key, value = self.project(x, positions)
+            return self.combine(self.attend(query, key, value, positions, segment_ids, layout))
+        weights = tuple(self._grouped(weight, axis=1) for weight in self._projections)
+        _, heads = jax.lax.scan(attend, None, weights)
+        output = self._grouped(self.output[...], axis=0)
+        output = whole(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
+        return jnp.einsum("gbtnh,gnhd->btd", heads, output)
+
+    def attend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array | None,
+        layout: Layout | None,
+    ) -> jax.Array:
+        """Causal attention of one sequence a row to itself, [B, T, N, H]; arguments as in ``Transformer``."""
+        config = self.config
+        # The place of a token tells its position where the order is known, and kernels skip what is masked.
+        if config.attention_strategy == "local":
+            layout = None
+        return attention(
+            query,
+            key,
+            value,
+            rules=config.rules,
+            mask=MaskSpec(causal=True),
+            segment_ids=segment_ids,
+            positions=positions if layout is None else None,
+            layout=layout or "auto",
+            permuted=layout is not None,
+            strategy=config.attention_strategy,
+            kernel=config.attention_kernel,
+        )
+
+    @property
+    def _projections(self) -> tuple[jax.Array, ...]:
+        return self.query[...], self.key[...], self.value[...]
+
+    def _project(
+        self, weights: tuple[jax.Array, ...], x: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        rules, theta = self.config.rules, self.config.rope_theta
+        x = self.norm(x)
+        query, key, value = (
+            jnp.einsum("btd,dnh->btnh", x, whole(weight, _PROJECTION, rules, x.dtype)) for weight in weights
+        )
+        return rotary(query, positions, theta), rotary(key, positions, theta), value
+
+    def _grouped(self, weight: jax.Array, axis: int) -> jax.Array:
+        """A weight with its heads along ``axis`` in groups, stacked along a new first axis.
+
+        A group takes every ``head_groups``-th key head with its query heads, so that heads sharded over
+        devices give each group some of every device's.
+        """
+        groups, key_heads = self.config.head_groups, self.config.key_value_heads
+        before, after = weight.shape[:axis], weight.shape[axis + 1 :]
+        parts = weight.reshape(*before, key_heads // groups, groups, -1, *after)
+        return jnp.moveaxis(parts, axis + 1, 0).reshape(groups, *before, -1, *after)
 
 
 class Block(nnx.Module):
@@ -98,30 +197,25 @@ class Block(nnx.Module):
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         attention_key, feedforward_key = jax.random.split(key)
-        self.attention_norm = RMSNorm(config.width)
         self.attention = Attention(attention_key, config)
-        self.feedforward_norm = RMSNorm(config.width)
         self.feedforward = FeedForward(
             feedforward_key, config.width, config.ffn_width, config.ffn_chunk, config.rules
         )
         self.config = config
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None
+        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
+    ) -> jax.Array:
+        """The block's output for x [B, T, D]; arguments as in ``Transformer``."""
+        return self.feedforward(x + self.attention(x, positions, segment_ids, layout))
+
+    def prefill(
+        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """The block's output for x [B, T, D], and the keys and values [B, T, K, H] it attended to."""
-        query, key, value = self.attention.project(self.attention_norm(x), positions)
-        heads = attention(
-            query,
-            key,
-            value,
-            mask=MaskSpec(causal=True),
-            positions=positions,
-            segment_ids=segment_ids,
-            strategy=self.config.attention_strategy,
-            kernel=self.config.attention_kernel,
-        )
-        return self._finish(x, heads), (key, value)
+        query, key, value = self.attention.project(x, positions)
+        heads = self.attention.attend(query, key, value, positions, segment_ids, None)
+        return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
     def extend(
         self,
@@ -135,38 +229,47 @@ class Block(nnx.Module):
 
         ``attend`` is ``decode.attend`` or, where C is sharded, ``chunked_prefill.attend_chunk``.
         """
-        query, key, value = self.attention.project(self.attention_norm(x), positions)
+        query, key, value = self.attention.project(x, positions)
         heads = attend(query, key, value, positions, past, self.config.rules, prefix=prefix)
-        return self._finish(x, heads), (key, value)
-
-    def _finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
-        x = x + self.attention.combine(heads)
-        return x + self.feedforward(self.feedforward_norm(x))
+        return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
 
 class Transformer(nnx.Module):
-    """Stacked blocks and a final norm; embeddings and heads belong to the models."""
+    """Stacked blocks and the norm after them; embeddings and heads belong to the models.
+
+    What comes out of the blocks is not normalised yet: a head applies ``norm`` to the tokens it reads.
+    """
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         self.blocks = jax.vmap(lambda k: Block(k, config))(jax.random.split(key, config.layers))
         self.norm = RMSNorm(config.width)
         self.config = config
 
-    def __call__(self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array | None = None,
+        layout: Layout | None = None,
+    ) -> jax.Array:
         """Encodes whole sequences.
 
         Args:
-          x: [B, T, D], T sharded over the ring in any layout that ``positions`` describe.
-          positions: int32 [B, T].
-          segment_ids: int32 [B, T], negative for padding; None when there is none.
+          x: [B, T, D], T sharded over the ring.
+          positions: int32 [B, T] or [1, T]: where each token stands for rotary embeddings, and for the
+            mask where ``layout`` does not tell.
+          segment_ids: int32 [B, T]; tokens attend within their segment, negative is padding.
+          layout: the order in which the ring holds each sequence, whose tokens attend to all before them
+            of their segment; None where only ``positions`` tell. Kernels are faster where it is known.
         """
 
         def body(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
-            return self._shard(block(x, positions, segment_ids)[0]), None
+            x = checkpoint_name(x, _BLOCK_INPUT)
+            return self._shard(block(x, positions, segment_ids, layout)), None
 
-        if self.config.remat == "full":
-            body = jax.checkpoint(body)
-        return self.norm(jax.lax.scan(body, self._shard(x), self.blocks)[0])
+        if self.config.remat != "none":
+            body = jax.checkpoint(body, policy=_KEPT[self.config.remat])
+        return jax.lax.scan(body, self._shard(x), self.blocks)[0]
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache
@@ -174,11 +277,11 @@ class Transformer(nnx.Module):
         """Encodes x [B, T, D] by the ring and stores its keys and values in an empty cache."""
 
         def body(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            x, entries = block(x, positions, segment_ids)
+            x, entries = block.prefill(x, positions, segment_ids)
             return self._shard(x), entries
 
         x, (keys, values) = jax.lax.scan(body, self._shard(x), self.blocks)
-        return self.norm(x), append_blocks(cache, keys, values, positions, self.config.rules)
+        return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
     def prefill_chunk(
         self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
@@ -229,7 +332,7 @@ class Transformer(nnx.Module):
             x, added = block.extend(attend, x, positions, cache.layer(index), shared)
             entries.append(added)
         keys, values = jax.tree.map(lambda *layers: jnp.stack(layers), *entries)
-        return self.norm(x), keys, values
+        return x, keys, values
 
     def _shard(self, x: jax.Array) -> jax.Array:
         return constrain(x, self.config.rules, "batch", "sequence", None)

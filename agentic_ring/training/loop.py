@@ -14,6 +14,7 @@ from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.progress import progress, say
 from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.state import (
     Model,
@@ -75,7 +76,8 @@ def train(
             batches.set_state(data_state)
             say(f"resuming from step {checkpoints.last_step} of {config.steps}")
         update = jax.jit(
-            make_train_step(model, optimizer, config.optimizer.accumulation), donate_argnames="state"
+            make_train_step(model, action_loss, optimizer, config.optimizer.accumulation),
+            donate_argnames="state",
         )
         first = int(state.step)
         clock = time.monotonic()

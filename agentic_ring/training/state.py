@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agentic_ring.data.chains import ChainBatch
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import AgenticTransformer, AgenticTransformerConfig
-from agentic_ring.training.losses import action_loss
 
 Params = dict[str, Any]
+Config = TypeVar("Config", bound="Buildable")
+Loss = Callable[[Any, Any], jax.Array]
+"""From a module and a batch that has a ``weight``: the weighted sum to minimise, a float32 scalar."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,33 @@ def _decays(path: tuple, _: jax.Array) -> bool:
     return path[-1].key not in ("bias", "scale")
 
 
-class Model:
+class Buildable(Protocol):
+    """The configuration of a model."""
+
+    def build(self, key: jax.Array) -> nnx.Module:
+        """The module with fresh parameters."""
+        ...
+
+
+class Model(Generic[Config]):
     """A module's structure apart from its parameters, and where each parameter lives.
 
     Args:
-      config: of the Agentic Transformer.
+      config: of the module.
     """
 
-    def __init__(self, config: AgenticTransformerConfig):
+    def __init__(self, config: Config):
         self.config = config
-        abstract = jax.eval_shape(lambda: AgenticTransformer(jax.random.key(0), config))
+        abstract = jax.eval_shape(lambda: config.build(jax.random.key(0)))
         self.graphdef, self._abstract = nnx.split(abstract)
 
-    def bind(self, params: Params) -> AgenticTransformer:
+    def bind(self, params: Params) -> Any:
         """The module with these parameters."""
         return nnx.merge(self.graphdef, params)
 
     def init_params(self, key: jax.Array) -> Params:
         """Fresh parameters; call under jit to have them made where they belong."""
-        return nnx.to_pure_dict(nnx.split(AgenticTransformer(key, self.config))[1])
+        return nnx.to_pure_dict(nnx.split(self.config.build(key))[1])
 
     def abstract_params(self) -> Params:
         """Shapes and dtypes of the parameters."""
@@ -159,37 +167,42 @@ def _fresh_state(model: Model, optimizer: optax.GradientTransformation, key: jax
 
 
 def make_train_step(
-    model: Model, optimizer: optax.GradientTransformation, accumulation: int = 1
-) -> Callable[[TrainState, ChainBatch], tuple[TrainState, dict[str, jax.Array]]]:
+    model: Model, loss: Loss, optimizer: optax.GradientTransformation, accumulation: int = 1
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
     """The function (state, batch) -> (state, metrics) to jit, with the state donated.
 
-    Metrics are float32 scalars: ``loss`` (mean squared action error over the weighted steps) and
-    ``gradient_norm`` (before clipping).
+    Metrics are float32 scalars: ``loss`` (its mean over the batch's weight) and ``gradient_norm``
+    (before clipping).
+
+    Args:
+      model: what is trained.
+      loss: one of ``training.losses``.
+      optimizer: of ``make_optimizer``.
+      accumulation: parts that a batch is worked through in.
     """
 
-    def train_step(state: TrainState, batch: ChainBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         total_weight = jnp.maximum(jnp.sum(batch.weight), 1.0)
 
-        def loss_share(params: Params, part: ChainBatch) -> jax.Array:
-            predicted = model.bind(params)(part.steps)
-            return action_loss(predicted, part.steps.action, part.weight) / total_weight
+        def loss_share(params: Params, part: Any) -> jax.Array:
+            return loss(model.bind(params), part) / total_weight
 
-        def add_part(total: tuple, part: ChainBatch) -> tuple[tuple, None]:
+        def add_part(total: tuple, part: Any) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_share)(state.params, part)), None
 
         if accumulation == 1:
-            loss, gradients = jax.value_and_grad(loss_share)(state.params, batch)
+            mean, gradients = jax.value_and_grad(loss_share)(state.params, batch)
         else:
             nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-            (loss, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
+            (mean, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+        metrics = {"loss": mean, "gradient_norm": optax.tree.norm(gradients)}
         params: Any = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state), metrics
 
     return train_step
 
 
-def _parts(batch: ChainBatch, count: int) -> ChainBatch:
+def _parts(batch: Any, count: int) -> Any:
     """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that none changes its device."""
     return jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch)

@@ -5,6 +5,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order
+from agentic_ring.attention.layout import Layout
 from agentic_ring.data.chains import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
@@ -41,7 +42,7 @@ def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSte
     )
 
 
-def on_mesh(steps: ChainSteps, mesh: Mesh, layout: str = "zigzag") -> ChainBatch:
+def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBatch:
     """The steps as a batch on the mesh, in the ring's layout; every valid step bears loss."""
     rules = ShardingRules()
     permutation = order(layout, steps.position.shape[1], mesh.shape["ring"])
@@ -51,4 +52,4 @@ def on_mesh(steps: ChainSteps, mesh: Mesh, layout: str = "zigzag") -> ChainBatch
         return jax.device_put(array[:, permutation], rules.sharding(mesh, array.shape, axes))
 
     weight = (steps.position >= 0).astype(np.float32)
-    return jax.tree.map(place, ChainBatch(steps, weight))
+    return jax.tree.map(place, ChainBatch(steps, weight, layout))

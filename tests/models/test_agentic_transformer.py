@@ -9,6 +9,7 @@ import pytest
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.losses import action_loss
 from agentic_ring.training.state import Model, OptimizerConfig, init_state, make_optimizer, make_train_step
 from tests.models.sizes import on_mesh, random_steps, tiny_config
 
@@ -21,7 +22,7 @@ def losses(config, shape: MeshShape, devices=None, updates: int = 3, accumulatio
     model, optimizer = Model(config), make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), 10)
     with jax.set_mesh(mesh):
         state = init_state(model, optimizer, 0, mesh, ShardingRules())
-        update = jax.jit(make_train_step(model, optimizer, accumulation))
+        update = jax.jit(make_train_step(model, action_loss, optimizer, accumulation))
         batch = on_mesh(STEPS, mesh)
         measured = []
         for _ in range(updates):
@@ -52,7 +53,16 @@ def test_the_loss_does_not_change_with_the_mesh(shape, expected_losses):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"remat": "full"}, {"ffn_chunk": 3}, {"attention_kernel": "vanilla"}, {"attention_strategy": "local"}],
+    [
+        {"remat": "full"},
+        {"remat": "attention"},
+        {"remat": "offload"},
+        {"head_groups": 2},
+        {"head_groups": 2, "remat": "full"},
+        {"ffn_chunk": 3},
+        {"attention_kernel": "vanilla"},
+        {"attention_strategy": "local"},
+    ],
     ids=str,
 )
 def test_the_ways_to_compute_agree(changes, expected_losses):

@@ -1,0 +1,201 @@
+"""A function of each token, computed over chunks of the tokens that a device holds (arXiv 2305.19370).
+
+The partitioner would sum a weight's gradient over all devices after every chunk. Here each device sums
+its own chunks first, in float32, and the devices' sums meet once, each device keeping its shard: a
+gather of the weights before each pass, and one reduce-scatter after the backward.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from agentic_ring.attention.axis import vary_alike
+from agentic_ring.mesh import ShardingRules, constrain
+
+Weights = tuple[jax.Array, ...]
+TokenFunction = Callable[[Weights, jax.Array, Any, tuple[str, ...]], jax.Array]
+
+
+def over_tokens(
+    function: TokenFunction,
+    parameters: tuple[nnx.Param, ...],
+    x: jax.Array,
+    labels: Any = None,
+    *,
+    rules: ShardingRules,
+    chunk: int | None,
+    contracted: str,
+) -> jax.Array:
+    """``function(weights, x, labels, axes)``, a chunk of each device's tokens at a time.
+
+    Args:
+      function: takes weights, x [b, t, D] and labels [b, t, ...] to an array [b, t, ...], each token's
+        from that token alone. Where the weights are one device's part of the ``contracted`` dimension,
+        ``axes`` are the mesh axes over which it must add up (``sum_over``); else there are none.
+      parameters: float32, sharded as they are stored. Those of two dimensions or more reach the
+        function in x's dtype.
+      x: [B, T, D], sharded as batch and sequence.
+      labels: an array or a tree of them, [B, T, ...], sharded likewise; not differentiated.
+      rules: which mesh axes carry what.
+      chunk: tokens of one sequence that a device takes at a time. None takes all of them, and leaves
+        gathers and sums to the compiler.
+      contracted: logical axis of the weights that stays sharded.
+
+    Returns:
+      [B, T, ...], sharded like x.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = {} if mesh.empty else {axis: size for axis, size in mesh.shape.items() if size > 1}
+    rows, sequence = (tuple(a for a in axes if a in sizes) for axes in (rules.batch, rules.sequence))
+    uneven = x.shape[0] % prod(sizes[a] for a in rows) or x.shape[1] % prod(sizes[a] for a in sequence)
+    if chunk is None or uneven or x.shape[1] // prod(sizes[a] for a in sequence) <= chunk:
+        return function(tuple(gathered(p, rules, x.dtype) for p in parameters), x, labels, ())
+    shards = tuple(parameter[...] for parameter in parameters)
+    if mesh.empty:
+        return _Pass(function, x.dtype, chunk)(shards, x, labels)
+    shardings = (rules.sharding(mesh, p[...].shape, logical_axes(p)) for p in parameters)
+    stored = tuple(
+        PartitionSpec(*(tuple(axis for axis in _axes(entry) if axis in sizes) for entry in sharding.spec))
+        for sharding in shardings
+    )
+    used = {axis for spec in stored for entry in spec for axis in _axes(entry)}
+    kept = tuple(axis for axis in getattr(rules, contracted) if axis in used)
+    on_device = _Pass(function, x.dtype, chunk, stored, kept)
+    tokens = PartitionSpec(rows, sequence)
+    in_specs = (stored, tokens, jax.tree.map(lambda _: tokens, labels))
+    return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
+
+
+def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The sum over the devices of these mesh axes; x itself where there are none."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
+    """What each dimension of a parameter is, without those that stack layers."""
+    return parameter.get_metadata()["logical_axes"]
+
+
+def gathered(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
+    """The parameter in the compute dtype, whole on every device of the fsdp and ring axes."""
+    return whole(parameter[...], logical_axes(parameter), rules, dtype)
+
+
+def whole(
+    value: jax.Array, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype
+) -> jax.Array:
+    """A weight with these logical axes, gathered along embed and, unless a vector, cast.
+
+    Stated as a constraint because the partitioner, left to itself, gathers the activations instead.
+    The cast comes first: half the bytes travel when computing in bfloat16.
+    """
+    kept = (None if axis == "embed" else axis for axis in axes)
+    return constrain(value.astype(dtype) if value.ndim > 1 else value, rules, *kept)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one device does with its shards of the weights and its tokens.
+
+    Attributes:
+      function, chunk: as in ``over_tokens``.
+      dtype: of weights of two dimensions or more.
+      stored: how each weight is sharded; empty where nothing is.
+      kept: mesh axes over which weights stay sharded.
+    """
+
+    function: TokenFunction
+    dtype: Any
+    chunk: int
+    stored: tuple[PartitionSpec, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    def __call__(self, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        length = x.shape[1]
+        x, labels = jax.tree.map(self._split, (x, labels))
+        # Before the custom derivative, so that JAX sums the gradient of a weight that devices share.
+        axes = {axis for spec in self.stored for entry in spec for axis in _axes(entry)}
+        shards = vary_alike(shards, like=(shards, x), axes=axes)
+        return self._join(_over_chunks(self, shards, x, labels), length)
+
+    def apply(self, weights: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        """The function of one chunk."""
+        return self.function(weights, x, labels, self.kept)
+
+    def whole(self, shards: Weights) -> Weights:
+        """The weights from their shards, float32 -> the compute dtype."""
+        gathered = [shard.astype(self.dtype) if shard.ndim > 1 else shard for shard in shards]
+        for index, dimension, axes in self._gathers():
+            gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
+        return tuple(gathered)
+
+    def scattered(self, sums: Weights) -> Weights:
+        """Each device's shard of the sum over devices, of what ``whole`` gathers."""
+        scattered = list(sums)
+        for index, dimension, axes in reversed(self._gathers()):
+            scattered[index] = jax.lax.psum_scatter(
+                scattered[index], axes, scatter_dimension=dimension, tiled=True
+            )
+        return tuple(scattered)
+
+    def _gathers(self) -> list[tuple[int, int, tuple[str, ...]]]:
+        """(weight, dimension, mesh axes) that are gathered."""
+        places = (
+            (index, dimension, tuple(axis for axis in _axes(entry) if axis not in self.kept))
+            for index, spec in enumerate(self.stored)
+            for dimension, entry in enumerate(spec)
+        )
+        return [place for place in places if place[2]]
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        """[b, t, ...] -> [chunks, b, chunk, ...], the last chunk filled with zeros."""
+        padding = [(0, 0)] * x.ndim
+        padding[1] = (0, -x.shape[1] % self.chunk)
+        x = jnp.pad(x, padding)
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, self.chunk, *x.shape[2:]), 1, 0)
+
+    def _join(self, x: jax.Array, length: int) -> jax.Array:
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _over_chunks(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+    weights = the_pass.whole(shards)
+    return jax.lax.map(lambda chunk: the_pass.apply(weights, *chunk), (x, labels))
+
+
+def _forward(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
+    return _over_chunks(the_pass, shards, x, labels), (shards, x, labels)
+
+
+def _backward(the_pass: _Pass, residuals: tuple, d_output: jax.Array) -> tuple:
+    """Every chunk once more, and its derivative; nothing of a chunk is kept from the forward."""
+    shards, x, labels = residuals
+    weights = the_pass.whole(shards)
+
+    def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
+        x, labels, d_output = chunk
+        _, vjp = jax.vjp(lambda weights, x: the_pass.apply(weights, x, labels), weights, x)
+        d_weights, d_x = vjp(d_output)
+        return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
+
+    nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
+    nothing = vary_alike(nothing, like=(weights, x, d_output))
+    sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
+    return the_pass.scattered(sums), d_x, None
+
+
+_over_chunks.defvjp(_forward, _backward)

@@ -1,0 +1,71 @@
+"""Machines by name: the five of the paper's tables, and today's."""
+
+from dataclasses import dataclass
+
+from agentic_ring.errors import UnknownNameError
+from evals.hardware import HARDWARE, Hardware, Machine, describe
+
+
+@dataclass(frozen=True)
+class NamedMachine:
+    """A machine as people name it, and what is compiled for in its place.
+
+    Attributes:
+      name: as on the command line.
+      hardware: of each device.
+      devices: how many JAX sees.
+      topology: of TPU chips; None for GPUs.
+      paper: its name in the paper's Tables 3 and 4, if it is there.
+      note: how the name maps to devices, where that is not plain.
+    """
+
+    name: str
+    hardware: Hardware
+    devices: int
+    topology: str | None = None
+    paper: str | None = None
+    note: str = ""
+
+    def describe(self) -> Machine:
+        """Its devices to compile for.
+
+        Raises:
+          CompilerMissingError: the compiler for the platform is not installed.
+        """
+        if self.topology is None:
+            return describe(self.hardware.name, devices=self.devices)
+        return describe(self.hardware.name, self.topology)
+
+
+_A_CORE = "TPUs of this generation are named after their cores, and JAX sees each core as a device"
+_A_CHIP = "1024 counts cores; since v4 the two cores of a chip are one device, so JAX sees 512"
+
+MACHINES: dict[str, NamedMachine] = {
+    machine.name: machine
+    for machine in (
+        NamedMachine("8xA100", HARDWARE["a100"], 8, paper="8x A100 NVLink"),
+        NamedMachine("32xA100", HARDWARE["a100"], 32, paper="32x A100 InfiniBand", note="4 hosts of 8"),
+        NamedMachine("TPUv3-512", HARDWARE["v3"], 512, "16x16", "TPUv3-512", _A_CORE),
+        NamedMachine("TPUv4-1024", HARDWARE["v4"], 512, "8x8x8", "TPUv4-1024", _A_CHIP),
+        NamedMachine("TPUv5e-256", HARDWARE["v5e"], 256, "16x16", "TPUv5e-256"),
+        NamedMachine("4xH100", HARDWARE["h100"], 4),
+        NamedMachine("8xH100", HARDWARE["h100"], 8),
+        NamedMachine("8xH200", HARDWARE["h200"], 8),
+        NamedMachine("TPUv5p-256", HARDWARE["v5p"], 256, "4x8x8", note="256 chips, a device each"),
+        NamedMachine("TPUv6e-256", HARDWARE["v6e"], 256, "16x16"),
+        NamedMachine(
+            "TPU7x-256", HARDWARE["tpu7x"], 256, "4x4x8", note="128 chips, each of their two cores a device"
+        ),
+    )
+}
+
+
+def machine(name: str) -> NamedMachine:
+    """The machine of this name.
+
+    Raises:
+      UnknownNameError: there is none.
+    """
+    if name not in MACHINES:
+        raise UnknownNameError("hardware", name, tuple(MACHINES))
+    return MACHINES[name]
