@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.errors import MeshError
@@ -53,7 +54,9 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
             f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
             f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
         )
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    # Neighbours in the mesh are neighbours in a TPU's torus, as far as the axes allow it.
+    placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def shape_with_ring(ring: int | None, devices: int) -> MeshShape:

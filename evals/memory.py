@@ -25,7 +25,7 @@ from agentic_ring.training.state import (
     make_optimizer,
     make_train_step,
 )
-from evals.hardware import DoesNotFitError, Hardware, Machine
+from evals.hardware import DoesNotFitError, Machine
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def chain_batch(model: AgenticTransformerConfig, batch_size: int, steps: int) ->
 def chain_step(
     model: AgenticTransformerConfig, optimizer: OptimizerConfig, batch_size: int, steps: int, mesh: Mesh
 ) -> TrainStep:
-    """An update of the Agentic Transformer on ``batch_size`` chains of ``steps`` steps, padded to the ring."""
+    """An update of the Agentic Transformer on ``batch_size`` chains of ``steps`` steps."""
     batch = chain_batch(model, batch_size, steps)
     return TrainStep(Model(model), action_loss, optimizer, batch, mesh, model.transformer.rules)
 
@@ -170,8 +170,6 @@ def token_batch(batch_size: int, tokens: int) -> Callable[..., TokenBatch]:
     return batch
 
 
-def _sharded(mesh: Mesh, rules: ShardingRules, dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def _sharded(mesh: Mesh, rules: ShardingRules, dtype: Any, shape: tuple[int, ...]) -> Any:
     axes = ("batch", "sequence", *(None,) * (len(shape) - 2))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=rules.sharding(mesh, shape, axes))
-
-

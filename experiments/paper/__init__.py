@@ -16,6 +16,16 @@ def exorl_return(task: str) -> float | None:
     return next((row[-1] for row in tables()["table5_exorl_return"]["rows"] if row[0] == task), None)
 
 
+def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
+    """Table 3: tokens by (hardware, model) and method."""
+    table = tables()["table3_max_context_k_tokens"]
+    methods = ("vanilla", "memory_efficient", "blockwise", "ring")
+    return {
+        (hardware, model): {method: 1024 * k for method, k in zip(methods, contexts, strict=True)}
+        for hardware, model, *contexts in table["rows"]
+    }
+
+
 RETURN_CAVEAT = (
     "The paper's column is not this quantity. Table 5 gives one number a task, without seeds or spread, and "
     "it cannot be a raw dm_control return: walker pays stand >= walk >= run in every state, while the "

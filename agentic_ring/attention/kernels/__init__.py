@@ -10,18 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.sharding import AbstractMesh, Mesh
-
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.interface import Gradients, Kernel
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
+from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
-__all__ = ["KERNELS", "Gradients", "Kernel", "mesh_platform", "select_kernel"]
+__all__ = ["KERNELS", "Gradients", "Kernel", "select_kernel"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,23 +35,6 @@ _ORDER: dict[str, tuple[str, ...]] = {"cpu": ("xla",), "gpu": ("cudnn", "xla"), 
 """What ``auto`` tries, best first, by platform."""
 
 KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
-
-
-def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """What a mesh is made of, "cpu", "gpu" or "tpu", also where no such device is at hand.
-
-    Args:
-      mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.
-    """
-    if isinstance(mesh, Mesh):
-        return _platform(mesh.devices.flat[0].platform)
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    device = mesh.abstract_device
-    return _platform(jax.default_backend() if device is None else device.platform)
-
-
-def _platform(name: str) -> str:
-    return "gpu" if name in ("cuda", "rocm") else name
 
 
 def select_kernel(

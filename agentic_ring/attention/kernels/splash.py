@@ -26,6 +26,7 @@ import numpy as np
 from agentic_ring.attention.axis import vary_alike
 from agentic_ring.attention.kernels.interface import Gradients, backward_rows
 from agentic_ring.attention.mask import HopMask, MaskSpec
+from agentic_ring.attention.platform import mesh_device_kind
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
@@ -37,6 +38,7 @@ MAX_KEY_BLOCK = 1024
 KEY_STEP = 512
 """Keys of a block that are worked on at a time, where a kernel can."""
 
+_TOO_OLD = ("TPU v2", "TPU v3")
 MAX_HEAD_DIM = 512
 """Beyond, one block of each array does not fit."""
 
@@ -252,6 +254,8 @@ class _Tile(NamedTuple):
 
 def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores) -> _Tile:
     """Refuses what the kernels cannot do."""
+    if (kind := mesh_device_kind()) in _TOO_OLD:
+        raise NotImplementedError(f"{kind} has no bfloat16 products for Pallas")
     (_, queries, _, head_dim), keys = q.shape, k.shape[1]
     if mask.query.positions is not None:
         raise NotImplementedError("tokens have positions of their own")

@@ -1,0 +1,255 @@
+"""The longest context that a machine trains, by asking its compiler about one context after another.
+
+Every question is a process of its own: compilers may crash, and what they allocate they keep. Answers are
+kept on disk under a hash of all that the program depends on, so that an interrupted sweep goes on where it
+stopped and a repeated one asks nothing.
+"""
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.errors import AgenticRingError
+from agentic_ring.files import replacing
+from agentic_ring.provenance import git_commit, versions
+from evals.llama_step import SHAPES, LlamaStep, Method, Precision
+from evals.machines import MACHINES, NamedMachine
+from evals.memory import fits
+from evals.memory_model import MemoryModel
+
+LEAST_CONTEXT = 1024
+QUESTION_SECONDS = 1800
+
+
+class CompilerFailedError(AgenticRingError, RuntimeError):
+    """A program that does not compile, for a reason other than memory."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table.
+
+    Attributes:
+      hardware: one of ``MACHINES``.
+      model, method, precision, remat: of ``LlamaStep``.
+    """
+
+    hardware: str
+    model: str
+    method: Method
+    precision: Precision
+    remat: Literal["full", "offload"] = "full"
+
+    def __str__(self) -> str:
+        offloaded = " +offload" if self.remat == "offload" else ""
+        return f"{self.hardware} {self.model} {self.method}{offloaded} {self.precision}"
+
+    @property
+    def machine(self) -> NamedMachine:
+        """What it is compiled for."""
+        return MACHINES[self.hardware]
+
+    def step(self, context: int, devices: tuple[Any, ...]) -> LlamaStep:
+        """The step for sequences of this many tokens."""
+        return LlamaStep(self.model, self.method, context, devices, self.precision, remat=self.remat)
+
+    def expected(self) -> MemoryModel:
+        """Its bytes by formula."""
+        itemsize = jnp.dtype(self.precision).itemsize
+        return MemoryModel(SHAPES[self.model], self.method, self.remat, self.machine.devices, itemsize)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the compiler said of one cell at one context.
+
+    Attributes:
+      cell: which.
+      context: tokens of a sequence.
+      verdict: "error" for anything but a lack of memory.
+      needed: bytes of a device, where known.
+      limit: bytes of a device that a program may use.
+      state: bytes of parameters, optimiser and batch, of a step that fits.
+      host: bytes in the host's memory for a device.
+      seconds: to lower and compile.
+      message: why it does not fit, or the error.
+      commit, jax: what asked.
+    """
+
+    cell: Cell
+    context: int
+    verdict: Literal["fits", "does not fit", "error"]
+    needed: float | None
+    limit: float
+    state: int | None = None
+    host: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    commit: str | None = None
+    jax: str = jax.__version__
+
+
+def ask(cell: Cell, context: int) -> Finding:
+    """Compiles a cell's program, in this process.
+
+    Raises:
+      ArgumentError: a context that does not divide.
+      CompilerMissingError: the compiler's extra is not installed.
+      CompilerFailedError: the compiler failed for another reason than memory.
+    """
+    machine = cell.machine.describe()
+    step = cell.step(context, machine.devices).train_step
+    started = time.monotonic()
+    try:
+        answer = fits(step, machine)
+    except Exception as error:  # of many types, from XLA, Mosaic and JAX
+        raise CompilerFailedError(
+            f"{cell} at {context} tokens does not compile: {type(error).__name__}: {_first_line(str(error))}"
+        ) from error
+    finding = Finding(
+        cell,
+        context,
+        "fits" if answer.fits else "does not fit",
+        answer.needed,
+        answer.limit,
+        seconds=time.monotonic() - started,
+        message=answer.reason,
+        commit=git_commit(),
+    )
+    if answer.memory is None:
+        return finding
+    finding = replace(finding, state=answer.memory.state, host=answer.memory.host)
+    if finding.host > cell.machine.host_memory:
+        message = (
+            f"{finding.host / 1e9:.0f} GB wait in the host's memory, of {cell.machine.host_memory / 1e9:.0f}"
+        )
+        return replace(finding, verdict="does not fit", message=message)
+    return finding
+
+
+class Findings:
+    """Answers on disk, one JSON file a question.
+
+    Args:
+      folder: made if need be.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def path(self, cell: Cell, context: int) -> Path:
+        """Where the answer lies: a hash of the program's configuration, machine and compiler."""
+        machine = cell.machine
+        step = LlamaStep(cell.model, cell.method, context, (None,) * machine.devices, cell.precision)
+        question = {
+            **asdict(cell),
+            "context": context,
+            "sequences": step.batch,
+            "config": repr(replace(step, remat=cell.remat).config),
+            "machine": repr(machine),
+            "versions": {name: versions().get(name) for name in ("agentic_ring", "jax", "jaxlib", "flax")},
+        }
+        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+        return self._folder / f"{digest[:24]}.json"
+
+    def get(self, cell: Cell, context: int) -> Finding | None:
+        """The answer, if it is there; a file that was damaged counts as none."""
+        try:
+            stored = json.loads(self.path(cell, context).read_text())
+            return Finding(**{**stored, "cell": Cell(**stored["cell"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def put(self, finding: Finding) -> None:
+        """Keeps an answer."""
+        with replacing(self.path(finding.cell, finding.context)) as beside:
+            beside.write_text(json.dumps(asdict(finding), indent=1) + "\n")
+
+
+def search(
+    cell: Cell, question: Callable[[Cell, int], Finding], least: int = LEAST_CONTEXT
+) -> Iterator[Finding]:
+    """Asks about powers of two, from the expected one on, until one fits and its double does not.
+
+    An error ends the search of its cell: what fits beyond is not known.
+    """
+    machine = cell.machine
+    least = max(least, 2 * machine.devices) if cell.method == "ring" else least
+    context = max(least, cell.expected().longest(machine.hardware.limit, least))
+    finding = question(cell, context)
+    yield finding
+    first = finding.verdict
+    while finding.verdict == first != "error":
+        context = context * 2 if first == "fits" else context // 2
+        if context < least:
+            return
+        finding = question(cell, context)
+        yield finding
+
+
+class Asker:
+    """Puts questions to processes of their own, and keeps the answers.
+
+    Args:
+      command: of a process that answers one question and keeps the answer in ``findings``.
+      findings: what is known already.
+    """
+
+    def __init__(self, command: Callable[[Cell, int], list[str]], findings: Findings):
+        self._command = command
+        self._findings = findings
+
+    def __call__(self, cell: Cell, context: int) -> Finding:
+        """The answer, from disk or by compiling; an error is an answer too, but not kept."""
+        known = self._findings.get(cell, context)
+        if known is not None:
+            return known
+        try:
+            ended = subprocess.run(
+                self._command(cell, context), capture_output=True, text=True, timeout=QUESTION_SECONDS
+            )
+            failure = f"the compiler's process ended with {ended.returncode}: {_last_line(ended.stderr)}"
+        except subprocess.TimeoutExpired:
+            failure = f"the compiler took longer than {QUESTION_SECONDS} s"
+        found = self._findings.get(cell, context)
+        return found or Finding(
+            cell, context, "error", None, cell.machine.hardware.limit, message=failure, commit=git_commit()
+        )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:300]
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if any(letter.isalnum() for letter in line)]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def sweep(
+    cells: list[Cell], question: Callable[[Cell, int], Finding], workers: int
+) -> Iterator[tuple[Cell, list[Finding]]]:
+    """The findings of each cell as it is done, several cells at a time, in the order of their ends."""
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(lambda cell=cell: list(search(cell, question))): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def longest(findings: list[Finding]) -> Finding | None:
+    """The longest context that fits."""
+    fitting = [finding for finding in findings if finding.verdict == "fits"]
+    return max(fitting, key=lambda finding: finding.context, default=None)

@@ -1,0 +1,179 @@
+"""Table 3 as text, CSV and Markdown: what was found beside what the paper has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agentic_ring.files import replacing
+from evals.llama_step import Method
+from evals.longest_context import Cell, Finding, longest
+from evals.machines import MACHINES
+from evals.rows import write_rows
+from experiments import paper
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to train; see ``Cell``."""
+
+    method: Method
+    remat: Literal["full", "offload"]
+    title: str
+
+
+COLUMNS = (
+    Column("ring", "full", "ring"),
+    Column("ring", "offload", "ring, inputs on host"),
+    Column("blockwise", "full", "blockwise"),
+    Column("memory_efficient", "full", "memory efficient"),
+    Column("vanilla", "full", "vanilla"),
+)
+BASELINES = ("blockwise", "memory_efficient", "vanilla")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A machine and a model.
+
+    Attributes:
+      hardware, model: which.
+      found: findings by column.
+      paper: tokens by method, where the paper has the row.
+    """
+
+    hardware: str
+    model: str
+    found: Mapping[Column, Sequence[Finding]]
+    paper: Mapping[str, int]
+
+    def context(self, column: Column) -> int | None:
+        """The longest context found to fit; 0 if none does, None if it was not asked."""
+        if column not in self.found:
+            return None
+        best = longest(list(self.found[column]))
+        return best.context if best else 0
+
+    @property
+    def ring(self) -> int | None:
+        """The longest of the ring, in either set-up."""
+        rings = [self.context(column) for column in COLUMNS if column.method == "ring"]
+        return max((context for context in rings if context is not None), default=None)
+
+    def ratio_to_paper(self) -> float | None:
+        """Our ring's context over the paper's."""
+        return self.ring / self.paper["ring"] if self.ring and "ring" in self.paper else None
+
+    def over_best_baseline(self) -> float | None:
+        """The ring's context over that of the best baseline, all with full recomputation on the device."""
+        baselines = [self.context(column) for column in COLUMNS if column.method in BASELINES]
+        best = max((context for context in baselines if context), default=None)
+        ring = self.context(COLUMNS[0])
+        return ring / best if ring and best else None
+
+    def paper_over_best_baseline(self) -> float | None:
+        """The same of the paper's figures."""
+        if not self.paper:
+            return None
+        return self.paper["ring"] / max(self.paper[method] for method in BASELINES)
+
+
+def table_rows(rows: Sequence[tuple[str, str]], done: Mapping[Cell, Sequence[Finding]]) -> list[Row]:
+    """The rows, with what is known of them so far."""
+    contexts = paper.longest_contexts()
+    return [
+        Row(
+            hardware,
+            model,
+            {
+                column: found
+                for column in COLUMNS
+                for cell, found in done.items()
+                if (cell.hardware, cell.model, cell.method, cell.remat)
+                == (hardware, model, column.method, column.remat)
+            },
+            contexts.get((MACHINES[hardware].paper or "", model), {}),
+        )
+        for hardware, model in rows
+    ]
+
+
+def contexts_of(found: Sequence[Finding]) -> str:
+    """A search in words: "2048K fits, 4096K does not fit"."""
+    return ", ".join(
+        f"{thousands(finding.context)} {finding.verdict}"
+        for finding in sorted(found, key=lambda finding: finding.context)
+    )
+
+
+def thousands(tokens: int | None) -> str:
+    """Tokens in units of 1024."""
+    if tokens is None:
+        return ""
+    return f"{tokens // 1024}K" if tokens else "none"
+
+
+def write_table(folder: Path, rows: Sequence[Row], findings: Sequence[Finding]) -> None:
+    """Writes table.md, table.csv (a row a cell) and findings.csv (a row a question)."""
+    with replacing(folder / "table.md") as beside:
+        beside.write_text(markdown(rows, findings))
+    write_rows(folder / "table.csv", [_cells(row) for row in rows])
+    write_rows(folder / "findings.csv", [_columns(finding) for finding in findings])
+
+
+def markdown(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+    """The table, ours and the paper's in each cell, and what the names stand for."""
+    titles = ["hardware", "model", *(column.title for column in COLUMNS), "over paper", "over best baseline"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        cells = [row.hardware, row.model]
+        for column in COLUMNS:
+            published = row.paper.get(column.method) if column.remat == "full" else None
+            own = thousands(row.context(column))
+            if any(finding.verdict == "error" for finding in row.found.get(column, ())):
+                own += " (error)"
+            cells.append(f"{own} ({thousands(published)})" if published else own)
+        cells.append(_times(row.ratio_to_paper()))
+        published = _times(row.paper_over_best_baseline())
+        cells.append(_times(row.over_best_baseline()) + (f" ({published})" if published else ""))
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = ["", "Tokens of a sequence; in brackets the paper's.", ""]
+    for name in dict.fromkeys(row.hardware for row in rows):
+        named = MACHINES[name]
+        note = f" ({named.note})" if named.note else ""
+        notes.append(
+            f"- {name}: {named.devices} devices {named.hardware.name}{note}, "
+            f"{named.hardware.limit / 1e9:.1f} GB of each for a program, "
+            f"{named.host_memory / 1e9:.0f} GB of host memory."
+        )
+    errors = [finding for finding in findings if finding.verdict == "error"]
+    notes += [
+        f"- error: {finding.cell} at {thousands(finding.context)}: {finding.message}" for finding in errors
+    ]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:g}x"
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    own = {column.title: row.context(column) for column in COLUMNS}
+    published = {f"paper {method}": tokens for method, tokens in row.paper.items()}
+    return {
+        "hardware": row.hardware,
+        "model": row.model,
+        **own,
+        **published,
+        "ring over paper": row.ratio_to_paper(),
+        "ring over best baseline": row.over_best_baseline(),
+        "paper's ring over best baseline": row.paper_over_best_baseline(),
+    }
+
+
+def _columns(finding: Finding) -> dict[str, Any]:
+    values = asdict(finding)
+    cell = values.pop("cell")
+    values["compiled at"] = values.pop("commit")
+    expected = finding.cell.expected().bytes(finding.context)
+    return {**cell, **values, "expected": round(expected)}
