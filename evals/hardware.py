@@ -28,7 +28,7 @@ class CompilerMissingError(AgenticRingError, ImportError):
 
 
 class DoesNotFitError(AgenticRingError, MemoryError):
-    """A program needs more memory than a device has; ``needed`` bytes, where the compiler says how many."""
+    """A program needs more memory than a device has: ``needed`` bytes or more, where that is known."""
 
     def __init__(self, message: str, needed: float | None = None):
         super().__init__(message)
@@ -149,8 +149,8 @@ class Machine:
 
 
 def _bytes_used(reason: str) -> float | None:
-    """From the TPU compiler's "Used 37.50G of 15.75G hbm"."""
-    found = re.search(r"Used ([\d.]+)([KMGT]) of", reason)
+    """From the TPU compiler's words, "Used 37.50G of 15.75G hbm" or "temporaries (21.51G) exceeds"."""
+    found = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", reason)
     return float(found[1]) * 2.0 ** (10 * ("KMGT".index(found[2]) + 1)) if found else None
 
 

@@ -46,12 +46,14 @@ class Shape:
     @property
     def head_groups(self) -> int:
         """Groups of a few query heads with whole key heads."""
-        return max(1, min(self.kv_heads or self.heads, self.heads // HEADS_OF_A_GROUP))
+        heads_of_a_group = min(HEADS_OF_A_GROUP, max(1, self.heads // 8))
+        return min(self.kv_heads or self.heads, self.heads // heads_of_a_group)
 
 
 SHAPES: dict[str, Shape] = {
     "tiny": Shape(128, 384, 2, 4),
     "100M": Shape(768, 2048, 12, 12),
+    "350M": Shape(1024, 2816, 24, 16),
     "3B": Shape(3200, 8640, 26, 32),
     "7B": Shape(4096, 11008, 32, 32),
     "8B": Shape(4096, 14336, 32, 32, kv_heads=8, vocab_size=128_256),
@@ -59,12 +61,12 @@ SHAPES: dict[str, Shape] = {
     "30B": Shape(6656, 17920, 60, 52),
     "65B": Shape(8192, 22016, 80, 64),
 }
-"""The paper's models; Llama-3-8B (arXiv 2407.21783); and two for machines without accelerators."""
+"""The paper's models; Llama-3-8B (arXiv 2407.21783); and small ones."""
 
 CHUNK = 2048
 """Tokens of a device that a blockwise feedforward, and every method's loss, take at a time."""
 HEADS_OF_A_GROUP = 4
-"""Query heads that a ring attends with at a time."""
+"""Query heads that a ring attends with at a time; fewer where a model has few."""
 
 
 @dataclass(frozen=True)

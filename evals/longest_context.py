@@ -9,7 +9,7 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from agentic_ring.errors import AgenticRingError
 from agentic_ring.files import replacing
 from agentic_ring.provenance import git_commit, versions
 from evals.llama_step import SHAPES, LlamaStep, Method, Precision
-from evals.machines import MACHINES, NamedMachine
+from evals.machines import NamedMachine, machine
 from evals.memory import fits
 from evals.memory_model import MemoryModel
 
@@ -56,7 +56,7 @@ class Cell:
     @property
     def machine(self) -> NamedMachine:
         """What it is compiled for."""
-        return MACHINES[self.hardware]
+        return machine(self.hardware)
 
     def step(self, context: int, devices: tuple[Any, ...]) -> LlamaStep:
         """The step for sequences of this many tokens."""
@@ -76,7 +76,7 @@ class Finding:
       cell: which.
       context: tokens of a sequence.
       verdict: "error" for anything but a lack of memory.
-      needed: bytes of a device, where known.
+      needed: bytes of a device, where known; of a TPU program that does not fit its temporaries alone.
       limit: bytes of a device that a program may use.
       state: bytes of parameters, optimiser and batch, of a step that fits.
       host: bytes in the host's memory for a device.
@@ -196,6 +196,32 @@ def search(
         yield finding
 
 
+def search_finely(
+    cell: Cell, question: Callable[[Cell, int], Finding], grain: int = 1024
+) -> Iterator[Finding]:
+    """Like ``search``, to within ``grain`` tokens a device, for GPUs.
+
+    Their compiler tells the bytes of programs that do not fit as well, and bytes grow in proportion to
+    tokens: a straight line through two answers gives the longest context, which is then asked about.
+    """
+    devices, limit = cell.machine.devices, cell.machine.hardware.limit
+    tokens = max(4 * grain, cell.expected().longest(limit) // devices)
+    first = question(cell, devices * tokens // 2)
+    second = question(cell, devices * tokens)
+    yield first
+    yield second
+    if first.needed is None or second.needed is None:
+        return
+    slope = (second.needed - first.needed) / (tokens - tokens // 2)
+    reach = int(tokens + (limit - second.needed) / slope) // grain * grain
+    while reach > 0:
+        finding = question(cell, devices * reach)
+        yield finding
+        if finding.verdict != "does not fit":
+            return
+        reach -= grain
+
+
 class Asker:
     """Puts questions to processes of their own, and keeps the answers.
 
@@ -236,11 +262,11 @@ def _last_line(text: str) -> str:
 
 
 def sweep(
-    cells: list[Cell], question: Callable[[Cell, int], Finding], workers: int
+    cells: list[Cell], searched: Callable[[Cell], Iterable[Finding]], workers: int
 ) -> Iterator[tuple[Cell, list[Finding]]]:
     """The findings of each cell as it is done, several cells at a time, in the order of their ends."""
     with ThreadPoolExecutor(workers) as pool:
-        waiting = {pool.submit(lambda cell=cell: list(search(cell, question))): cell for cell in cells}
+        waiting = {pool.submit(lambda cell=cell: list(searched(cell))): cell for cell in cells}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()

@@ -1,6 +1,6 @@
 """Machines by name: the five of the paper's tables, and today's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentic_ring.errors import UnknownNameError
 from evals.hardware import HARDWARE, Hardware, Machine, describe
@@ -68,11 +68,15 @@ MACHINES: dict[str, NamedMachine] = {
 
 
 def machine(name: str) -> NamedMachine:
-    """The machine of this name.
+    """The machine of this name: one of ``MACHINES``, or any number of its GPUs, such as 16xH100.
 
     Raises:
       UnknownNameError: there is none.
     """
+    count, _, gpu = name.partition("x")
+    like = MACHINES.get(f"8x{gpu}")
+    if name not in MACHINES and count.isdecimal() and like is not None:
+        return replace(like, name=name, devices=int(count), paper=None)
     if name not in MACHINES:
         raise UnknownNameError("hardware", name, tuple(MACHINES))
     return MACHINES[name]

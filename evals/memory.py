@@ -103,8 +103,7 @@ class Answer:
 
     Attributes:
       fits: the answer.
-      needed: bytes a device, as far as known: where a TPU program does not fit, its compiler tells what
-        it would have needed in all.
+      needed: bytes a device; of a TPU program that does not fit at least so many, if its compiler says.
       limit: bytes that a program may use of a device.
       memory: the plan of a step that fits.
       reason: the compiler's words where it does not fit.

@@ -6,7 +6,7 @@ number of units alive at once was counted in the compiler's plan of the backward
 
 from dataclasses import dataclass
 
-from evals.llama_step import CHUNK, HEADS_OF_A_GROUP, Shape
+from evals.llama_step import CHUNK, Shape
 
 WHOLE_UNITS = 9
 """Alive beside the attention of a layer: its input, what is kept of the heads, and gradients of both."""
@@ -56,7 +56,7 @@ class MemoryModel:
         unit = shape.width * self.itemsize
         kept = 2 if self.remat == "offload" else shape.layers
         if self.method == "ring":
-            blocks = (9 + RING_FLOAT32 * 4 / self.itemsize) * HEADS_OF_A_GROUP / shape.heads
+            blocks = (9 + RING_FLOAT32 * 4 / self.itemsize) / shape.head_groups
         else:
             blocks = 5 + LOCAL_FLOAT32 * 4 / self.itemsize
         feedforward = (

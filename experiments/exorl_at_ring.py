@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from agentic_ring import cli
 from agentic_ring.attention import padded_length
 from agentic_ring.data.tasks import Task, parse_task
+from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.processes import first_process_first, join_processes
@@ -26,7 +27,8 @@ from agentic_ring.progress import say
 from agentic_ring.training.state import Model
 from data_prep.folders import data_root
 from evals.dmc_returns import evaluate_returns
-from evals.memory import StepMemory, train_step_memory
+from evals.machines import MACHINES, NamedMachine, machine
+from evals.memory import StepMemory, TrainStep, chain_step, fits
 from evals.results import figure_table
 from experiments import paper
 from experiments.pipeline import (
@@ -47,29 +49,39 @@ left_out = partial(tyro.conf.arg, help_behavior_hint="")
 switch = tyro.conf.FlagCreatePairsOff
 
 
-def step_memory(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> StepMemory:
-    """Compiles the train step of a preset for a task on this mesh."""
+def train_step(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> TrainStep:
+    """The train step of a preset for a task on this mesh, to compile."""
     decisions = -(-task.domain.episode_steps // action_repeat)
     steps = padded_length(preset.trajectories * decisions, mesh.shape["ring"], "zigzag")
     training = preset.training(preset.trajectories * decisions, mesh.shape["data"] * mesh.shape["fsdp"])
-    model = Model(preset.model(task.domain, max_timestep=decisions))
-    return train_step_memory(model, training.optimizer, training.batch_size, steps, mesh)
+    model = preset.model(task.domain, max_timestep=decisions)
+    return chain_step(model, training.optimizer, training.batch_size, steps, mesh)
 
 
-def print_plan(preset: Preset, task: Task, mesh: Mesh) -> None:
-    """What ``--dry-run`` shows."""
+def print_plan(preset: Preset, task: Task, mesh: Mesh, absent: NamedMachine | None) -> None:
+    """What ``--dry-run`` shows; the mesh is of an absent machine's devices, or of those that are here."""
     action_repeat = preset.action_repeat.get(task.domain.name, 1)
     decisions = -(-task.domain.episode_steps // action_repeat)
-    parameters = Model(preset.model(task.domain, max_timestep=decisions)).parameter_count()
-    print(f"parameters          {parameters:,}")
+    step = train_step(preset, task, action_repeat, mesh)
+    print(f"parameters          {step.model.parameter_count():,}")
     print(
         f"tokens a sequence   {preset.trajectories * decisions * TOKENS_PER_STEP:,} = {preset.trajectories} "
         f"trajectories x {decisions} steps x {TOKENS_PER_STEP} tokens"
     )
-    memory = step_memory(preset, task, action_repeat, mesh)
-    print(
-        f"bytes per device    {memory.total:,} ({memory.state:,} parameters, optimiser and batch, "
-        f"{memory.temporary:,} temporary)"
+    if absent is None:
+        print(f"bytes per device    {_in_words(step.memory())}")
+        return
+    answer = fits(step, absent.describe())
+    if answer.memory is not None:
+        print(f"bytes per device    {_in_words(answer.memory)}")
+        print(f"fits {absent.name}: {answer.limit:,.0f} bytes of each device are there for a program")
+    else:
+        print(answer.reason)
+
+
+def _in_words(memory: StepMemory) -> str:
+    return (
+        f"{memory.total:,} ({memory.state:,} parameters, optimiser and batch, {memory.temporary:,} temporary)"
     )
 
 
@@ -87,6 +99,10 @@ def main(
     data: Annotated[Path | None, left_out(metavar="DIR")] = None,
     collector: Annotated[str | None, left_out(metavar="NAME")] = None,
     dry_run: Annotated[bool, switch] = False,
+    hardware: Annotated[
+        Literal[tuple(MACHINES)] | None,  # pyright: ignore[reportInvalidTypeForm]
+        left_out(metavar="NAME"),
+    ] = None,
     wandb: Annotated[str | None, left_out(metavar="PROJECT")] = None,
     distributed: Annotated[bool, switch] = False,
 ) -> None:
@@ -108,11 +124,17 @@ def main(
       collector: ExoRL collector to read, such as rnd. Default: the one that is there; if there is
         none, data is collected here and now.
       dry_run: Only print parameters, tokens a sequence and compiled bytes per device; needs no data.
+      hardware: With --dry-run, a machine that need not be here, such as 8xH100 or TPUv5e-256: is the step
+        too large for it? Default: the devices that are here.
       wandb: Also log to this Weights & Biases project; offline if there is no API key.
       distributed: Join the other processes of a multi-host job (Slurm, Kubernetes, Cloud TPU, or by
         JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
     """
     simulate_cpu_devices(SIMULATED_DEVICES)
+    if hardware is not None:
+        if not dry_run:
+            raise ConfigError("--hardware compiles for a machine that need not be here; add --dry-run")
+        jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     if distributed:
         join_processes()
     on_cpu = jax.default_backend() == "cpu"
@@ -120,11 +142,14 @@ def main(
     chosen = PRESETS[name]
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
-    mesh = make_mesh(shape_with_ring(ring, jax.device_count()))
     parsed = parse_task(task)
-    say(f"preset {name} on {jax.device_count()} {jax.default_backend()} devices, mesh {dict(mesh.shape)}")
+    absent = None if hardware is None else machine(hardware)
+    devices = jax.devices() if absent is None else absent.describe().devices
+    mesh = make_mesh(shape_with_ring(ring, len(devices)), devices)
+    here = f"{jax.device_count()} {jax.default_backend()} devices"
+    say(f"preset {name} on {absent.name if absent else here}, mesh {dict(mesh.shape)}")
     if dry_run:
-        print_plan(chosen, parsed, mesh)
+        print_plan(chosen, parsed, mesh, absent)
         return
 
     directory = output or Path("runs") / f"{task}-{name}-seed{seed}"
@@ -144,7 +169,7 @@ def main(
     with stages.stage("evaluation"):
         report = evaluate_returns(config, model, state.params, mesh)
     with stages.stage("memory"):
-        memory = step_memory(chosen, parsed, config.chains.action_repeat, mesh)
+        memory = train_step(chosen, parsed, config.chains.action_repeat, mesh).memory()
     figures = all_figures(report, memory, directory, paper.exorl_return(task))
     if not first_process:
         return

@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.table import Table
+
 from agentic_ring.files import replacing
 from evals.llama_step import Method
 from evals.longest_context import Cell, Finding, longest
-from evals.machines import MACHINES
+from evals.machines import machine
 from evals.rows import write_rows
 from experiments import paper
 
@@ -29,6 +31,7 @@ COLUMNS = (
     Column("memory_efficient", "full", "memory efficient"),
     Column("vanilla", "full", "vanilla"),
 )
+TITLES = ["hardware", "model", *(column.title for column in COLUMNS), "over paper", "over best baseline"]
 BASELINES = ("blockwise", "memory_efficient", "vanilla")
 
 
@@ -92,7 +95,7 @@ def table_rows(rows: Sequence[tuple[str, str]], done: Mapping[Cell, Sequence[Fin
                 if (cell.hardware, cell.model, cell.method, cell.remat)
                 == (hardware, model, column.method, column.remat)
             },
-            contexts.get((MACHINES[hardware].paper or "", model), {}),
+            contexts.get((machine(hardware).paper or "", model), {}),
         )
         for hardware, model in rows
     ]
@@ -113,51 +116,62 @@ def thousands(tokens: int | None) -> str:
     return f"{tokens // 1024}K" if tokens else "none"
 
 
-def write_table(folder: Path, rows: Sequence[Row], findings: Sequence[Finding]) -> None:
-    """Writes table.md, table.csv (a row a cell) and findings.csv (a row a question)."""
+def write_table(folder: Path, rows: Sequence[Row]) -> None:
+    """Writes table.md, table.csv (a row a row) and findings.csv (a row a question)."""
     with replacing(folder / "table.md") as beside:
-        beside.write_text(markdown(rows, findings))
-    write_rows(folder / "table.csv", [_cells(row) for row in rows])
-    write_rows(folder / "findings.csv", [_columns(finding) for finding in findings])
+        beside.write_text(markdown(rows))
+    write_rows(folder / "table.csv", [_numbers(row) for row in rows])
+    write_rows(folder / "findings.csv", [_columns(finding) for finding in _findings(rows)])
 
 
-def markdown(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
-    """The table, ours and the paper's in each cell, and what the names stand for."""
-    titles = ["hardware", "model", *(column.title for column in COLUMNS), "over paper", "over best baseline"]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+def text_table(rows: Sequence[Row]) -> Table:
+    """The table for a terminal; in brackets the paper's."""
+    table = Table(*TITLES, title="longest context, tokens (the paper's)")
     for row in rows:
-        cells = [row.hardware, row.model]
-        for column in COLUMNS:
-            published = row.paper.get(column.method) if column.remat == "full" else None
-            own = thousands(row.context(column))
-            if any(finding.verdict == "error" for finding in row.found.get(column, ())):
-                own += " (error)"
-            cells.append(f"{own} ({thousands(published)})" if published else own)
-        cells.append(_times(row.ratio_to_paper()))
-        published = _times(row.paper_over_best_baseline())
-        cells.append(_times(row.over_best_baseline()) + (f" ({published})" if published else ""))
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = ["", "Tokens of a sequence; in brackets the paper's.", ""]
+        table.add_row(*_cells(row))
+    return table
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table, ours and the paper's in each cell, and what the names stand for."""
+    lines = [TITLES, ["---"] * len(TITLES), *(_cells(row) for row in rows)]
+    notes = ["Tokens of a sequence; in brackets the paper's."]
     for name in dict.fromkeys(row.hardware for row in rows):
-        named = MACHINES[name]
+        named = machine(name)
         note = f" ({named.note})" if named.note else ""
         notes.append(
             f"- {name}: {named.devices} devices {named.hardware.name}{note}, "
             f"{named.hardware.limit / 1e9:.1f} GB of each for a program, "
             f"{named.host_memory / 1e9:.0f} GB of host memory."
         )
-    errors = [finding for finding in findings if finding.verdict == "error"]
-    notes += [
-        f"- error: {finding.cell} at {thousands(finding.context)}: {finding.message}" for finding in errors
-    ]
-    return "\n".join([*lines, *notes]) + "\n"
+    errors = [finding for finding in _findings(rows) if finding.verdict == "error"]
+    notes += [f"- {error.cell} at {thousands(error.context)}: {error.message}" for error in errors]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table + "\n\n" + "\n".join(notes) + "\n"
+
+
+def _findings(rows: Sequence[Row]) -> list[Finding]:
+    return [finding for row in rows for found in row.found.values() for finding in found]
+
+
+def _cells(row: Row) -> list[str]:
+    cells = [row.hardware, row.model]
+    for column in COLUMNS:
+        own = thousands(row.context(column))
+        if any(finding.verdict == "error" for finding in row.found.get(column, ())):
+            own += " (error)"
+        published = row.paper.get(column.method) if column.remat == "full" else None
+        cells.append(f"{own} ({thousands(published)})" if published else own)
+    published = _times(row.paper_over_best_baseline())
+    over_best = _times(row.over_best_baseline()) + (f" ({published})" if published else "")
+    return [*cells, _times(row.ratio_to_paper()), over_best]
 
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:g}x"
 
 
-def _cells(row: Row) -> dict[str, Any]:
+def _numbers(row: Row) -> dict[str, Any]:
     own = {column.title: row.context(column) for column in COLUMNS}
     published = {f"paper {method}": tokens for method, tokens in row.paper.items()}
     return {

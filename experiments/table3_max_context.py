@@ -21,10 +21,11 @@ from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.progress import progress
 from evals.llama_step import METHODS, SHAPES, Method, Precision
-from evals.longest_context import Asker, Cell, Finding, Findings, ask, sweep
+from evals.longest_context import Asker, Cell, Finding, Findings, ask, search, sweep
 from evals.machines import MACHINES, machine
 from experiments import paper
-from experiments.max_context_table import COLUMNS, contexts_of, table_rows, write_table
+from experiments.max_context_plots import plot_contexts, plot_memory
+from experiments.max_context_table import COLUMNS, contexts_of, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),
@@ -142,14 +143,17 @@ def main(
         if (not method or column.method in method)
         and (inputs is None or (inputs == "host") == (column.remat == "offload"))
     ]
-    asker = Asker(lambda cell, context: _command(cell, context, output), findings)
+    asker = Asker(lambda cell, context: check_command(cell, context, output), findings)
     done = {}
     with progress("cells", len(cells)) as advance:
-        for cell, found in sweep(cells, asker, workers):
+        for cell, found in sweep(cells, lambda cell: search(cell, asker), workers):
             done[cell] = found
             advance(len(done), f"{cell}: {contexts_of(found)}")
-            write_table(output, table_rows(rows, done), [f for found in done.values() for f in found])
-    rich.print((output / "table.md").read_text())
+            write_table(output, table_rows(rows, done))
+    plot_contexts(output / "contexts.png", table_rows(rows, done))
+    plot_memory(output / "memory.png", table_rows(rows, done))
+    rich.print(text_table(table_rows(rows, done)))
+    print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
 
 
 def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -164,8 +168,8 @@ def _rows(hardware: tuple[str, ...], model: tuple[str, ...]) -> list[tuple[str, 
     return list(dict.fromkeys([*all_rows(), *asked]))
 
 
-def _command(cell: Cell, context: int, output: Path) -> list[str]:
-    """This script, asking about one context."""
+def check_command(cell: Cell, context: int, output: Path) -> list[str]:
+    """This script, asking about one context, as a command."""
     flags = {
         "--hardware": cell.hardware,
         "--model": cell.model,

@@ -12,8 +12,8 @@ import pytest
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
-from agentic_ring.training.state import Model, OptimizerConfig
-from evals.memory import StepMemory, train_step_memory
+from agentic_ring.training.state import OptimizerConfig
+from evals.memory import StepMemory, chain_step
 from tests.models.sizes import tiny_config
 
 STEPS = 256  # on a device
@@ -30,7 +30,7 @@ def step_memory(ring: int, steps: int = STEPS, layers: int = 48, rules: Sharding
         width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=layers, remat="full", ffn_chunk=128, rules=rules
     )
     mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
-    return train_step_memory(Model(config), OptimizerConfig(), 1, ring * steps, mesh, rules)
+    return chain_step(config, OptimizerConfig(), 1, ring * steps, mesh).memory()
 
 
 def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():

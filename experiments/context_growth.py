@@ -1,0 +1,91 @@
+"""Does the context grow with the devices? The longest one of a ring on 1, 2, 4, ... GPUs, one model.
+
+python experiments/context_growth.py
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import rich
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from rich.table import Table
+
+from agentic_ring import cli
+from agentic_ring.errors import ConfigError
+from agentic_ring.progress import progress
+from evals.longest_context import Asker, Cell, Findings, longest, search_finely, sweep
+from evals.machines import machine
+from evals.plots import BLUE, GREY, save
+from evals.rows import write_rows
+from experiments.table3_max_context import check_command
+
+
+def plot_growth(path: Path, title: str, contexts: dict[int, int]) -> None:
+    """Contexts by number of devices beside a straight line through the first, log-log."""
+    canvas = Canvas(figsize=(6.4, 4.4), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots()
+    devices = sorted(contexts)
+    first = contexts[devices[0]] / devices[0]
+    axes.plot(devices, [first * n for n in devices], color=GREY, linestyle="--", label="in proportion")
+    axes.plot(devices, [contexts[n] for n in devices], "o", color=BLUE, label="longest that compiles")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(devices, [str(n) for n in devices])
+    ticks = [contexts[n] for n in devices]
+    axes.set_yticks(ticks, [f"{tick / 1024**2:.1f}M" for tick in ticks])
+    axes.set_xlabel("devices of the ring")
+    axes.set_ylabel("tokens of one sequence")
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    save(canvas, path)
+
+
+def main(
+    model: str = "350M",
+    gpu: str = "A100",
+    most_devices: int = 256,
+    output: Path = Path("runs/context_growth"),
+    workers: int = max(1, (os.cpu_count() or 1) // 2),
+) -> None:
+    """Finds the longest context on 1, 2, 4, ... devices, to within 1024 tokens a device, and plots it.
+
+    Args:
+      model: Small enough for one device.
+      gpu: A100, H100 or H200.
+      most_devices: Where to stop.
+      output: Folder of the answers, which a later run reads, and of growth.csv and growth.png.
+      workers: Programs compiled at a time.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    counts = [2**n for n in range(most_devices.bit_length())]
+    cells = [Cell(f"{count}x{gpu}", model, "ring", "bfloat16") for count in counts]
+    for cell in cells:
+        machine(cell.hardware)
+    asker = Asker(lambda cell, context: check_command(cell, context, output), Findings(output / "answers"))
+    contexts: dict[int, int] = {}
+    with progress("numbers of devices", len(cells)) as advance:
+        for cell, found in sweep(cells, lambda cell: search_finely(cell, asker), workers):
+            best = longest(found)
+            if best is None:
+                messages = "; ".join(dict.fromkeys(finding.message for finding in found))
+                raise ConfigError(f"nothing of {cell} was found to fit: {messages}")
+            contexts[cell.machine.devices] = best.context
+            advance(len(contexts), f"{cell}: {best.context:,} tokens")
+    first = contexts[1]
+    table = Table("devices", "tokens", "tokens a device", "off proportion")
+    rows = []
+    for count, context in sorted(contexts.items()):
+        off = context / (count * first) - 1
+        table.add_row(str(count), f"{context:,}", f"{context // count:,}", f"{100 * off:+.1f}%")
+        rows.append({"model": model, "gpu": gpu, "devices": count, "tokens": context, "off": round(off, 4)})
+    write_rows(output / "growth.csv", rows)
+    plot_growth(output / "growth.png", f"{model} on {gpu}s: context against devices", contexts)
+    rich.print(table)
+
+
+if __name__ == "__main__":
+    cli.run(main)
