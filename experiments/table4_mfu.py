@@ -48,7 +48,7 @@ Remat = Literal["full", "offload", "attention"]
 SIMULATED = (
     "The devices are simulated and share their cores: blockwise attention has a sequence a device, the ring "
     "one as long as all of them, so both steps do their work on the same cores and expectations follow "
-    "from operations. A transfer is a copy that hides behind nothing, and no link is measured."
+    "from operations. A transfer is a copy, which hides behind nothing."
 )
 
 left_out = partial(tyro.conf.arg, help_behavior_hint="")
@@ -134,7 +134,8 @@ def main(
     simulate_cpu_devices(simulated_devices)
     on_cpu = simulated()
     model = model or ("tiny" if on_cpu else "7B")
-    block = block or (1024 if on_cpu else 32768)
+    if block is None:
+        block = 1024 if on_cpu else 32768
     precision = precision or ("float32" if on_cpu else "bfloat16")
     steps = training_steps(model, block, jax.devices(), precision, remat)
     running = [RunningStep(step) for step in steps]

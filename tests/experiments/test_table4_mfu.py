@@ -70,6 +70,7 @@ def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, m
         (("--hardware", "9xH900"), "unknown hardware '9xH900'; choose one of: 8xA100"),
         (("--model", "9B"), "unknown model '9B'; choose one of: tiny"),
         (("--hardware", "8xH200", "--model", "9B"), "unknown model '9B'"),
+        (("--block", "0"), "block is 0; take an even number of tokens"),
         (("--block", "15"), "block is 15; take an even number of tokens"),
         (("--rates", "nowhere.csv"), "nowhere.csv does not exist"),
         (("--turns", "0"), "turns is 0; it must be at least 1"),
