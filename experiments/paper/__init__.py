@@ -1,6 +1,7 @@
 """The figures of the Ring Attention paper (arXiv 2310.01889), from ``tables.json``."""
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,65 @@ def tables() -> dict:
 def exorl_return(task: str) -> float | None:
     """Table 5, Agentic Transformer with ring attention on 128 trajectories; None for other tasks."""
     return next((row[-1] for row in tables()["table5_exorl_return"]["rows"] if row[0] == task), None)
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """A row of Table 2.
+
+    Attributes:
+      name: hardware and its links, such as "A100 NVLink".
+      flops: peak bfloat16 operations a second of a device.
+      link_bandwidth: bytes a second, one way.
+      block_k: minimal block, in thousands of tokens, as printed.
+      sequence_k: minimal sequence a device, likewise.
+    """
+
+    name: str
+    flops: float
+    link_bandwidth: float
+    block_k: float
+    sequence_k: float
+
+
+def interconnects() -> dict[str, Interconnect]:
+    """Table 2, by name."""
+    return {
+        name: Interconnect(name, tflops * 1e12, bandwidth * 1e9, block, sequence)
+        for name, tflops, _, bandwidth, block, sequence in tables()["table2_minimum_sequence"]["rows"]
+    }
+
+
+@dataclass(frozen=True)
+class MfuRow:
+    """A row of Table 4; K and M are powers of two.
+
+    Attributes:
+      model: size, such as "7B".
+      hardware: as printed, such as "8x A100".
+      batch_tokens: of a batch.
+      blockwise_context: tokens of a sequence under blockwise attention on one device.
+      ring_context: tokens of a sequence under ring attention.
+    """
+
+    model: str
+    hardware: str
+    batch_tokens: int
+    blockwise_context: int
+    ring_context: int
+
+    @property
+    def ratio(self) -> int:
+        """How much longer the ring's sequences are."""
+        return self.ring_context // self.blockwise_context
+
+
+def mfu_rows() -> list[MfuRow]:
+    """Table 4."""
+    return [
+        MfuRow(model, hardware, int(batch.removesuffix("M")) * 2**20, blockwise * 2**10, ring * 2**10)
+        for model, hardware, batch, blockwise, ring in tables()["table4_mfu"]["rows"]
+    ]
 
 
 def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:

@@ -1,0 +1,42 @@
+"""A table of named cells, for the terminal and as Markdown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Rows that share their columns.
+
+    Attributes:
+      title: what the numbers are, and whether they were measured.
+      rows: cells by column, in the same order in each row.
+      notes: lines that belong below it.
+    """
+
+    title: str
+    rows: Sequence[Mapping[str, str]]
+    notes: Sequence[str] = ()
+
+    @property
+    def _columns(self) -> list[str]:
+        return list(self.rows[0]) if self.rows else []
+
+    def rich(self) -> Table:
+        """For ``rich``'s console."""
+        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for index, column in enumerate(self._columns):
+            table.add_column(column, justify="left" if index == 0 else "right")
+        for row in self.rows:
+            table.add_row(*row.values())
+        return table
+
+    def markdown(self) -> str:
+        """With its title as a heading and its notes below."""
+        columns = self._columns
+        lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *(list(row.values()) for row in self.rows)]
+        body = [f"| {' | '.join(line)} |" for line in lines if line]
+        return "\n".join([f"## {self.title}", "", *body, "", *(f"* {note}" for note in self.notes), ""])

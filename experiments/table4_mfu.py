@@ -1,0 +1,213 @@
+"""Model FLOPs utilisation of blockwise and ring attention (Table 4): measured here, projected elsewhere.
+
+    python experiments/table4_mfu.py                                      # the devices that are here
+    python experiments/table4_mfu.py --hardware 8xH200 --model 7B --block 65536 --rates rates.csv
+
+Measured: a training step with blockwise attention, a sequence a device, and one with ring attention,
+one sequence over all devices, with as many tokens in both: the paper's ratio of contexts. Projected:
+the paper's machines, from the rates of single parts measured on one device (here, or by another run:
+``--rates``) and the links of the paper's Table 2. The claim to test is that the ring is within a few per
+cent of what the blockwise step leads to expect.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+
+from agentic_ring import cli
+from agentic_ring.errors import ArgumentError
+from agentic_ring.files import replacing
+from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.provenance import provenance
+from evals import kernel_times
+from evals.device_rates import columns, probes, read_rates, simulated
+from evals.llama_step import LlamaStep, Method, Precision
+from evals.machines import machine
+from evals.measured_mfu import Candidate, MeasuredRow, measure
+from evals.mfu_plot import Bar, plot_mfu
+from evals.projection import Step
+from evals.published_rates import PUBLISHED
+from evals.rows import write_rows
+from evals.running_step import RunningStep
+from evals.tables import TextTable
+from evals.turns import Spread
+from experiments.mfu_projection import ProjectedRow, project_machine, project_paper
+from experiments.mfu_tables import kernel_table, measured_table, minimum_table, projected_table
+
+SIMULATED_DEVICES = 8
+Remat = Literal["full", "offload", "attention"]
+
+SIMULATED = (
+    "The devices are simulated and share their cores: blockwise attention has a sequence a device, the ring "
+    "one as long as all of them, so both steps do their work on the same cores and expectations follow "
+    "from operations. A transfer is a copy, which hides behind nothing."
+)
+
+left_out = partial(tyro.conf.arg, help_behavior_hint="")
+"""A flag whose help text tells what happens without it."""
+
+
+def training_steps(
+    model: str, block: int, devices: Sequence[Any], precision: Precision, remat: Remat
+) -> list[LlamaStep]:
+    """Blockwise and, on several devices, ring: ``block`` tokens a device in both."""
+    if block < 2 or block % 2:
+        raise ArgumentError(f"block is {block}; take an even number of tokens a device, at least 2")
+    methods: tuple[Method, ...] = ("blockwise", "ring") if len(devices) > 1 else ("blockwise",)
+    return [
+        LlamaStep(
+            model,
+            method,
+            block * (len(devices) if method == "ring" else 1),
+            tuple(devices),
+            precision,
+            remat=remat,
+        )
+        for method in methods
+    ]
+
+
+def candidate(running: RunningStep) -> Candidate:
+    """The step as ``measured_mfu`` times it."""
+    step = running.step
+    ring = len(step.devices) if step.method == "ring" else 1
+    config = step.config
+    sizes = Step(
+        config.transformer,
+        config.vocab_size,
+        step.context,
+        ring,
+        len(step.devices),
+        itemsize=jnp.dtype(step.precision).itemsize,
+    )
+    return Candidate(step.method, sizes, running.updates)
+
+
+def model_config(model: str, method: Method, remat: Remat = "full") -> LlamaConfig:
+    """A model of this size as it would run elsewhere, in bfloat16."""
+    return LlamaStep(model, method, 2, (None,), remat=remat).config
+
+
+def main(
+    model: Annotated[str | None, left_out(metavar="SIZE")] = None,
+    block: Annotated[int | None, left_out(metavar="TOKENS")] = None,
+    precision: Annotated[Precision | None, left_out(metavar="{float32,bfloat16}")] = None,
+    remat: Remat = "full",
+    hardware: Annotated[str | None, left_out(metavar="NAME")] = None,
+    rates: Annotated[Path | None, left_out(metavar="CSV")] = None,
+    turns: int = 3,
+    simulated_devices: int = SIMULATED_DEVICES,
+    trace: Annotated[Path | None, left_out(metavar="DIR")] = None,
+    output: Path = Path("runs/table4_mfu"),
+) -> None:
+    """Measures utilisation on the devices that are here and projects it for machines that are not.
+
+    Args:
+      model: Size: tiny, 100M, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
+      block: Tokens a device: the blockwise context, and the ring's over the number of devices. Default:
+        1024 on a CPU, 32768 on anything else.
+      precision: Of products and activations. Default: float32 on a CPU, bfloat16 on anything else.
+      remat: What the backward computes again: full is the paper's, attention keeps its output.
+      hardware: Project this machine (8xH200, TPUv5p-256, ...) with --model and --block; no training step
+        runs. Default: measure here, and project the paper's machines.
+      rates: A rates.csv of another run to project from. Default: rates measured here, on a CPU those
+        published for an H100.
+      turns: Timed turns; medians are reported, with the least and the greatest.
+      simulated_devices: Where there is only a CPU.
+      trace: Folder for a profile of one step of each method, whose longest kernels are then listed;
+        not with --hardware, where no step runs.
+      output: Folder for CSV files, table4.md and table4.png.
+    """
+    if hardware is not None:
+        machine(hardware)
+    chosen = None if rates is None else (read_rates(rates), str(rates))
+    if simulated_devices < 1:
+        raise ArgumentError(f"simulated_devices is {simulated_devices}; it must be at least 1")
+    simulate_cpu_devices(simulated_devices)
+    on_cpu = simulated()
+    model = model or ("tiny" if on_cpu else "7B")
+    if block is None:
+        block = 1024 if on_cpu else 32768
+    precision = precision or ("float32" if on_cpu else "bfloat16")
+    steps = training_steps(model, block, jax.devices(), precision, remat)
+    running = [RunningStep(step) for step in steps]
+    if chosen is None and on_cpu:
+        # What a CPU reaches of its peak says little about accelerators.
+        chosen = PUBLISHED, "published for an H100, see evals/published_rates.py"
+
+    tables: list[TextTable] = []
+    measured: list[MeasuredRow] = []
+    if hardware is None or chosen is None:
+        candidates = [candidate(each) for each in running] if hardware is None else []
+        parts = probes(steps[0].config, block, steps[0].mesh)
+        measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
+        measured = measurement.rows
+        write_rows(output / "rates.csv", [columns(measurement.rates)])
+        chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
+        if measured:
+            write_rows(output / "measured.csv", [row.columns() for row in measured])
+            notes = [SIMULATED] if on_cpu and len(steps) > 1 else []
+            tables.append(measured_table(measurement, f"{model} in {precision}", where(), notes))
+    configs = partial(model_config, remat=remat)
+    if hardware is None:
+        projected = project_paper(configs, chosen[0])
+    else:
+        projected = project_machine(hardware, model, configs, block, chosen[0])
+    write_rows(output / "projected.csv", [row.columns() for row in projected])
+    tables += [projected_table(projected, chosen[1]), minimum_table(model_config("7B", "ring").transformer)]
+    if trace is not None and hardware is None:
+        tables += [traced(each, trace) for each in running]
+    plot_mfu(output / "table4.png", *bars(measured, projected))
+    publish(tables, output)
+
+
+def where() -> str:
+    """The devices in words."""
+    found = provenance()["hardware"]
+    simulated = f", simulated on {found['cores']} cores of {found['cpu']}" if found["simulated"] else ""
+    return f"{found['devices']} x {found['device_kind']}{simulated}"
+
+
+def traced(running: RunningStep, directory: Path) -> TextTable:
+    """Saves a profile of one update and lists its longest kernels."""
+    method, update = running.step.method, running.updates()
+    jax.block_until_ready(update())
+    return kernel_table(method, kernel_times.trace(directory / method, update))
+
+
+def bars(measured: Sequence[MeasuredRow], projected: Sequence[ProjectedRow]) -> tuple[list[Bar], list[Bar]]:
+    """For the plot; of the projected ways only those that hide all they can."""
+    ours = [Bar(row.method, row.paper, row.halved) for row in measured]
+    theirs = []
+    for row in projected:
+        if row.method in ("blockwise", "ring"):
+            shares = map(row.projection.utilisation, (row.flops.paper, row.flops.halved))
+            paper, halved = (Spread.of([share]) for share in shares)
+            theirs.append(Bar(f"{row.machine} {row.model} {row.method}", paper, halved))
+    return ours, theirs
+
+
+def publish(tables: Sequence[TextTable], output: Path) -> None:
+    """Prints the tables and writes them to ``table4.md``, with the command that made them."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for table in tables:
+        console.print(table.rich())
+        for note in table.notes:
+            console.print(note, style="dim", highlight=False)
+    origin = provenance()
+    heading = f"# Table 4\n\n`{origin['command']}` at commit {origin['commit']}, on {where()}.\n"
+    with replacing(output / "table4.md") as beside:
+        beside.write_text("\n".join([heading, *(table.markdown() for table in tables)]))
+    console.print(f"written to {output}: table4.md, table4.png and CSV files")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,136 @@
+"""Table 4 from flags to files with a model that trains in seconds, and its projections."""
+
+import csv
+import sys
+
+import pytest
+
+from agentic_ring import cli
+from agentic_ring.errors import ArgumentError, UnknownNameError
+from evals import contest, device_rates, llama_step
+from evals.machines import MACHINES
+from evals.published_rates import PUBLISHED
+from experiments import paper, table4_mfu
+from experiments.mfu_projection import PLACES, paper_steps, project_machine, project_paper
+from experiments.table4_mfu import model_config, training_steps
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
+    for module in (contest, device_rates):
+        monkeypatch.setattr(module, "MATMUL", {"cpu": 64})
+    monkeypatch.setattr(device_rates, "MEMORY_BYTES", 2**12)
+    monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
+
+
+def call(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["table4_mfu.py", *map(str, flags)])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(table4_mfu.main)
+    return exit.value.code
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, monkeypatch, capsys):
+    flags = ("--block", 16, "--turns", 1, "--trace", tmp_path / "trace", "--output", tmp_path)
+    assert call(monkeypatch, *flags) == 0
+    printed = capsys.readouterr().out
+    for title in ("Measured: tiny in float32 on 8 x cpu", "Projected, not measured", "(Table 2)"):
+        assert title in printed
+    blockwise, ring = rows_of(tmp_path / "measured.csv")
+    assert (blockwise["method"], blockwise["context"], blockwise["sequences"]) == ("blockwise", "16", "8")
+    assert (ring["method"], ring["context"], ring["sequences"]) == ("ring", "128", "1")
+    for row in (blockwise, ring):
+        assert 0 < float(row["seconds_low"]) <= float(row["seconds"]) <= float(row["seconds_high"])
+        assert float(row["flops_halved"]) < float(row["flops_paper"])
+        share = float(row["mfu_halved"]) / float(row["mfu_paper"])
+        assert share == pytest.approx(float(row["flops_halved"]) / float(row["flops_paper"]))
+    assert float(ring["over_blockwise_parts"]) > 0
+    assert {row["projected"] for row in rows_of(tmp_path / "projected.csv")} == {"True"}
+    assert len(rows_of(tmp_path / "rates.csv")) == 1
+    assert (tmp_path / "table4.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "table4.md").read_text()
+    assert "## Measured: longest kernels of one ring step" in page
+    assert len(list(tmp_path.glob("trace/*/plugins/profile/*/*.trace.json.gz"))) == 2
+
+    again = ("--hardware", "8xH200", "--model", "7B", "--rates", tmp_path / "rates.csv")
+    assert call(monkeypatch, *again, "--output", tmp_path / "again") == 0
+    assert str(tmp_path / "rates.csv") in (tmp_path / "again" / "table4.md").read_text()
+    assert not (tmp_path / "again" / "measured.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--hardware", "9xH900"), "unknown hardware '9xH900'; choose one of: 8xA100"),
+        (("--model", "9B"), "unknown model '9B'; choose one of: tiny"),
+        (("--hardware", "8xH200", "--model", "9B"), "unknown model '9B'"),
+        (("--block", "0"), "block is 0; take an even number of tokens"),
+        (("--block", "15"), "block is 15; take an even number of tokens"),
+        (("--rates", "nowhere.csv"), "nowhere.csv does not exist"),
+        (("--turns", "0"), "turns is 0; it must be at least 1"),
+        (("--simulated-devices", "0"), "simulated_devices is 0; it must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_status(flags, message, small, tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, *flags, "--output", tmp_path) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert printed.count("\n") == 1
+
+
+def test_both_methods_have_as_many_tokens():
+    blockwise, ring = training_steps("tiny", 64, [None] * 4, "float32", "full")
+    assert blockwise.batch * blockwise.context == ring.batch * ring.context == 256
+    assert [step.method for step in training_steps("tiny", 64, [None], "float32", "full")] == ["blockwise"]
+    with pytest.raises(ArgumentError, match="block is 0"):
+        training_steps("tiny", 0, [None], "float32", "full")
+
+
+def test_paper_rows_have_the_papers_batches_where_they_can():
+    found = {}
+    for row in paper.mfu_rows():
+        devices = MACHINES[PLACES[row.hardware][0]].devices
+        blockwise, ring = paper_steps(row, devices, model_config)
+        assert (blockwise.context, ring.context) == (row.blockwise_context, row.ring_context)
+        assert ring.tokens == row.batch_tokens
+        assert ring.block <= blockwise.block  # what a device can hold
+        assert blockwise.sequences >= devices
+        found[row.model, row.hardware] = ring.ring, ring.accumulation, blockwise.tokens // row.batch_tokens
+    assert found == {
+        ("7B", "8x A100"): (8, 8, 1),
+        ("13B", "8x A100"): (8, 16, 1),
+        ("13B", "32x A100"): (32, 1, 1),
+        # 4M tokens are 256 sequences of 16K, fewer than devices.
+        ("30B", "TPUv4-1024"): (256, 1, 2),
+        ("65B", "TPUv4-1024"): (128, 1, 1),
+    }
+
+
+def test_projected_rings_lose_a_few_per_cent_and_more_with_anything_left_out():
+    rows = project_paper(model_config, PUBLISHED)
+    by_row: dict = {}
+    for row in rows:
+        by_row.setdefault((row.machine, row.model), {})[row.method] = row.projection
+    assert len(by_row) == 5
+    for (machine, _), ways in by_row.items():
+        ring = ways["ring"]
+        assert (ring.hops + ring.gathers) / ring.seconds < 0.05
+        assert all(
+            ways[method].seconds > ring.seconds for method in ways if method not in ("ring", "blockwise")
+        )
+        assert ("ring, one torus link" in ways) == machine.startswith("TPU")
+
+
+def test_a_machine_is_projected_at_its_own_peak_and_link():
+    rows = project_machine("8xH200", "7B", model_config, 65536, PUBLISHED)
+    ring = next(row for row in rows if row.method == "ring")
+    assert ring.projection.step.context == 8 * 65536
+    assert ring.projection.peak == MACHINES["8xH200"].hardware.flops
+    with pytest.raises(UnknownNameError, match="unknown hardware"):
+        project_machine("9xH200", "7B", model_config, 65536, PUBLISHED)
