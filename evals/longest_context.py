@@ -206,20 +206,30 @@ def search_finely(
     """
     devices, limit = cell.machine.devices, cell.machine.hardware.limit
     tokens = max(4 * grain, cell.expected().longest(limit) // devices)
-    first = question(cell, devices * tokens // 2)
-    second = question(cell, devices * tokens)
-    yield first
-    yield second
-    if first.needed is None or second.needed is None:
-        return
-    slope = (second.needed - first.needed) / (tokens - tokens // 2)
-    reach = int(tokens + (limit - second.needed) / slope) // grain * grain
-    while reach > 0:
-        finding = question(cell, devices * reach)
+    known: dict[int, float] = {}
+    tried = [tokens // 2, tokens]
+    while tried:
+        tokens = tried.pop(0)
+        finding = question(cell, devices * tokens)
         yield finding
-        if finding.verdict != "does not fit":
+        if finding.needed is None:
             return
-        reach -= grain
+        known[tokens] = finding.needed
+        if tried:
+            continue
+        fitting = max((n for n in known if known[n] <= limit), default=0)
+        excess = min((n for n in known if known[n] > limit), default=None)
+        if excess is not None and excess - fitting <= grain:
+            return
+        (low, less), (high, more) = sorted(known.items(), key=lambda pair: abs(pair[1] - limit))[:2]
+        reach = int(low + (limit - less) * (high - low) / (more - less)) // grain * grain
+        # The line may point at what is known: then the next grain towards what is not.
+        reach = (
+            max(reach, fitting + grain)
+            if excess is None
+            else min(max(reach, fitting + grain), excess - grain)
+        )
+        tried.append(reach)
 
 
 class Asker:

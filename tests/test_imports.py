@@ -115,7 +115,11 @@ def test_no_script_bears_the_name_of_what_it_may_import(module):
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
-        ("agentic_ring.attention.ring", "from agentic_ring.models import llama", ["agentic_ring.models"]),
+        (
+            "agentic_ring.attention.ring",
+            "from agentic_ring.models import llama",
+            ["agentic_ring.models.llama"],
+        ),
         ("agentic_ring.mesh", "import agentic_ring.attention.api", ["agentic_ring.attention.api"]),
         ("agentic_ring.mesh", "from agentic_ring import errors", []),
         ("agentic_ring.mesh", "from agentic_ring import attention", ["agentic_ring.attention"]),

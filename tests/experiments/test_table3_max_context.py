@@ -1,0 +1,185 @@
+"""Table 3 from flags to files, with answers that stand for the compilers'."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+from agentic_ring import cli
+from agentic_ring.errors import ArgumentError
+from evals.hardware import CompilerMissingError
+from evals.longest_context import Cell, Finding, Findings
+from evals.machines import MACHINES, machine
+from experiments import paper, table3_max_context
+from experiments.context_growth import plot_growth
+from experiments.max_context_plots import plot_contexts, plot_memory
+from experiments.max_context_table import COLUMNS, markdown, table_rows
+from experiments.table3_max_context import all_rows, check_command, paper_precision, parse_tokens
+
+ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
+
+
+def found(cell: Cell, most: int) -> list[Finding]:
+    return [
+        Finding(cell, most, "fits", 5e9, 8e9, state=10**9),
+        Finding(cell, 2 * most, "does not fit", 9e9 if cell.method == "ring" else None, 8e9),
+    ]
+
+
+@pytest.fixture
+def done():
+    contexts = {"ring": 2**19, "blockwise": 2**16, "memory_efficient": 2**15, "vanilla": 2**12}
+    cells = (
+        Cell(hardware, model, column.method, paper_precision(hardware), column.remat)
+        for hardware, model in ROWS
+        for column in COLUMNS
+    )
+    return {
+        cell: found(cell, contexts[cell.method] * (4 if cell.remat == "offload" else 1)) for cell in cells
+    }
+
+
+def test_every_row_of_the_paper_is_there():
+    rows = all_rows()
+    assert len(paper.longest_contexts()) == 13
+    assert {(machine(name).paper, model) for name, model in rows if machine(name).paper} == set(
+        paper.longest_contexts()
+    )
+    assert len(rows) > 13
+
+
+def test_the_table_says_how_far_it_is_from_the_paper(done):
+    first, second, third = table_rows(ROWS, done)
+    assert first.paper["ring"] == 256 * 1024
+    assert first.ratio_to_paper() == 2**21 / 2**18
+    assert first.over_best_baseline() == 8
+    assert first.paper_over_best_baseline() == 8
+    assert second.paper_over_best_baseline() == 128
+    assert third.ratio_to_paper() is None
+    text = markdown([first, second, third])
+    assert "| 8xA100 | 7B | 512K (256K) | 2048K | 64K (32K) | 32K (16K) | 4K (2K) | 8x | 8x (8x) |" in text
+    assert "| 8xH200 | 30B | 512K | 2048K | 64K | 32K | 4K |  | 8x |" in text
+    assert "TPUv5e-256: 256 devices v5e" in text
+
+
+def test_a_cell_that_crashed_is_marked_and_its_message_kept(done):
+    cell = next(cell for cell in done if cell.method == "vanilla")
+    done[cell] = [*done[cell][:1], Finding(cell, 2**13, "error", None, 8e9, message="Check failed: x")]
+    text = markdown(table_rows(ROWS, done))
+    assert "4K (error) (2K)" in text
+    assert "Check failed: x" in text
+
+
+def test_pictures(done, tmp_path):
+    rows = table_rows(ROWS, done)
+    plot_contexts(tmp_path / "contexts.png", rows)
+    plot_memory(tmp_path / "memory.png", rows)
+    plot_growth(tmp_path / "growth.png", "350M", {1: 1000, 2: 2100, 4: 4000})
+    for name in ("contexts.png", "memory.png", "growth.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4096", 4096), ("2048k", 2**21), ("2048K", 2**21), ("1m", 2**20)]
+)
+def test_contexts_are_read(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "2g", "-1k", "0", "1.5k"])
+def test_other_words_are_no_context(text):
+    with pytest.raises(ArgumentError, match="a context of"):
+        parse_tokens(text)
+
+
+def call(monkeypatch, capsys, *flags) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["table3_max_context.py", *map(str, flags)])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(table3_max_context.main)
+    captured = capsys.readouterr()
+    return exit.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--hardware", "9xB200"], "unknown hardware"),
+        (["--model", "9B"], "unknown model"),
+        (["--method", "flash"], "unknown method"),
+        (["--check", "2048k"], "one --hardware"),
+        (["--hardware", "8xA100", "--model", "7B", "--method", "ring", "--check", "2g"], "a context of '2g'"),
+        (["--workers", "0"], "workers is 0"),
+    ],
+)
+def test_wrong_flags(flags, message, monkeypatch, capsys, tmp_path):
+    code, _, error = call(monkeypatch, capsys, *flags, "--output", tmp_path)
+    assert code == 1
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
+    findings = Findings(tmp_path / "answers")
+    for answers in done.values():
+        # What is kept is what the search will ask: from the formula's context on.
+        for answer in answers:
+            findings.put(answer)
+    monkeypatch.setattr(
+        table3_max_context, "search", lambda cell, asker: [asker(*q) for q in asked(done, cell)]
+    )
+    code, out, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
+    assert code == 0
+    assert "512K (256K)" in out
+    with (tmp_path / "findings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * len(COLUMNS)
+    assert {row["hardware"] for row in rows} == {"8xA100"}
+    for name in ("contexts.png", "memory.png", "table.csv", "table.md"):
+        assert (tmp_path / name).stat().st_size > 100
+
+
+def asked(done, cell):
+    return [(cell, answer.context) for answer in done[cell]]
+
+
+def compilers() -> list[str]:
+    """Small machines whose compilers are installed."""
+    there = []
+    for name in ("2xA100", "TPUv5e-256"):
+        try:
+            machine(name).describe()
+        except CompilerMissingError:
+            continue
+        there.append(name)
+    return there
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch, capsys, tmp_path):
+    missing = [name for name in ("8xA100", "TPUv5e-256") if name.replace("8x", "2x") not in compilers()]
+    if not missing:
+        pytest.skip("both compilers are installed")
+    flags = ["--hardware", missing[0], "--model", "tiny", "--method", "ring", "--check", "64k"]
+    code, _, error = call(monkeypatch, capsys, *flags, "--output", tmp_path)
+    assert code == 1
+    assert "pip install 'agentic_ring[" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2xA100", "TPUv5e-256"])
+def test_a_small_model_on_a_real_compiler(name, tmp_path):
+    if name not in compilers():
+        pytest.skip(f"the compiler for {name} is not installed")
+    cell = Cell(name, "tiny", "ring", "bfloat16")
+    ended = subprocess.run(check_command(cell, 2**16, tmp_path), capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("fits: ")
+    answer = Findings(tmp_path / "answers").get(cell, 2**16)
+    assert answer.verdict == "fits"
+    assert 0 < answer.state < answer.needed < answer.limit
+
+
+def test_machines_are_named_once():
+    assert all(named.name == name for name, named in MACHINES.items())
+    assert machine("16xH100").devices == 16

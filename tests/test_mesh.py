@@ -1,0 +1,54 @@
+"""Where arrays lie: every device holds its share of a weight, whatever the weight's dimensions."""
+
+from math import prod
+
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from agentic_ring.mesh import AXES, ShardingRules
+
+RULES = ShardingRules()
+
+
+def shares(shape, axes, **sizes) -> int:
+    """Parts that a weight is cut into on a mesh of these sizes."""
+    mesh = AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
+    spec = RULES.sharding(mesh, shape, axes).spec
+    used = [axis for entry in spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
+    assert len(used) == len(set(used)), spec
+    for size, entry in zip(shape, spec, strict=False):
+        assert size % prod(mesh.shape[a] for a in ((entry,) if isinstance(entry, str) else entry or ())) == 0
+    return prod(mesh.shape[axis] for axis in used)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((3200, 8640), ("embed", "ffn")),
+        ((8640, 3200), ("ffn", "embed")),
+        ((3200, 32, 100), ("embed", "heads", None)),
+        ((32, 100, 3200), ("heads", None, "embed")),
+        ((32000, 3200), ("vocab", "embed")),
+        ((26, 3200, 8640), ("embed", "ffn")),
+    ],
+    ids=str,
+)
+def test_a_width_that_does_not_divide_goes_over_two_dimensions(shape, axes):
+    assert 3200 % 512 != 0
+    assert shares(shape, axes, fsdp=4, ring=128) == 512
+    assert shares(shape, axes, fsdp=128, ring=4) == 512
+
+
+def test_a_width_that_divides_stays_on_one_dimension():
+    mesh = AbstractMesh((1, 2, 4, 1), AXES)
+    assert RULES.sharding(mesh, (64, 96), ("embed", "ffn")).spec[0] == ("fsdp", "ring")
+    # The layers of a stack are scanned, so they are never cut, even where nothing else can be.
+    assert RULES.sharding(mesh, (8, 3, 5), ("embed", "ffn")).spec == PartitionSpec(None, None, "tensor")
+
+
+def test_tensor_parallel_heads_keep_their_axis():
+    assert shares((3200, 32, 100), ("embed", "heads", None), fsdp=4, ring=64, tensor=2) == 512
+
+
+def test_axes_that_divide_nothing_are_left_out():
+    assert shares((7, 5), ("embed", "ffn"), ring=8) == 1
