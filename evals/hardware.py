@@ -207,7 +207,7 @@ def _tpus(hardware: Hardware, topology: str) -> tuple[Any, ...]:
         ) from error
     except (ImportError, RuntimeError) as error:
         raise CompilerMissingError(
-            f"compiling for {hardware.name} needs libtpu; run: pip install 'agentic_ring[tpu]'"
+            f"compiling for {hardware.name} needs libtpu; run: pip install 'agentic_ring[aot]'"
         ) from error
     return tuple(description.devices)
 

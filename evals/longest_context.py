@@ -65,7 +65,15 @@ class Cell:
     def expected(self) -> MemoryModel:
         """Its bytes by formula."""
         itemsize = jnp.dtype(self.precision).itemsize
-        return MemoryModel(SHAPES[self.model], self.method, self.remat, self.machine.devices, itemsize)
+        machine = self.machine
+        return MemoryModel(
+            SHAPES[self.model],
+            self.method,
+            self.remat,
+            machine.devices,
+            itemsize,
+            machine.hardware.platform,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Bytes of a LLaMA training step from its sizes alone: where a search starts, and a check on compilers.
 
-All counts are of one device. A *unit* is one array [tokens of a device, width] in the compute dtype; the
-number of units alive at once was counted in the compiler's plan of the backward of a layer.
+All counts are of one device. A *unit* is one array [tokens of a device, width] in the compute dtype; how
+many are alive at once was counted in the compilers' plans of the backward of a layer. TPUs keep more of them
+than GPUs, and more where memory is ample; they lay it out in lanes of 128, so that a head of 100 takes 128.
 """
 
 from dataclasses import dataclass
 
 from evals.llama_step import CHUNK, Shape
 
-WHOLE_UNITS = 9
+WHOLE_UNITS = {"cuda": 4, "tpu": 9}
 """Alive beside the attention of a layer: its input, what is kept of the heads, and gradients of both."""
 RING_FLOAT32 = 7
 """Blocks that a ring holds in float32: dq, and d_key and d_value summed, sent and received."""
@@ -25,6 +26,7 @@ class MemoryModel:
       method, remat: see ``LlamaStep``.
       devices: that share parameters and, in a ring, the sequence.
       itemsize: bytes of the compute dtype.
+      platform: "cuda" or "tpu".
     """
 
     shape: Shape
@@ -32,6 +34,7 @@ class MemoryModel:
     remat: str
     devices: int
     itemsize: int
+    platform: str
 
     @property
     def parameters(self) -> int:
@@ -63,7 +66,7 @@ class MemoryModel:
             6 * shape.ffn_width * self.itemsize if self.method in ("vanilla", "memory_efficient") else 0
         )
         # The feedforward's backward and the attention's do not overlap in time.
-        return unit * (kept + WHOLE_UNITS) + max(unit * blocks, feedforward)
+        return unit * (kept + WHOLE_UNITS[self.platform]) + max(unit * blocks, feedforward)
 
     def bytes(self, context: int) -> float:
         """Of a device, for sequences of this many tokens: one a device, or one in all for a ring."""

@@ -162,15 +162,8 @@ def transfers(text: str) -> list[Transfer]:
         for place, step in enumerate(steps):
             if step.opcode not in ("collective-permute", "collective-permute-start"):
                 continue
-            between: list[Instruction] = []
-            if step.opcode == "collective-permute-start":
-                done = next(
-                    index
-                    for index, other in enumerate(steps)
-                    if other.opcode == "collective-permute-done" and step.name in other.operands
-                )
-                between = steps[place + 1 : done]
-            array, size = _array(step.type)
+            between = in_flight(steps, place)
+            array, size = first_array(step.type)
             found.append(
                 Transfer(
                     name=step.name,
@@ -187,6 +180,18 @@ def transfers(text: str) -> list[Transfer]:
     return found
 
 
+def in_flight(steps: list[Instruction], place: int) -> list[Instruction]:
+    """What stands between the asynchronous instruction at ``place`` and its done; nothing for others."""
+    start = steps[place]
+    if not start.opcode.endswith("-start"):
+        return []
+    name = start.opcode.removesuffix("-start") + "-done"
+    done = next(
+        index for index, other in enumerate(steps) if other.opcode == name and start.name in other.operands
+    )
+    return steps[place + 1 : done]
+
+
 _WORK = ("fusion", "while", "conditional", "custom-call", "dot", "convolution", "copy")
 
 
@@ -199,7 +204,7 @@ def exposed(text: str, ring: int) -> list[Transfer]:
     ]
 
 
-def _array(kind: str) -> tuple[str, int]:
+def first_array(kind: str) -> tuple[str, int]:
     """The first array of a type, and its bytes."""
     found = _ARRAY.search(kind)
     if not found:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from agentic_ring.files import replacing
-from evals.llama_step import Method
+from evals.llama_step import CHUNK, HEADS_OF_A_GROUP, Method
 from evals.longest_context import Cell, Finding, longest
 from evals.machines import machine
 from evals.rows import write_rows
@@ -135,19 +135,32 @@ def text_table(rows: Sequence[Row]) -> Table:
 def markdown(rows: Sequence[Row]) -> str:
     """The table, ours and the paper's in each cell, and what the names stand for."""
     lines = [TITLES, ["---"] * len(TITLES), *(_cells(row) for row in rows)]
-    notes = ["Tokens of a sequence; in brackets the paper's."]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table + "\n\n" + "\n".join(f"- {note}" for note in notes(rows)) + "\n"
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What stands behind the table: the step, the machines, and what went wrong."""
+    lines = [
+        "Tokens of a sequence, longest power of two whose step compiles into a device's memory; in brackets "
+        "the paper's.",
+        "The step: AdamW; parameters, moments and gradients in float32, sharded over all devices; full "
+        f"recomputation of layers; logits of {CHUNK} tokens at a time in every method, and so the "
+        f"feedforward of blockwise and ring; the ring attends with {HEADS_OF_A_GROUP} heads at a time. One "
+        "sequence over all devices for the ring, one a device for the others.",
+        "Inputs on host: each layer's input waits for the backward in the host's memory.",
+    ]
     for name in dict.fromkeys(row.hardware for row in rows):
         named = machine(name)
+        precisions = {finding.cell.precision for finding in _findings(rows) if finding.cell.hardware == name}
         note = f" ({named.note})" if named.note else ""
-        notes.append(
-            f"- {name}: {named.devices} devices {named.hardware.name}{note}, "
+        lines.append(
+            f"{name}: {named.devices} devices {named.hardware.name}{note}, "
             f"{named.hardware.limit / 1e9:.1f} GB of each for a program, "
-            f"{named.host_memory / 1e9:.0f} GB of host memory."
+            f"{named.host_memory / 1e9:.0f} GB of host memory each; {', '.join(sorted(precisions))}."
         )
     errors = [finding for finding in _findings(rows) if finding.verdict == "error"]
-    notes += [f"- {error.cell} at {thousands(error.context)}: {error.message}" for error in errors]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return table + "\n\n" + "\n".join(notes) + "\n"
+    return [*lines, *(f"{e.cell} at {thousands(e.context)}: {e.message}" for e in errors)]
 
 
 def _findings(rows: Sequence[Row]) -> list[Finding]:

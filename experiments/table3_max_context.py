@@ -23,9 +23,10 @@ from agentic_ring.progress import progress
 from evals.llama_step import METHODS, SHAPES, Method, Precision
 from evals.longest_context import Asker, Cell, Finding, Findings, ask, search, sweep
 from evals.machines import MACHINES, machine
+from evals.tokens import parse_tokens
 from experiments import paper
 from experiments.max_context_plots import plot_contexts, plot_memory
-from experiments.max_context_table import COLUMNS, contexts_of, table_rows, text_table, write_table
+from experiments.max_context_table import COLUMNS, contexts_of, notes, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),
@@ -52,19 +53,6 @@ def all_rows() -> list[tuple[str, str]]:
     """(hardware, model) of the table: the paper's, then ours."""
     names = {named.paper: named.name for named in MACHINES.values() if named.paper}
     return [(names[hardware], model) for hardware, model in paper.longest_contexts()] + list(BEYOND_THE_PAPER)
-
-
-def parse_tokens(text: str) -> int:
-    """Tokens from "2048k", "1m" or "4096".
-
-    Raises:
-      ArgumentError: it is none of these.
-    """
-    units = {"k": 1024, "m": 1024**2}
-    digits, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in units else (text, "")
-    if not digits.isdecimal() or int(digits) < 1:
-        raise ArgumentError(f"a context of {text!r}; give tokens as 4096, 2048k or 1m")
-    return int(digits) * units.get(unit, 1)
 
 
 def print_finding(finding: Finding) -> None:
@@ -153,6 +141,7 @@ def main(
     plot_contexts(output / "contexts.png", table_rows(rows, done))
     plot_memory(output / "memory.png", table_rows(rows, done))
     rich.print(text_table(table_rows(rows, done)))
+    print("\n".join(notes(table_rows(rows, done))))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
 
 

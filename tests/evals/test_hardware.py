@@ -49,7 +49,7 @@ def machine_or_error(name):
 def test_devices_or_what_to_install(name):
     machine = machine_or_error(name)
     if isinstance(machine, CompilerMissingError):
-        extra = "cuda13" if HARDWARE[name].platform == "cuda" else "tpu"
+        extra = "cuda13" if HARDWARE[name].platform == "cuda" else "aot"
         assert f"agentic_ring[{extra}]" in str(machine)
     else:
         assert len(machine.devices) == {"v3": 32, "tpu7x": 8, "v4": 4, "v5p": 4}.get(name, 16)

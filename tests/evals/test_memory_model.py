@@ -8,7 +8,7 @@ from evals.memory_model import MemoryModel
 
 
 def model(name: str = "7B", method: str = "ring", remat: str = "full", devices: int = 8) -> MemoryModel:
-    return MemoryModel(SHAPES[name], method, remat, devices, itemsize=4)
+    return MemoryModel(SHAPES[name], method, remat, devices, itemsize=4, platform="tpu")
 
 
 @pytest.mark.parametrize("name", SHAPES)

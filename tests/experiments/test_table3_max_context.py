@@ -11,11 +11,12 @@ from agentic_ring.errors import ArgumentError
 from evals.hardware import CompilerMissingError
 from evals.longest_context import Cell, Finding, Findings
 from evals.machines import MACHINES, machine
+from evals.tokens import parse_tokens
 from experiments import paper, table3_max_context
 from experiments.context_growth import plot_growth
 from experiments.max_context_plots import plot_contexts, plot_memory
 from experiments.max_context_table import COLUMNS, markdown, table_rows
-from experiments.table3_max_context import all_rows, check_command, paper_precision, parse_tokens
+from experiments.table3_max_context import all_rows, check_command, paper_precision
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
 
@@ -123,25 +124,23 @@ def test_wrong_flags(flags, message, monkeypatch, capsys, tmp_path):
 def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
     findings = Findings(tmp_path / "answers")
     for answers in done.values():
-        # What is kept is what the search will ask: from the formula's context on.
         for answer in answers:
             findings.put(answer)
+    # Asks about what is known, where the search would start from the formula.
     monkeypatch.setattr(
-        table3_max_context, "search", lambda cell, asker: [asker(*q) for q in asked(done, cell)]
+        table3_max_context,
+        "search",
+        lambda cell, asker: [asker(cell, answer.context) for answer in done[cell]],
     )
-    code, out, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
+    code, _, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
     assert code == 0
-    assert "512K (256K)" in out
+    assert "| 512K (256K) | 2048K |" in (tmp_path / "table.md").read_text()
     with (tmp_path / "findings.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(COLUMNS)
     assert {row["hardware"] for row in rows} == {"8xA100"}
     for name in ("contexts.png", "memory.png", "table.csv", "table.md"):
         assert (tmp_path / name).stat().st_size > 100
-
-
-def asked(done, cell):
-    return [(cell, answer.context) for answer in done[cell]]
 
 
 def compilers() -> list[str]:

@@ -1,0 +1,16 @@
+"""Numbers of tokens as people write them."""
+
+from agentic_ring.errors import ArgumentError
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens from "2048k", "1m" or "4096".
+
+    Raises:
+      ArgumentError: it is none of these.
+    """
+    units = {"k": 1024, "m": 1024**2}
+    digits, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in units else (text, "")
+    if not digits.isdecimal() or int(digits) < 1:
+        raise ArgumentError(f"a context of {text!r}; give tokens as 4096, 2048k or 1m")
+    return int(digits) * units.get(unit, 1)
