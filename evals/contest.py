@@ -24,16 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from agentic_ring.errors import AgenticRingError, ArgumentError, MeshError
-from agentic_ring.provenance import hardware
-from evals.hardware import DoesNotFitError, planned_bytes
+from evals.hardware import DoesNotFitError
+from evals.local_memory import check_fits_here
 from evals.turns import Spread, take_turns
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-
-MEMORY_SHARE = 0.6
-"""Of the memory of a machine without an accelerator; the rest is for the inputs and other programs."""
 
 MATMUL = {"cpu": 2048}
 """Rows and columns of the yardstick's matrices, by platform."""
@@ -256,22 +253,9 @@ def _compiled(contender: Contender, direction: Direction, arrays: tuple[jax.Arra
     function = contender.forward if direction == "forward" else contender.both
     given = arrays[:3] if direction == "forward" else arrays
     compiled = jax.jit(function).lower(*given).compile()
-    needed, limit = planned_bytes(compiled), _memory()
-    if jax.default_backend() == "cpu":
-        needed *= len(contender.sharding.device_set)  # they share one memory
-    if limit is not None and needed > limit:
-        raise DoesNotFitError(f"needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB")
+    check_fits_here(compiled, len(contender.sharding.device_set))
     analysis: Any = compiled.memory_analysis()
     return _Entry(contender, direction, partial(compiled, *given), analysis.temp_size_in_bytes)
-
-
-def _memory() -> float | None:
-    """Bytes that a program may use on a device, or on all of them where they share the machine's."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    gib = hardware()["memory_gib"]
-    return None if gib is None else MEMORY_SHARE * gib * 2**30
 
 
 def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) -> None:

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 
 from agentic_ring.attention import order
 from agentic_ring.models.llama import TokenBatch
-from agentic_ring.provenance import hardware
 from agentic_ring.training.state import init_state, make_optimizer
-from evals.contest import MEMORY_SHARE
-from evals.hardware import DoesNotFitError, planned_bytes
+from evals.hardware import DoesNotFitError
 from evals.llama_step import LlamaStep
+from evals.local_memory import check_fits_here
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,19 @@ class RunningStep:
         step, train_step = self.step, self.step.train_step
         try:
             compiled = self.compiled
-            _check_memory(step, planned_bytes(compiled))
+            check_fits_here(compiled, len(step.devices))
             optimizer = make_optimizer(train_step.optimizer, steps=1)
             state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)
             batch = random_text(step, seed)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             reason = str(error).partition("\n")[0]
-            raise DoesNotFitError(f"{_named(step)} does not fit: {reason}") from error
+            raise DoesNotFitError(
+                f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
+                "smaller model or fewer tokens a device; on a GPU JAX takes 0.75 of the memory unless told by "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+            ) from error
 
         def update() -> Any:
             nonlocal state
@@ -73,23 +76,3 @@ def random_text(step: LlamaStep, seed: int) -> TokenBatch:
 
     shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
-
-
-def _check_memory(step: LlamaStep, needed: float) -> None:
-    stats, gib = jax.devices()[0].memory_stats(), hardware()["memory_gib"]
-    if stats and "bytes_limit" in stats:
-        limit = stats["bytes_limit"]
-    elif jax.default_backend() == "cpu" and gib is not None:
-        limit = MEMORY_SHARE * gib * 2**30
-        needed *= len(step.devices)  # simulated ones share the machine's memory
-    else:
-        return
-    if needed > limit:
-        raise DoesNotFitError(
-            f"{_named(step)} needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB; take a smaller model or "
-            "fewer tokens a device; on a GPU set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, as JAX takes 0.75"
-        )
-
-
-def _named(step: LlamaStep) -> str:
-    return f"{step.model} with {step.method} attention over {step.context} tokens"

@@ -12,6 +12,7 @@ from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 from evals import attention_speed as script
 from evals import contest as contest_module
+from evals import local_memory
 from evals.attention_speed import LOCAL, attention_speed
 from evals.contest import Contender, LeftOutError, Problem, contest
 from evals.peers import peer
@@ -63,7 +64,7 @@ def test_both_is_the_forward_with_its_gradients():
 
 
 def test_what_does_not_fit_is_left_out_before_it_runs(monkeypatch):
-    monkeypatch.setattr(contest_module, "_memory", lambda: 1e3)
+    monkeypatch.setattr(local_memory, "MEMORY_SHARE", 1e-9)
     rows, (line,) = contest(TINY, [PRODUCT], (), turns=1)
     assert rows == []
     assert line == "product: needs 0.0 GB of 0.0 GB (forward, forward+backward)"

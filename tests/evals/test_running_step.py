@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import order
-from evals import llama_step, running_step
+from evals import llama_step, local_memory
 from evals.hardware import DoesNotFitError
 from evals.llama_step import LlamaStep
 from evals.running_step import RunningStep, random_text
@@ -46,6 +46,7 @@ def test_each_update_starts_where_the_last_one_stopped():
 
 def test_what_does_not_fit_is_refused_before_it_runs(monkeypatch):
     monkeypatch.setattr(RunningStep, "compiled", None)
-    monkeypatch.setattr(running_step, "planned_bytes", lambda compiled: 1e15)
-    with pytest.raises(DoesNotFitError, match=r"tiny with ring attention over 32 tokens needs 8000000\.0 GB"):
+    monkeypatch.setattr(local_memory, "planned_bytes", lambda compiled: 1e15)
+    message = r"tiny with ring attention over 32 tokens: needs 8000000\.0 GB .* smaller model"
+    with pytest.raises(DoesNotFitError, match=message):
         RunningStep(step("ring", 32)).updates()
