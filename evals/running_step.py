@@ -50,8 +50,8 @@ class RunningStep:
             reason = str(error).partition("\n")[0]
             raise DoesNotFitError(
                 f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
-                "smaller model or fewer tokens a device; on a GPU JAX takes 0.75 of the memory unless told by "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+                "smaller model or fewer tokens a device; of a GPU's memory JAX takes 0.75 unless "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
             ) from error
 
         def update() -> Any:

@@ -131,7 +131,7 @@ def main(
             f"{total.exposed_size / layers / 1e6:.1f}",
             f"{1e3 * exposed_seconds:.2f}",
         )
-        rows.append({"hardware": hardware, "model": model, "context": step.context, **vars(total)})
+        rows.append({"machine": hardware, "model": model, "context": step.context, **vars(total)})
     console = Console(width=120)
     console.print(table)
     console.print(

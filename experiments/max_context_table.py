@@ -188,7 +188,7 @@ def _numbers(row: Row) -> dict[str, Any]:
     own = {column.title: row.context(column) for column in COLUMNS}
     published = {f"paper {method}": tokens for method, tokens in row.paper.items()}
     return {
-        "hardware": row.hardware,
+        "machine": row.hardware,
         "model": row.model,
         **own,
         **published,
@@ -203,4 +203,5 @@ def _columns(finding: Finding) -> dict[str, Any]:
     cell = values.pop("cell")
     values["compiled at"] = values.pop("commit")
     expected = finding.cell.expected().bytes(finding.context)
-    return {**cell, **values, "expected": round(expected)}
+    # "hardware" is the column of where it was compiled.
+    return {"machine": cell.pop("hardware"), **cell, **values, "expected": round(expected)}

@@ -138,7 +138,7 @@ def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, caps
     with (tmp_path / "findings.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(COLUMNS)
-    assert {row["hardware"] for row in rows} == {"8xA100"}
+    assert {row["machine"] for row in rows} == {"8xA100"}
     for name in ("contexts.png", "memory.png", "table.csv", "table.md"):
         assert (tmp_path / name).stat().st_size > 100
 
