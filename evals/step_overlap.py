@@ -9,7 +9,7 @@ start and done.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -99,6 +99,7 @@ def main(
     method: Method = "ring",
     precision: Precision = "bfloat16",
     remat: Literal["full", "offload", "attention"] = "full",
+    compiler_options: dict[str, str] = {},  # noqa: B006 (never changed)
     rows_to: Path | None = None,
 ) -> None:
     """Prints what a training step sends, and how much of it nothing hides.
@@ -110,11 +111,16 @@ def main(
       method: Which of the four ways to attend.
       precision: Of products and activations.
       remat: What the backward computes again.
+      compiler_options: XLA flags and their values, such as
+        xla_gpu_experimental_parallel_collective_overlap_limit 2, without which the GPU compiler keeps one
+        transfer in flight at a time.
       rows_to: CSV file to write.
     """
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     named = machine(hardware)
     described = named.describe()
+    options = {**described.compiler_options, **compiler_options}
+    described = replace(described, compiler_options=options)
     step = LlamaStep(model, method, parse_tokens(context), described.devices, precision, remat=remat)
     compiled = described.compile(step.train_step.lower())
     table = Table("pass", "kind", "times a step", "MB a layer", "exposed", "exposed MB a layer", "ms a layer")
@@ -131,7 +137,7 @@ def main(
             f"{total.exposed_size / layers / 1e6:.1f}",
             f"{1e3 * exposed_seconds:.2f}",
         )
-        rows.append({"machine": hardware, "model": model, "context": step.context, **vars(total)})
+        rows.append({"machine": hardware, "model": model, "context": step.context, **vars(total)} | options)
     console = Console(width=120)
     console.print(table)
     console.print(
