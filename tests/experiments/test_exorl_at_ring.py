@@ -14,6 +14,8 @@ from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import store_path
 from evals import dmc_returns
+from evals.hardware import CompilerMissingError
+from evals.machines import machine
 from evals.results import read_results
 from experiments import exorl_at_ring, presets
 
@@ -114,6 +116,20 @@ def test_dry_run_counts_without_data(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
+    def run() -> None:
+        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, hardware="8xH100")
+
+    try:
+        machine("8xH100").describe()
+    except CompilerMissingError:
+        with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
+            run()
+    else:
+        run()
+        assert "fits 8xH100" in capsys.readouterr().out
+
+
 def test_the_paper_preset_has_the_papers_size():
     paper = presets.PRESETS["paper"]
     model = exorl_at_ring.Model(paper.model(exorl_at_ring.parse_task("walker_run").domain, max_timestep=1000))
@@ -141,6 +157,8 @@ def test_a_ring_that_does_not_divide_is_refused(tmp_path):
             1,
             "error: unknown collector 'dqn'; choose one of: aps",
         ),
+        (["--task", "walker_run", "--hardware", "8xH100"], 1, "add --dry-run"),
+        (["--task", "walker_run", "--hardware", "8xB300", "--dry-run"], 2, "8xB300"),
     ],
 )
 def test_mistakes_end_in_one_message(tmp_path, flags, status, message):
