@@ -183,8 +183,10 @@ def describe(name: str, topology: str | None = None, *, devices: int | None = No
         return Machine(hardware, _tpus(hardware, topology), {})
     if devices is None or topology is not None:
         raise ArgumentError(f"{name} needs a number of devices, such as 8, and no topology")
-    # Tuning times candidates on a GPU, and there is none.
-    return Machine(hardware, _gpus(hardware, devices), {"xla_gpu_autotune_level": 0})
+    # Tuning times candidates on a GPU, and there is none; untuned, XLA's own matrix products find no tiles
+    # for some shapes, such as 3200 x 3200, so that all are left to cuBLAS.
+    options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    return Machine(hardware, _gpus(hardware, devices), options)
 
 
 def _example(name: str) -> str:
