@@ -16,6 +16,10 @@ RING_FLOAT32 = 7
 LOCAL_FLOAT32 = 3
 """dq, d_key and d_value of attention on one device."""
 
+SCORE_BYTES = 7
+"""For each pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
+compilers hold in float32 or narrower and not all at once."""
+
 
 @dataclass(frozen=True)
 class MemoryModel:
@@ -71,7 +75,7 @@ class MemoryModel:
     def bytes(self, context: int) -> float:
         """Of a device, for sequences of this many tokens: one a device, or one in all for a ring."""
         tokens = context / self.devices if self.method == "ring" else context
-        scores = 4 * self.shape.heads * tokens**2 * self.itemsize if self.method == "vanilla" else 0
+        scores = SCORE_BYTES * self.shape.heads * tokens**2 if self.method == "vanilla" else 0
         return self.constant() + self.per_token() * tokens + scores
 
     def longest(self, limit: float, least: int = 1024) -> int:

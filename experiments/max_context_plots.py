@@ -52,7 +52,7 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
     down = -(-len(rows) // across)
     canvas = Canvas(figsize=(14, 2.9 * down), layout="constrained")
     FigureCanvasAgg(canvas)
-    panels = canvas.subplots(down, across, squeeze=False).flat
+    panels = list(canvas.subplots(down, across, squeeze=False).flat)
     for axes, row in zip(panels, rows, strict=False):
         for column, found in row.found.items():
             known = sorted((f for f in found if f.needed is not None), key=lambda f: f.context)
@@ -65,9 +65,10 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
         axes.set_title(f"{row.hardware}, {row.model}", loc="left", fontsize=9, fontweight="bold")
         axes.set_ylabel("GB a device", fontsize=8)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    for axes in list(panels):
+    for axes in panels[len(rows) :]:
         axes.set_visible(False)
     _legend(canvas)
     canvas.suptitle(
@@ -81,7 +82,8 @@ def _legend(canvas: Canvas) -> None:
     pairs = [
         pair for axes in canvas.axes for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True)
     ]
-    named = dict(pairs)
+    named = dict(reversed(pairs))  # the first of each name, which is filled
+    named = dict(reversed(named.items()))
     canvas.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False)
 
 
@@ -98,9 +100,13 @@ def _draw(axes: Axes, known: Sequence[Finding], colour: str, marker: str, title:
 
 def _tokens(axes: Axes) -> None:
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=8))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(int(x))))
+    axes.xaxis.set_major_locator(LogLocator(base=8))
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8)
     axes.set_xlabel("tokens of a sequence", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _short(tokens: float, _: int) -> str:
+    return f"{tokens / 2**20:g}M" if tokens >= 2**20 else thousands(int(tokens))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import jax
-import rich
 import tyro
+from rich.console import Console
 
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
@@ -41,6 +41,9 @@ BEYOND_THE_PAPER = (
     ("TPUv5p-256", "65B"),
 )
 """Machines of today, and Llama-3-8B on the four GPUs of a published PyTorch report."""
+
+TABLE_WIDTH = 150
+"""Characters, also where the terminal is narrower or there is none: broken cells are hard to read."""
 
 
 def paper_precision(hardware: str) -> Precision:
@@ -140,7 +143,7 @@ def main(
             write_table(output, table_rows(rows, done))
     plot_contexts(output / "contexts.png", table_rows(rows, done))
     plot_memory(output / "memory.png", table_rows(rows, done))
-    rich.print(text_table(table_rows(rows, done)))
+    Console(width=TABLE_WIDTH).print(text_table(table_rows(rows, done)))
     print("\n".join(notes(table_rows(rows, done))))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
 
