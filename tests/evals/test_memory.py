@@ -1,8 +1,10 @@
 """Compiled bytes of a train step: flat when ring and sequence grow together.
 
 A ring keeps, beside what one device alone needs, blocks in hand and on their way: keys and values,
-their gradients, and this hop's share of them. That is a constant of about a dozen blocks [tokens of a
-device, width] whatever the ring, a few per cent of a stack of real depth.
+their gradients, and this hop's share of them, about a dozen; and, where the order of the sequence is known,
+copies of the quarters that a hop computes (queries, keys, values, the output and its gradient), five more.
+That is a constant of blocks [tokens of a device, width] whatever the ring, a few per cent of a stack of
+real depth.
 """
 
 from dataclasses import replace
@@ -37,7 +39,7 @@ def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
     alone, four, eight = (step_memory(ring) for ring in (1, 4, 8))
     assert eight.total == pytest.approx(alone.total, rel=0.05)
     assert eight.total == pytest.approx(four.total, rel=0.005)
-    assert eight.temporary <= alone.temporary + 13 * BLOCK_BYTES
+    assert eight.temporary <= alone.temporary + (12 + 5) * BLOCK_BYTES
 
 
 def test_a_sequence_on_one_device_takes_bytes_in_proportion():

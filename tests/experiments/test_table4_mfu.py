@@ -133,4 +133,4 @@ def test_a_machine_is_projected_at_its_own_peak_and_link():
     assert ring.projection.step.context == 8 * 65536
     assert ring.projection.peak == MACHINES["8xH200"].hardware.flops
     with pytest.raises(UnknownNameError, match="unknown hardware"):
-        project_machine("9xH200", "7B", model_config, 65536, PUBLISHED)
+        project_machine("8xB300", "7B", model_config, 65536, PUBLISHED)
