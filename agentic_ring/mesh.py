@@ -125,10 +125,10 @@ class ShardingRules:
         Leading dimensions beyond ``logical_axes`` are stacked layers.
         """
         stacked = len(shape) - len(logical_axes)
-        entries = self._mesh_axes((*("layer",) * stacked, *logical_axes))
+        axes_of = (*("layer",) * stacked, *logical_axes)
         fixed = [
             () if axis == "embed" else _dividing_axes(mesh, size, axes)
-            for size, axes, axis in zip(shape, entries, (*("layer",) * stacked, *logical_axes), strict=True)
+            for size, axes, axis in zip(shape, self._mesh_axes(axes_of), axes_of, strict=True)
         ]
         if "embed" in logical_axes:
             home = stacked + logical_axes.index("embed")

@@ -156,15 +156,15 @@ class Findings:
 
     def path(self, cell: Cell, context: int) -> Path:
         """Where the answer lies: a hash of the program's configuration, machine and compiler."""
-        machine = cell.machine
-        step = LlamaStep(cell.model, cell.method, context, (None,) * machine.devices, cell.precision)
+        machine, installed = cell.machine, versions()
+        step = cell.step(context, (None,) * machine.devices)
         question = {
             **asdict(cell),
             "context": context,
             "sequences": step.batch,
-            "config": repr(replace(step, remat=cell.remat).config),
+            "config": repr(step.config),
             "machine": repr(machine),
-            "versions": {name: versions().get(name) for name in ("agentic_ring", "jax", "jaxlib", "flax")},
+            "versions": {name: installed.get(name) for name in ("agentic_ring", "jax", "jaxlib", "flax")},
         }
         digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{digest[:24]}.json"

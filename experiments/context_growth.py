@@ -19,7 +19,7 @@ from evals.longest_context import Asker, Cell, Findings, longest, search_finely,
 from evals.machines import machine
 from evals.plots import BLUE, GREY, save
 from evals.rows import write_rows
-from experiments.table3_max_context import check_command
+from experiments.max_context_check import check_command
 
 
 def plot_growth(path: Path, title: str, contexts: dict[int, int]) -> None:

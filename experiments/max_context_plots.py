@@ -79,11 +79,10 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
 
 def _legend(canvas: Canvas) -> None:
     """One entry a name, whatever the panels repeat."""
-    pairs = [
-        pair for axes in canvas.axes for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True)
-    ]
-    named = dict(reversed(pairs))  # the first of each name, which is filled
-    named = dict(reversed(named.items()))
+    named = {}
+    for axes in canvas.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)  # the first, which is filled
     canvas.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False)
 
 

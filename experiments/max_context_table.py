@@ -5,13 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.table import Table
-
 from agentic_ring.files import replacing
 from evals.llama_step import CHUNK, HEADS_OF_A_GROUP, Method
 from evals.longest_context import Cell, Finding, longest
 from evals.machines import machine
 from evals.rows import write_rows
+from evals.tables import TextTable
 from experiments import paper
 
 
@@ -119,24 +118,15 @@ def thousands(tokens: int | None) -> str:
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
     """Writes table.md, table.csv (a row a row) and findings.csv (a row a question)."""
     with replacing(folder / "table.md") as beside:
-        beside.write_text(markdown(rows))
+        beside.write_text(text_table(rows).markdown())
     write_rows(folder / "table.csv", [_numbers(row) for row in rows])
     write_rows(folder / "findings.csv", [_columns(finding) for finding in _findings(rows)])
 
 
-def text_table(rows: Sequence[Row]) -> Table:
-    """The table for a terminal; in brackets the paper's."""
-    table = Table(*TITLES, title="longest context, tokens (the paper's)")
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The table, ours and the paper's in each cell, and what the names stand for."""
-    lines = [TITLES, ["---"] * len(TITLES), *(_cells(row) for row in rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return table + "\n\n" + "\n".join(f"- {note}" for note in notes(rows)) + "\n"
+def text_table(rows: Sequence[Row]) -> TextTable:
+    """The table; in brackets the paper's figures, below it what the names stand for."""
+    cells = [dict(zip(TITLES, _cells(row), strict=True)) for row in rows]
+    return TextTable("Longest context, tokens (the paper's)", cells, notes(rows))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

@@ -9,7 +9,6 @@ longest power of two of tokens whose program fits a device. Needs the extras aot
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -25,8 +24,9 @@ from evals.longest_context import Asker, Cell, Finding, Findings, ask, search, s
 from evals.machines import MACHINES, machine
 from evals.tokens import parse_tokens
 from experiments import paper
+from experiments.max_context_check import check_command
 from experiments.max_context_plots import plot_contexts, plot_memory
-from experiments.max_context_table import COLUMNS, contexts_of, notes, table_rows, text_table, write_table
+from experiments.max_context_table import COLUMNS, contexts_of, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),
@@ -143,8 +143,9 @@ def main(
             write_table(output, table_rows(rows, done))
     plot_contexts(output / "contexts.png", table_rows(rows, done))
     plot_memory(output / "memory.png", table_rows(rows, done))
-    Console(width=TABLE_WIDTH).print(text_table(table_rows(rows, done)))
-    print("\n".join(notes(table_rows(rows, done))))
+    table = text_table(table_rows(rows, done))
+    Console(width=TABLE_WIDTH).print(table.rich())
+    print("\n".join(table.notes))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
 
 
@@ -158,20 +159,6 @@ def _rows(hardware: tuple[str, ...], model: tuple[str, ...]) -> list[tuple[str, 
     """The rows of the table, and any other pair that was asked for."""
     asked = [(name, size) for name in hardware for size in model]
     return list(dict.fromkeys([*all_rows(), *asked]))
-
-
-def check_command(cell: Cell, context: int, output: Path) -> list[str]:
-    """This script, asking about one context, as a command."""
-    flags = {
-        "--hardware": cell.hardware,
-        "--model": cell.model,
-        "--method": cell.method,
-        "--precision": cell.precision,
-        "--check": str(context),
-        "--inputs": "host" if cell.remat == "offload" else "device",
-        "--output": str(output),
-    }
-    return [sys.executable, str(Path(__file__)), *(part for pair in flags.items() for part in pair)]
 
 
 if __name__ == "__main__":

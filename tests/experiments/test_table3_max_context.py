@@ -14,9 +14,10 @@ from evals.machines import MACHINES, machine
 from evals.tokens import parse_tokens
 from experiments import paper, table3_max_context
 from experiments.context_growth import plot_growth
+from experiments.max_context_check import check_command
 from experiments.max_context_plots import plot_contexts, plot_memory
-from experiments.max_context_table import COLUMNS, markdown, table_rows
-from experiments.table3_max_context import all_rows, check_command, paper_precision
+from experiments.max_context_table import COLUMNS, table_rows, text_table
+from experiments.table3_max_context import all_rows, paper_precision
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
 
@@ -58,7 +59,7 @@ def test_the_table_says_how_far_it_is_from_the_paper(done):
     assert first.paper_over_best_baseline() == 8
     assert second.paper_over_best_baseline() == 128
     assert third.ratio_to_paper() is None
-    text = markdown([first, second, third])
+    text = text_table([first, second, third]).markdown()
     assert "| 8xA100 | 7B | 512K (256K) | 2048K | 64K (32K) | 32K (16K) | 4K (2K) | 8x | 8x (8x) |" in text
     assert "| 8xH200 | 30B | 512K | 2048K | 64K | 32K | 4K |  | 8x |" in text
     assert "TPUv5e-256: 256 devices v5e" in text
@@ -67,7 +68,7 @@ def test_the_table_says_how_far_it_is_from_the_paper(done):
 def test_a_cell_that_crashed_is_marked_and_its_message_kept(done):
     cell = next(cell for cell in done if cell.method == "vanilla")
     done[cell] = [*done[cell][:1], Finding(cell, 2**13, "error", None, 8e9, message="Check failed: x")]
-    text = markdown(table_rows(ROWS, done))
+    text = text_table(table_rows(ROWS, done)).markdown()
     assert "4K (error) (2K)" in text
     assert "Check failed: x" in text
 
