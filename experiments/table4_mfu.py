@@ -10,6 +10,7 @@ the paper's machines, from the rates of single parts measured on one device (her
 cent of what the blockwise step leads to expect.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -42,7 +43,12 @@ from evals.turns import Spread
 from experiments.mfu_projection import ProjectedRow, project_machine, project_paper
 from experiments.mfu_tables import kernel_table, measured_table, minimum_table, projected_table
 
-SIMULATED_DEVICES = 8
+CORES = max(2, os.cpu_count() or 2)
+"""Simulated devices of a CPU: those that share a core wait for each other, as real ones do not."""
+
+BLOCK_ON_CPU, BLOCK = 4096, 32768
+"""Tokens a device."""
+
 Remat = Literal["full", "offload", "attention"]
 
 SIMULATED = (
@@ -104,7 +110,7 @@ def main(
     hardware: Annotated[str | None, left_out(metavar="NAME")] = None,
     rates: Annotated[Path | None, left_out(metavar="CSV")] = None,
     turns: int = 3,
-    simulated_devices: int = SIMULATED_DEVICES,
+    simulated_devices: Annotated[int, left_out(metavar="N")] = CORES,
     trace: Annotated[Path | None, left_out(metavar="DIR")] = None,
     output: Path = Path("runs/table4_mfu"),
 ) -> None:
@@ -113,7 +119,7 @@ def main(
     Args:
       model: Size: tiny, 100M, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
       block: Tokens a device: the blockwise context, and the ring's over the number of devices. Default:
-        1024 on a CPU, 32768 on anything else.
+        4096 on a CPU, 32768 on anything else.
       precision: Of products and activations. Default: float32 on a CPU, bfloat16 on anything else.
       remat: What the backward computes again: full is the paper's, attention keeps its output.
       hardware: Project this machine (8xH200, TPUv5p-256, ...) with --model and --block; no training step
@@ -121,7 +127,7 @@ def main(
       rates: A rates.csv of another run to project from. Default: rates measured here, on a CPU those
         published for an H100.
       turns: Timed turns; medians are reported, with the least and the greatest.
-      simulated_devices: Where there is only a CPU.
+      simulated_devices: Where there is only a CPU. Default: as many as it has cores, and at least 2.
       trace: Folder for a profile of one step of each method, whose longest kernels are then listed;
         not with --hardware, where no step runs.
       output: Folder for CSV files, table4.md and table4.png.
@@ -135,7 +141,7 @@ def main(
     on_cpu = simulated()
     model = model or ("tiny" if on_cpu else "7B")
     if block is None:
-        block = 1024 if on_cpu else 32768
+        block = BLOCK_ON_CPU if on_cpu else BLOCK
     precision = precision or ("float32" if on_cpu else "bfloat16")
     steps = training_steps(model, block, jax.devices(), precision, remat)
     running = [RunningStep(step) for step in steps]
