@@ -188,20 +188,23 @@ def search(
 ) -> Iterator[Finding]:
     """Asks about powers of two, from the expected one on, until one fits and its double does not.
 
-    An error ends the search of its cell: what fits beyond is not known.
+    A compiler that fails says nothing about what fits: shorter contexts are asked then, and the search ends
+    where it fails twice in a row.
     """
     machine = cell.machine
     least = max(least, 2 * machine.devices) if cell.method == "ring" else least
     context = max(least, cell.expected().longest(machine.hardware.limit, least))
     finding = question(cell, context)
     yield finding
-    first = finding.verdict
-    while finding.verdict == first != "error":
-        context = context * 2 if first == "fits" else context // 2
+    upwards = finding.verdict == "fits"
+    while (finding.verdict == "fits") == upwards:
+        context = context * 2 if upwards else context // 2
         if context < least:
             return
-        finding = question(cell, context)
+        before, finding = finding, question(cell, context)
         yield finding
+        if before.verdict == finding.verdict == "error":
+            return
 
 
 def search_finely(

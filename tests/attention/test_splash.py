@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from agentic_ring.attention import attention, kernels
 from agentic_ring.attention.kernels import splash
 from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import merge
+from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.tiles import SCALE, allowed_pairs, arrays, check, truth
 
 KERNEL = SplashKernel(interpret=True)
@@ -112,6 +114,21 @@ def test_some_heads_after_the_others(few_heads_at_a_time):
     assert splash._parts(512, 3, 1) == splash._parts(512, 1, 1) == 1
     ids = TokenLabels(None, jnp.asarray(np.arange(256)[None] // 100 - 1))
     check(KERNEL, HopMask(MaskSpec(), ids, ids), *arrays(256, 256, heads=(4, 2)))
+
+
+def test_within_rematerialised_layers(monkeypatch):
+    """Which are traced twice, and the second time with the check of varying axes on."""
+    # By a name that a CPU takes.
+    monkeypatch.setitem(kernels._KERNELS, "vanilla", lambda: KERNEL)
+    q, k, v, d_output = arrays(512, 512)
+    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
+
+    def loss(q):
+        layer = jax.checkpoint(lambda q: attention(q, k, v, strategy="ring", kernel="vanilla"))
+        return jnp.sum(layer(q) * d_output)
+
+    with jax.set_mesh(mesh):
+        jax.jit(jax.grad(loss)).trace(q)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

@@ -58,10 +58,16 @@ def test_nothing_fits():
     assert min(f.context for f in found) == 1024
 
 
-def test_an_error_ends_the_search_and_keeps_what_was_found():
-    found = list(search(CELL, Compiler(2**30, broken=2**21)))
-    assert found[-1].verdict == "error"
-    assert longest(found) is None or longest(found).context < 2**21
+def test_below_a_context_that_a_compiler_fails_at_shorter_ones_are_asked():
+    found = list(search(CELL, Compiler(2**30, broken=2**19)))
+    assert [f.verdict for f in found if f.context == 2**19] == ["error"]
+    assert longest(found).context == 2**18
+
+
+def test_where_a_compiler_fails_twice_the_search_ends():
+    found = list(search(CELL, Compiler(2**30, broken=0)))
+    assert [f.verdict for f in found] == ["error", "error"]
+    assert longest(found) is None
 
 
 @pytest.mark.parametrize("reach", [100_000, 123_456, 700_000])

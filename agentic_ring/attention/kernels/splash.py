@@ -325,7 +325,8 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     """``function`` of each sequence, some heads at a time.
 
     The library's kernels do not say over which mesh axes their results vary, which ``jax.shard_map``
-    asks of them, so its check is off while they are traced.
+    asks of them, so its check is off while they are traced. They are traced as the body of a loop, be it of
+    one round: ``jax.checkpoint`` goes through everything else once more, with the check on.
 
     Args:
       function: of q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
@@ -346,12 +347,8 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
         return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])
 
     with _no_varying_check():
-        if parts == 1:
-            results = batched(*arrays, segments)
-        else:
-            some = tuple(split(x) for x in arrays)
-            results = tuple(join(x) for x in jax.lax.map(lambda part: batched(*part, segments), some))
-
+        some = tuple(split(x) for x in arrays)
+        results = tuple(join(x) for x in jax.lax.map(lambda part: batched(*part, segments), some))
     return vary_alike(results, like=(arrays, segments))
 
 
