@@ -86,5 +86,5 @@ def test_stretched_waves_by_hand():
 
 
 def test_a_ramp_that_runs_backwards_is_refused():
-    with pytest.raises(ConfigError, match="high_freq_factor 1.0 .* must be above low_freq_factor 4.0"):
+    with pytest.raises(ConfigError, match=r"high_freq_factor 1.0 .* must be above low_freq_factor 4.0"):
         Llama3Scaling(8.0, 4.0, 1.0, 8192)
