@@ -10,7 +10,7 @@ import numpy as np
 
 from agentic_ring.data.failsafe_file import FailsafeFile
 from agentic_ring.data.sealed_file import HEADER_BYTES, seal
-from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
+from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES
 from agentic_ring.errors import StoreError
@@ -46,7 +46,7 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
             file.check()
         finally:
             file.close()
-        seal(beside, STORE_FORMAT, STORE_VERSION)
+        seal(beside, STORE)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
     return count
