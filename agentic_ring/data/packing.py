@@ -1,7 +1,7 @@
 """Texts of different lengths side by side in rows of one length, with as little padding as can be."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,36 +50,50 @@ class PackedRow:
         return (self.segment_ids >= 0) & (following == self.segment_ids)
 
 
-def pack(texts: Iterable[TokenizedText], length: int, window_rows: int = WINDOW_ROWS) -> Iterator[PackedRow]:
-    """Rows that hold every text once, whole.
+class RowPacker:
+    """Fills rows with texts, each of them once and whole.
 
     Best fit, longest first, within windows of as many texts as fill ``window_rows`` rows; the texts of
     each window's emptiest row wait for the next. The same texts in the same order give the same rows.
 
     Args:
-      texts: each of 1 to ``length`` tokens.
       length: tokens of a row, T.
       window_rows: rows to fill at a time.
-
-    Raises:
-      ArgumentError: a text is empty or longer than a row.
     """
-    if length < 1 or window_rows < 1:
-        raise ArgumentError(f"length and window_rows must be at least 1, got {length} and {window_rows}")
-    waiting: list[TokenizedText] = []
-    tokens = 0
-    for text in texts:
-        if not 1 <= len(text) <= length:
-            raise ArgumentError(f"a text of {len(text)} tokens for rows of {length}; cut or split it first")
-        waiting.append(text)
-        tokens += len(text)
-        if tokens >= window_rows * length:
-            rows = _best_fit(waiting, length)
-            # A window holds at least one row's worth: if that is one row, it is full and goes out.
-            waiting = rows.pop() if len(rows) > 1 else []
-            tokens = sum(map(len, waiting))
-            yield from (_row(row, length) for row in rows)
-    yield from (_row(row, length) for row in _best_fit(waiting, length))
+
+    def __init__(self, length: int, window_rows: int = WINDOW_ROWS):
+        if length < 1 or window_rows < 1:
+            raise ArgumentError(f"length and window_rows must be at least 1, got {length} and {window_rows}")
+        self._length = length
+        self._window_tokens = window_rows * length
+        self._waiting: list[TokenizedText] = []
+        self._tokens = 0
+
+    def add(self, text: TokenizedText) -> list[PackedRow]:
+        """Takes a text of 1 to T tokens, and gives the rows that are done, if any.
+
+        Raises:
+          ArgumentError: the text is empty or longer than a row.
+        """
+        if not 1 <= len(text) <= self._length:
+            raise ArgumentError(
+                f"a text of {len(text)} tokens for rows of {self._length}; split or cut it first"
+            )
+        self._waiting.append(text)
+        self._tokens += len(text)
+        if self._tokens < self._window_tokens:
+            return []
+        rows = _best_fit(self._waiting, self._length)
+        # A window holds at least one row's worth, so a single row is full.
+        self._waiting = rows.pop() if len(rows) > 1 else []
+        self._tokens = sum(map(len, self._waiting))
+        return [_row(row, self._length) for row in rows]
+
+    def finish(self) -> list[PackedRow]:
+        """The rows of all texts that still wait."""
+        rows = _best_fit(self._waiting, self._length)
+        self._waiting, self._tokens = [], 0
+        return [_row(row, self._length) for row in rows]
 
 
 def _best_fit(texts: Sequence[TokenizedText], length: int) -> list[list[TokenizedText]]:
