@@ -314,7 +314,8 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
     summary = prepare(config)
     console = Console()
     console.print(length_table(summary.lengths).rich())
-    console.print(left_out_table(summary.left_out).rich())
+    if summary.left_out:
+        console.print(left_out_table(summary.left_out).rich())
     console.print(split_table(summary, config.row_length).rich())
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were divided between turns")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentic_ring.data.chat import ChatTemplate, Piece, Turn, check_turns
+from agentic_ring.data.chat import ChatTemplate, Piece, Turn
 from agentic_ring.data.tokenizer import Tokenizer
 
 
@@ -90,7 +90,6 @@ def tokenize_in_parts(
     if len(whole) <= length:
         yield whole
         return
-    check_turns(turns)
     opening = list(turns[:1]) if turns[0].role == "system" else []
     spoken = turns[len(opening) :]
     pairs = [spoken[start : start + 2] for start in range(0, len(spoken), 2)]
