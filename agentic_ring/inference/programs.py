@@ -62,7 +62,7 @@ class Programs:
 
     @cached_property
     def encode(self) -> Any:
-        """(weights, tokens [B, C], positions, place_of_last [B], last [B, D], cache, prefix) -> (last, cache).
+        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last [B, D], cache).
 
         Encodes a piece and stores it. ``last`` is each row's last token, encoded, once it was met.
         """
