@@ -1,4 +1,4 @@
-"""An instrument: a LLaMA whose weights are set by hand, so that its answer to any line retrieval is known.
+r"""An instrument: a LLaMA whose weights are set by hand, so that its answer to any line retrieval is known.
 
     python evals/constructed_retriever.py runs/constructed
     python evals/line_retrieval.py --model runs/constructed --ctx 512k
@@ -9,8 +9,8 @@ a fault of the program.
 
 Its tokens are made for the task, a number or a word being one token each::
 
-    "line adjective-"   "noun: REGISTER_CONTENT is <"   "12345"   ">\\n"            a line
-    "line adjective-"   "noun? I need the number."      "\\n"                      the end of a question
+    "line adjective-"   "noun: REGISTER_CONTENT is <"   "12345"   ">\n"             a line
+    "line adjective-"   "noun? I need the number."      "\n"                       the end of a question
            p - 2                    p - 1                  p
 
     layer 1   two heads attend to exactly 1 and 2 tokens before, by rotary phases alone, and copy the code of

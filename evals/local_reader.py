@@ -1,13 +1,12 @@
 """A model on the devices that are here as a reader of documents: each is read once, and asked many times."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from agentic_ring.data.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text import prompt_ids
@@ -55,9 +54,7 @@ class LocalReader:
         """Greedy answers, in the order of the questions."""
         started = time.monotonic()
         prompts = [self._prompt(document, question) for question in questions]
-        # Exactly the tokens of whole prompts, cut where they begin to differ; one is left to go on from.
-        shared = len(os.path.commonprefix(prompts))
-        shared = min(shared, min(map(len, prompts)) - 1)
+        shared = _shared(prompts)
         with progress("reading", shared) as advance:
             read = (
                 self.engine.read(prompts[0][:shared], lambda done: advance(done, "tokens"))
@@ -81,6 +78,18 @@ class LocalReader:
         return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])
 
 
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that all prompts begin with, less one where a prompt has no others to go on from.
+
+    Whole prompts are compared, so that each is answered as if it had been read by itself, however its
+    tokenizer joins the end of a record and the beginning of a question.
+    """
+    shortest = min(map(len, prompts)) - 1
+    beginnings = np.array([prompt[:shortest] for prompt in prompts])
+    differ = (beginnings != beginnings[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else shortest
+
+
 def open_reader(
     model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
 ) -> LocalReader:
@@ -98,7 +107,8 @@ def open_reader(
     """
     if model is None and not EMBEDDED.exists():
         raise ConfigError(
-            "no retriever comes with this version; give a model's folder or name with --model, or an --endpoint"
+            "no retriever comes with this version; give a model's folder or name with --model, or an "
+            "--endpoint"
         )
     folder = EMBEDDED if model is None else model_folder(model)
     fields, longest = read_json(folder / "config.json"), max(contexts, default=0)

@@ -25,8 +25,8 @@ def model_folder(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(_FILES)))
     except LocalEntryNotFoundError as error:
         raise DataError(
-            f"{model} is no folder here, was not fetched before, and Hugging Face cannot be reached. Where it "
-            "can be, run `hf download " + model + " --local-dir FOLDER`, and give that folder with --model"
+            f"{model} is no folder here, was not fetched before, and Hugging Face cannot be reached. Where "
+            f"it can be, run `hf download {model} --local-dir FOLDER`, and give that folder with --model"
         ) from error
     except HFValidationError as error:
         raise DataError(f"{model} is neither a folder here nor a name on Hugging Face") from error

@@ -71,7 +71,7 @@ def test_wrong_rotary_positions_would_be_seen(folder, tmp_path):
     wrong = shutil.copytree(folder, tmp_path / "wrong")
     fields = json.loads((wrong / "config.json").read_text())
     (wrong / "config.json").write_text(json.dumps({**fields, "rope_theta": 1e4}))
-    assert right_answers(wrong, 300, MeshShape(ring=1), 1, 2048) <= 1
+    assert right_answers(wrong, 1111, MeshShape(ring=1), 1, 2048) < QUESTIONS / 2
 
 
 def test_the_command_asks_it_and_names_it_trained_on_the_task(folder, tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(folder, tmp_path,
     short = shutil.copytree(folder, tmp_path / "short")
     fields = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**fields, "max_position_embeddings": 1000}))
-    with pytest.raises(ConfigError, match="made for 1,000 tokens .* asked at 2,048; add --allow-extrap"):
+    with pytest.raises(ConfigError, match=r"made for 1,000 tokens .* asked at 2,048; add --allow-extrap"):
         open_reader(str(short), [1024, 2048], None, allow_extrapolation=False)
     open_reader(str(short), [1024, 2048], None, allow_extrapolation=True)
     assert "warning: the model was made for 1,000 tokens and is asked at 2,048" in capsys.readouterr().err
