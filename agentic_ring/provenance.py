@@ -29,6 +29,8 @@ REPORTED_PACKAGES = (
     "mujoco",
     "gymnasium",
     "shimmy",
+    "tokenizers",
+    "wonderwords",
 )
 
 

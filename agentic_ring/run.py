@@ -7,19 +7,15 @@ runs/NAME/config.json      everything that decides the result, written before tr
           results.json     the figures, and the plots beside it
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pydantic
 
 from agentic_ring.data.chains import ChainConfig
 from agentic_ring.data.scaling import Scaling
-from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.files import replacing
+from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.run_folder import read_config
 from agentic_ring.training.loop import TrainConfig
 
 
@@ -67,36 +63,10 @@ class RunConfig:
     """Return that the trials aim at: ``target_quantile`` of the training returns."""
 
 
-_ADAPTER = pydantic.TypeAdapter(RunConfig)
-
-
-def save_config(directory: Path, config: RunConfig) -> None:
-    """Writes ``config.json``."""
-    with replacing(directory / "config.json") as beside:
-        beside.write_text(json.dumps(asdict(config), indent=2) + "\n")
-
-
 def load_config(directory: Path) -> RunConfig:
     """Reads ``config.json``.
 
     Raises:
       DataError: there is none, or it is not a run's configuration.
     """
-    path = directory / "config.json"
-    try:
-        return _ADAPTER.validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give the folder of a run, such as runs/NAME") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not the configuration of a run: {error}") from error
-
-
-def differing_fields(old: RunConfig, new: RunConfig) -> list[str]:
-    """Names of the fields, dotted, in which two configurations differ."""
-
-    def walk(prefix: str, a: Any, b: Any) -> list[str]:
-        if isinstance(a, dict) and isinstance(b, dict):
-            return [name for key in a for name in walk(f"{prefix}.{key}", a[key], b[key])]
-        return [] if a == b else [prefix.removeprefix(".")]
-
-    return walk("", asdict(old), asdict(new))
+    return read_config(directory, RunConfig)

@@ -1,14 +1,16 @@
-"""Means, interquartile means and their bootstrap intervals.
+"""Means, interquartile means and their bootstrap intervals; proportions and their Wilson intervals.
 
-The interval is the percentile bootstrap's: resample the runs with replacement, compute the
+The bootstrap's interval is the percentile bootstrap's: resample the runs with replacement, compute the
 statistic of each resample, and take the 2.5th and 97.5th percentiles. With several tasks the runs
 are resampled within each task (stratified), as in Agarwal et al., "Deep Reinforcement Learning at
 the Edge of the Statistical Precipice" (arXiv 2108.13264, section 4), whose interquartile mean is
 the one here.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,11 +88,32 @@ def interquartile_mean_interval(
     return _bootstrap(scores, _interquartile_means, confidence, seed)
 
 
+def wilson_interval(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> Interval:
+    """Share of successes with Wilson's score interval (JASA 22, 1927, page 209).
+
+    Unlike the bootstrap's it is of use for few trials and at 0 or all successes, where the
+    bootstrap sees no spread.
+
+    Raises:
+      ArgumentError: no trials, successes that are not among them, or a confidence outside (0, 1).
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ArgumentError(f"{successes} successes of {trials} trials; expected 0 to all, of 1 or more")
+    _check_confidence(confidence)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = successes / trials
+    centre = share + z**2 / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
+    scale = 1 + z**2 / trials
+    # At 0 and all successes a bound is the share itself, which rounding must not move past it.
+    low, high = min((centre - half) / scale, share), max((centre + half) / scale, share)
+    return Interval(share, max(0.0, low), min(1.0, high), trials)
+
+
 def _bootstrap(scores: np.ndarray, statistic: Statistic, confidence: float, seed: int) -> Interval:
     """Percentile bootstrap of ``statistic`` over scores [runs, tasks], stratified by task."""
     scores = _checked(scores)
-    if not 0.0 < confidence < 1.0:
-        raise ArgumentError(f"confidence is {confidence}; it must lie between 0 and 1, such as 0.95")
+    _check_confidence(confidence)
     value = float(statistic(scores))
     runs, tasks = scores.shape
     if runs == 1:
@@ -104,6 +127,11 @@ def _bootstrap(scores: np.ndarray, statistic: Statistic, confidence: float, seed
         estimates[start : start + count] = statistic(scores[drawn, np.arange(tasks)])
     low, high = np.quantile(estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(value, float(low), float(high), runs)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0.0 < confidence < 1.0:
+        raise ArgumentError(f"confidence is {confidence}; it must lie between 0 and 1, such as 0.95")
 
 
 def _checked(scores: np.ndarray) -> np.ndarray:

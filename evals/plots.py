@@ -34,7 +34,7 @@ def plot_loss(path: Path, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if not pairs:
         raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
     steps, losses = np.array(pairs, np.float64).T
-    canvas, axes = _canvas(f"{task}: training loss")
+    canvas, axes = titled_canvas(f"{task}: training loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, label="each logged step")
     window = max(1, len(losses) // 20)
     if window > 1:
@@ -67,13 +67,13 @@ def plot_trial_returns(
       data_median: median return of the training trajectories.
       data_best: their highest return.
     """
-    canvas, axes = _canvas(f"{task}: return of each trial")
+    canvas, axes = titled_canvas(f"{task}: return of each trial")
     numbers = np.arange(1, len(trials) + 1)
     values = np.array([trial.value for trial in trials])
     axes.errorbar(
         numbers,
         values,
-        yerr=_error_bars(trials),
+        yerr=error_bars(trials),
         color=BLUE,
         marker="o",
         capsize=4,
@@ -91,7 +91,7 @@ def plot_trial_returns(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("trial, with all earlier ones in context")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
-    _legend_below(canvas, axes)
+    legend_below(canvas, axes)
     save(canvas, path)
 
 
@@ -125,7 +125,7 @@ def plot_data_returns(
     # The largest group lowest in the stack, so that the small ones stay visible on top.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]
-    canvas, axes = _canvas(f"{task}: returns of the training trajectories")
+    canvas, axes = titled_canvas(f"{task}: returns of the training trajectories")
     axes.hist(
         groups,
         bins=np.histogram_bin_edges(returns, bins=30).tolist(),
@@ -137,11 +137,12 @@ def plot_data_returns(
     axes.axvline(last_trial, color="black", linestyle="--", label=f"last trial, {last_trial:.0f}")
     axes.set_xlabel("return (sum of rewards)")
     axes.set_ylabel("trajectories")
-    _legend_below(canvas, axes)
+    legend_below(canvas, axes)
     save(canvas, path)
 
 
-def _canvas(title: str) -> tuple[Canvas, Axes]:
+def titled_canvas(title: str) -> tuple[Canvas, Axes]:
+    """One panel with a title, to be drawn on and given to ``save``."""
     # Figure and canvas without pyplot: no global state, no display, nothing to close.
     canvas = Canvas(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -151,14 +152,15 @@ def _canvas(title: str) -> tuple[Canvas, Axes]:
     return canvas, axes
 
 
-def _error_bars(intervals: Sequence[Interval]) -> np.ndarray:
+def error_bars(intervals: Sequence[Interval]) -> np.ndarray:
     """[2, trials] distances below and above the values; 0 where there is no interval."""
     below = [0.0 if interval.low is None else interval.value - interval.low for interval in intervals]
     above = [0.0 if interval.high is None else interval.high - interval.value for interval in intervals]
     return np.maximum(0.0, [below, above])
 
 
-def _legend_below(canvas: Canvas, axes: Axes) -> None:
+def legend_below(canvas: Canvas, axes: Axes) -> None:
+    """A legend of two columns under the panel."""
     handles, labels = axes.get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 

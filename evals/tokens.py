@@ -14,3 +14,11 @@ def parse_tokens(text: str) -> int:
     if not digits.isdecimal() or int(digits) < 1:
         raise ArgumentError(f"a context of {text!r}; give tokens as 4096, 2048k or 1m")
     return int(digits) * units.get(unit, 1)
+
+
+def short_tokens(tokens: int) -> str:
+    """What ``parse_tokens`` reads as so many tokens, as short as it gets: "2m", "4k" or "5000"."""
+    for unit, letter in ((1024**2, "m"), (1024, "k")):
+        if tokens % unit == 0:
+            return f"{tokens // unit}{letter}"
+    return str(tokens)

@@ -24,6 +24,7 @@ from agentic_ring.mesh import make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
+from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.training.state import Model
 from data_prep.folders import data_root
 from evals.dmc_returns import evaluate_returns
@@ -31,14 +32,7 @@ from evals.machines import MACHINES, NamedMachine, machine
 from evals.memory import StepMemory, TrainStep, chain_step, fits
 from evals.results import figure_table
 from experiments import paper
-from experiments.pipeline import (
-    Stages,
-    all_figures,
-    enter_directory,
-    resolve,
-    train_on_store,
-    write_report,
-)
+from experiments.pipeline import all_figures, resolve, train_on_store, write_report
 from experiments.presets import PRESETS, Preset
 from experiments.stores import prepare_store
 

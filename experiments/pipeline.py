@@ -1,10 +1,6 @@
 """The stages of a run: configuration, training, evaluation, and what is left on disk."""
 
-import json
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -17,11 +13,9 @@ from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
-from agentic_ring.errors import ConfigError
-from agentic_ring.files import replacing
 from agentic_ring.mesh import MeshShape
-from agentic_ring.progress import say
-from agentic_ring.run import EvaluationConfig, RunConfig, differing_fields, load_config, save_config
+from agentic_ring.run import EvaluationConfig, RunConfig
+from agentic_ring.run_folder import Stages
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.metrics import MetricsLog, read_metrics
@@ -32,59 +26,6 @@ from evals.memory import StepMemory
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.results import Figure, Results, write_results
 from experiments.presets import Preset
-
-
-class Stages:
-    """Seconds spent in each stage, added up over all sessions of a run once ``keep_in`` names its folder."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._path: Path | None = None
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Times a block, by an error ended too."""
-        say(f"== {name}")
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._add({name: time.monotonic() - started})
-
-    def keep_in(self, directory: Path) -> None:
-        """From now on the seconds are kept in ``stages.json``, with those of earlier sessions."""
-        self._path = directory / "stages.json"
-        self._add(json.loads(self._path.read_text()) if self._path.exists() else {})
-
-    def _add(self, seconds: dict[str, float]) -> None:
-        for name, more in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + more
-        if self._path is not None:
-            with replacing(self._path) as beside:
-                beside.write_text(json.dumps(self.seconds, indent=2) + "\n")
-
-
-def enter_directory(directory: Path, config: RunConfig, resume: bool) -> None:
-    """Makes the run's folder ready: goes on with the run that is there, or starts anew.
-
-    Without ``resume`` an earlier run is moved aside, to NAME.1, NAME.2, ...: nothing is deleted.
-
-    Raises:
-      ConfigError: the folder holds a run with other settings.
-    """
-    if (directory / "config.json").exists():
-        if resume:
-            changed = differing_fields(load_config(directory), config)
-            if changed:
-                raise ConfigError(
-                    f"{directory} holds a run with other settings ({', '.join(changed)}). Give another "
-                    "--output, or --no-resume to move that run aside and start anew"
-                )
-            return
-        number = next(n for n in range(1, 10_000) if not Path(f"{directory}.{n}").exists())
-        directory.rename(f"{directory}.{number}")
-        say(f"the run that was there is now in {directory}.{number}")
-    save_config(directory, config)
 
 
 def resolve(

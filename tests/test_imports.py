@@ -23,6 +23,7 @@ LAYERS = (
         "agentic_ring.progress",
         "agentic_ring.provenance",
     ),
+    ("agentic_ring.run_folder",),
     ("agentic_ring.cli",),
     ("agentic_ring.mesh",),
     ("agentic_ring.attention",),

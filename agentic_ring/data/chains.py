@@ -1,8 +1,7 @@
 """The input pipeline: chain plans in, batches of the steps that this process holds out.
 
-Everything about a batch follows from the seed and the batch's number, so the iterator's state is that
-number (kept by grain). A process reads only the batch rows and the stretch of the sequence that its
-own devices hold, already in the ring's layout.
+Everything about a batch follows from the seed and the batch's number. A process reads only the batch
+rows and the stretch of the sequence that its own devices hold, already in the ring's layout.
 """
 
 from collections.abc import Iterator
@@ -10,21 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import grain
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention.layout import Layout, order, padded_length
+from agentic_ring.data.batches import GlobalBatches
 from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
-
-ENDLESS = 1 << 40
-"""More batches than any run takes; the dataset is a function of the index, nothing is stored."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=["layout"])
@@ -153,7 +149,7 @@ def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarr
     return np.split(selected, np.flatnonzero(np.diff(places[selected]) != 1) + 1)
 
 
-class ChainPipeline:
+class ChainPipeline(GlobalBatches):
     """Batches of chains as global arrays, batch rows over data and fsdp, steps over the ring.
 
     Args:
@@ -171,51 +167,17 @@ class ChainPipeline:
         mesh: Mesh,
         rules: ShardingRules = ShardingRules(),
     ):
-        self._mesh = mesh
-        self._rules = rules
-        self._shape = (batch_size, loader.length)
+        def chain(number: int, columns: slice) -> dict[str, np.ndarray]:
+            return loader.load(sampler(number), columns)
+
+        super().__init__(chain, batch_size, loader.length, mesh, rules)
         self._layout: Layout = loader.layout
-        rows, columns = self.local_block()
-        local_rows = rows.stop - rows.start
-
-        def chain(number: int) -> dict[str, np.ndarray]:
-            batch, row = divmod(number, local_rows)
-            return loader.load(sampler(batch * batch_size + rows.start + row), columns)
-
-        dataset = grain.MapDataset.range(ENDLESS).map(chain).batch(local_rows)
-        options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-        self._batches = iter(dataset.to_iter_dataset(options))
-
-    def local_block(self) -> tuple[slice, slice]:
-        """The batch rows and sequence places that this process's devices hold."""
-        sharding = self._rules.sharding(self._mesh, self._shape, ("batch", "sequence"))
-        indices = sharding.addressable_devices_indices_map(self._shape).values()
-        bounds = [
-            [axis.indices(size)[:2] for axis, size in zip(index or (), self._shape, strict=True)]
-            for index in indices
-        ]
-        (row_starts, row_stops), (column_starts, column_stops) = np.array(bounds).transpose(1, 2, 0)
-        return slice(row_starts.min(), row_stops.max()), slice(column_starts.min(), column_stops.max())
 
     def __iter__(self) -> Iterator[ChainBatch]:
         return self
 
     def __next__(self) -> ChainBatch:
         """The next batch, on the devices."""
-        fields = {name: self._place(array) for name, array in next(self._batches).items()}
+        fields = self.next_fields()
         weight = fields.pop("weight")
         return ChainBatch(ChainSteps(**fields), weight, self._layout)
-
-    def _place(self, local: np.ndarray) -> jax.Array:
-        shape = (*self._shape, *local.shape[2:])
-        axes = ("batch", "sequence", *(None,) * (local.ndim - 2))
-        sharding = self._rules.sharding(self._mesh, shape, axes)
-        return jax.make_array_from_process_local_data(sharding, local, shape)
-
-    def get_state(self) -> dict:
-        """Where the iterator stands, as JSON-able data."""
-        return self._batches.get_state()
-
-    def set_state(self, state: dict) -> None:
-        """Goes on from a state that ``get_state`` gave."""
-        self._batches.set_state(state)

@@ -27,13 +27,18 @@ from typing import Any
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed_file import check_seal, verify_seal
+from agentic_ring.data.sealed_file import FileKind, check_seal, verify_seal
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
 
-STORE_FORMAT = "agentic_ring trajectory store"
-STORE_VERSION = 1
+STORE = FileKind(
+    name="agentic_ring trajectory store",
+    version=1,
+    noun="store",
+    command="python -m data_prep.exorl",
+    rewrite="convert the episodes again",
+)
 # Their actions are noise: no policy is to imitate them, so they bear no loss.
 NOISE_ALGORITHMS = frozenset({"random", "ou"})
 
@@ -74,14 +79,12 @@ class TrajectoryStore:
     def __init__(self, path: Path):
         """Use ``open``, which checks the file."""
         self.path = path
-        self._header = check_seal(path, STORE_FORMAT, STORE_VERSION)
+        self._header = check_seal(path, STORE)
         try:
             self._file = h5py.File(path, "r")
             self._read_tables()
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(
-                f"{path} cannot be read ({error}); delete it and convert the episodes again"
-            ) from error
+            raise StoreError(f"{path} cannot be read ({error}); delete it and {STORE.rewrite}") from error
 
     @classmethod
     def open(cls, path: Path | str) -> TrajectoryStore:
@@ -150,7 +153,7 @@ class TrajectoryStore:
         for name in self._row_arrays():
             for episode in range(self.num_episodes):
                 self._rows(name, episode, 0, int(self.lengths[episode]) + 1)
-        verify_seal(self.path, self._header)
+        verify_seal(self.path, STORE, self._header)
 
     @cached_property
     def _returns(self) -> dict[str, np.ndarray]:
@@ -218,7 +221,7 @@ class TrajectoryStore:
         except OSError as error:
             raise StoreError(
                 f"{self.path}: array {name} is damaged in the rows of episode {episode} "
-                f"({self.sources[episode]}): {error}; delete the store and convert the episodes again"
+                f"({self.sources[episode]}): {error}; delete the store and {STORE.rewrite}"
             ) from error
 
     def _require_task(self, task: str) -> None:

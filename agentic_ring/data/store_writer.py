@@ -1,6 +1,5 @@
 """Writes trajectory stores: beside their place, checksummed, and renamed into it."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,11 @@ import h5py
 import numpy as np
 
 from agentic_ring.data.failsafe_file import FailsafeFile
-from agentic_ring.data.sealed_file import HEADER_BYTES, seal
-from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
+from agentic_ring.data.sealed_writer import sealed_writer
+from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES
 from agentic_ring.errors import StoreError
-from agentic_ring.files import replacing
 
 _CHUNK_ROWS = 1024  # about one episode, which is what is read at a time
 _FLOAT32 = np.dtype(np.float32)
@@ -39,17 +37,8 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
       StoreError: there is no episode, two have one source, or one lacks the reward of a task.
       OSError: the disk is full.
     """
-    with replacing(path) as beside:
-        file = FailsafeFile(beside)
-        try:
-            count = _write(file, description, episodes)
-            file.check()
-        finally:
-            file.close()
-        seal(beside, STORE_FORMAT, STORE_VERSION)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-    return count
+    with sealed_writer(path, STORE) as (file, target):
+        return _write(file, target, description, episodes)
 
 
 def merge_stores(path: Path, description: StoreDescription, stores: Sequence[TrajectoryStore]) -> int:
@@ -57,7 +46,9 @@ def merge_stores(path: Path, description: StoreDescription, stores: Sequence[Tra
     return write_store(path, description, (episode for store in stores for episode in store.episodes()))
 
 
-def _write(target: FailsafeFile, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
+def _write(
+    file: h5py.File, target: FailsafeFile, description: StoreDescription, episodes: Iterable[StoredEpisode]
+) -> int:
     widths = {
         "observation": description.domain.observation_dim,
         "action": description.domain.action_dim,
@@ -65,44 +56,40 @@ def _write(target: FailsafeFile, description: StoreDescription, episodes: Iterab
         "discount": 1,
         "physics": description.domain.physics_dim,
     }
-    # "latest" is the format whose metadata carries checksums.
-    with h5py.File(target, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
-        file.attrs["domain"] = description.domain.name
-        file.attrs["collector"] = description.collector
-        file.attrs["tasks"] = list(description.tasks)
-        arrays = {
-            name: _growing(file, name, (width,), EPISODE_DTYPES[name]) for name, width in widths.items()
-        }
-        rewards = {task: _growing(file, f"rewards/{task}", (), _FLOAT32) for task in description.tasks}
-        lengths: list[int] = []
-        repeats: list[int] = []
-        algorithms: list[str] = []
-        sources: list[str] = []
-        for stored in episodes:
-            absent = set(description.tasks) - set(stored.rewards)
-            if absent:
-                raise StoreError(f"{stored.source} has no reward of {sorted(absent)}; relabel it first")
-            for name, array in arrays.items():
-                _append(array, getattr(stored.episode, name))
-            for task, array in rewards.items():
-                _append(array, stored.rewards[task])
-            lengths.append(len(stored.episode))
-            repeats.append(stored.action_repeat)
-            algorithms.append(stored.algorithm)
-            sources.append(stored.source)
-            target.check()
-        if not lengths:
-            raise StoreError("there is no episode to write; nothing was written")
-        if len(set(sources)) != len(sources):
-            twice = next(source for source in sources if sources.count(source) > 1)
-            raise StoreError(f"two episodes come from {twice}; every source may be in a store once")
-        table = file.create_group("episodes")
-        table.create_dataset("length", data=np.array(lengths, np.int32), chunks=True, fletcher32=True)
-        table.create_dataset("action_repeat", data=np.array(repeats, np.int32), chunks=True, fletcher32=True)
-        for name, names in (("algorithm", algorithms), ("source", sources)):
-            encoded = [text.encode() for text in names]
-            dtype = h5py.string_dtype("utf-8", max(map(len, encoded)))
-            table.create_dataset(name, data=np.array(encoded, dtype), chunks=True, fletcher32=True)
+    file.attrs["domain"] = description.domain.name
+    file.attrs["collector"] = description.collector
+    file.attrs["tasks"] = list(description.tasks)
+    arrays = {name: _growing(file, name, (width,), EPISODE_DTYPES[name]) for name, width in widths.items()}
+    rewards = {task: _growing(file, f"rewards/{task}", (), _FLOAT32) for task in description.tasks}
+    lengths: list[int] = []
+    repeats: list[int] = []
+    algorithms: list[str] = []
+    sources: list[str] = []
+    for stored in episodes:
+        absent = set(description.tasks) - set(stored.rewards)
+        if absent:
+            raise StoreError(f"{stored.source} has no reward of {sorted(absent)}; relabel it first")
+        for name, array in arrays.items():
+            _append(array, getattr(stored.episode, name))
+        for task, array in rewards.items():
+            _append(array, stored.rewards[task])
+        lengths.append(len(stored.episode))
+        repeats.append(stored.action_repeat)
+        algorithms.append(stored.algorithm)
+        sources.append(stored.source)
+        target.check()
+    if not lengths:
+        raise StoreError("there is no episode to write; nothing was written")
+    if len(set(sources)) != len(sources):
+        twice = next(source for source in sources if sources.count(source) > 1)
+        raise StoreError(f"two episodes come from {twice}; every source may be in a store once")
+    table = file.create_group("episodes")
+    table.create_dataset("length", data=np.array(lengths, np.int32), chunks=True, fletcher32=True)
+    table.create_dataset("action_repeat", data=np.array(repeats, np.int32), chunks=True, fletcher32=True)
+    for name, names in (("algorithm", algorithms), ("source", sources)):
+        encoded = [text.encode() for text in names]
+        dtype = h5py.string_dtype("utf-8", max(map(len, encoded)))
+        table.create_dataset(name, data=np.array(encoded, dtype), chunks=True, fletcher32=True)
     return len(lengths)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a transformer block: weights, normalisation, rotary positions, feedforward."""
+"""The parts of a transformer block: weights, normalisation, feedforward."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the last axis, in float32 (arXiv 1910.07467)."""
 
-    def __init__(self, width: int, epsilon: float = 1e-5):
+    def __init__(self, width: int, epsilon: float):
         self.scale = nnx.Param(jnp.ones(width), logical_axes=(None,))
         self.epsilon = epsilon
 
@@ -51,22 +51,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return (x32 * inverse * scale).astype(x.dtype)
 
 
-def rotary(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotates the two halves of each head by position (arXiv 2104.09864).
-
-    Args:
-      x: [B, T, N, H], H even.
-      positions: integer [B, T].
-      theta: the longest wavelength is 2 pi theta tokens.
-    """
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
 class FeedForward(nnx.Module):
     """Gated feedforward, SwiGLU (arXiv 2002.05202), behind a norm and beside a residual path.
 
@@ -75,9 +59,17 @@ class FeedForward(nnx.Module):
     takes all tokens at once.
     """
 
-    def __init__(self, key: jax.Array, width: int, hidden: int, chunk: int | None, rules: ShardingRules):
+    def __init__(
+        self,
+        key: jax.Array,
+        width: int,
+        hidden: int,
+        chunk: int | None,
+        rules: ShardingRules,
+        norm_epsilon: float,
+    ):
         gate, up, down = jax.random.split(key, 3)
-        self.norm = RMSNorm(width)
+        self.norm = RMSNorm(width, norm_epsilon)
         self.gate = weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.up = weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.down = weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)

@@ -24,7 +24,8 @@ from agentic_ring.attention.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules, constrain
 from agentic_ring.models.blockwise import gathered, whole
-from agentic_ring.models.layers import FeedForward, RMSNorm, rotary, weight
+from agentic_ring.models.layers import FeedForward, RMSNorm, weight
+from agentic_ring.models.rotary import RotaryScaling, rotary
 
 _PROJECTION = ("embed", "heads", None)
 _BLOCK_INPUT = "block_input"
@@ -43,6 +44,19 @@ _KEPT = {
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """Queries that grow with the logarithm of their position, as in Llama 4.
+
+    Softmax over more keys is flatter; sharper scores make up for it (arXiv 2501.19399). A query at
+    position p is multiplied by 1 + ``scale`` ln(1 + floor((p + 1) / ``floor``)).
+    """
+
+    floor: int
+    """Positions below this, less one, are left as they are."""
+    scale: float
+
+
+@dataclass(frozen=True)
 class TransformerConfig:
     """Shape and computation of the stack."""
 
@@ -55,7 +69,13 @@ class TransformerConfig:
     """Hidden width of the gated feedforward."""
     kv_heads: int | None = None
     """Key/value heads K, a divisor of ``heads``; None is one for each query head."""
+    head_size: int | None = None
+    """Width of one head; None is ``width`` over ``heads``."""
     rope_theta: float = 10_000.0
+    rope_scaling: RotaryScaling | None = None
+    """How rotary positions reach beyond the context of the first training."""
+    query_scaling: QueryScaling | None = None
+    norm_epsilon: float = 1e-5
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters and optimiser state are float32 always."""
     remat: Literal["full", "offload", "attention", "none"] = "full"
@@ -72,10 +92,10 @@ class TransformerConfig:
     rules: ShardingRules = ShardingRules()
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or (self.width // self.heads) % 2:
+        if (self.head_size is None and self.width % self.heads) or self.head_dim % 2:
             raise ConfigError(
                 f"width {self.width} over {self.heads} heads does not give an even head dimension; "
-                "choose a width that is an even multiple of heads"
+                "choose a width that is an even multiple of heads, or an even head_size"
             )
         if self.heads % self.key_value_heads:
             raise ConfigError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
@@ -87,7 +107,7 @@ class TransformerConfig:
     @property
     def head_dim(self) -> int:
         """Width of one head, H."""
-        return self.width // self.heads
+        return self.head_size or self.width // self.heads
 
     @property
     def key_value_heads(self) -> int:
@@ -101,11 +121,12 @@ class Attention(nnx.Module):
     def __init__(self, key: jax.Array, config: TransformerConfig):
         query, keys, value, output = jax.random.split(key, 4)
         width, head_dim = config.width, config.head_dim
-        self.norm = RMSNorm(width)
+        self.norm = RMSNorm(width, config.norm_epsilon)
         self.query = weight(query, (width, config.heads, head_dim), _PROJECTION, fan_in=width)
         self.key = weight(keys, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
         self.value = weight(value, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
-        self.output = weight(output, (config.heads, head_dim, width), ("heads", None, "embed"), fan_in=width)
+        inner = config.heads * head_dim
+        self.output = weight(output, (config.heads, head_dim, width), ("heads", None, "embed"), fan_in=inner)
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,12 +194,16 @@ class Attention(nnx.Module):
     def _project(
         self, weights: tuple[jax.Array, ...], x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        rules, theta = self.config.rules, self.config.rope_theta
+        config = self.config
         x = self.norm(x)
         query, key, value = (
-            jnp.einsum("btd,dnh->btnh", x, whole(weight, _PROJECTION, rules, x.dtype)) for weight in weights
+            jnp.einsum("btd,dnh->btnh", x, whole(weight, _PROJECTION, config.rules, x.dtype))
+            for weight in weights
         )
-        return rotary(query, positions, theta), rotary(key, positions, theta), value
+        query, key = (rotary(x, positions, config.rope_theta, config.rope_scaling) for x in (query, key))
+        if config.query_scaling is not None:
+            query = _sharpened(query, positions, config.query_scaling)
+        return query, key, value
 
     def _grouped(self, weight: jax.Array, axis: int) -> jax.Array:
         """A weight with its heads along ``axis`` in groups, stacked along a new first axis.
@@ -192,6 +217,13 @@ class Attention(nnx.Module):
         return jnp.moveaxis(parts, axis + 1, 0).reshape(groups, *before, -1, *after)
 
 
+def _sharpened(query: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
+    """Queries [B, T, N, H] by their positions [B, T] or [1, T]; see ``QueryScaling``."""
+    passed = ((positions + 1) // scaling.floor).astype(jnp.float32)
+    factor = 1.0 + scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))
+    return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
+
+
 class Block(nnx.Module):
     """Attention and feedforward, each behind a norm and beside a residual path."""
 
@@ -199,7 +231,12 @@ class Block(nnx.Module):
         attention_key, feedforward_key = jax.random.split(key)
         self.attention = Attention(attention_key, config)
         self.feedforward = FeedForward(
-            feedforward_key, config.width, config.ffn_width, config.ffn_chunk, config.rules
+            feedforward_key,
+            config.width,
+            config.ffn_width,
+            config.ffn_chunk,
+            config.rules,
+            config.norm_epsilon,
         )
         self.config = config
 
@@ -242,7 +279,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         self.blocks = jax.vmap(lambda k: Block(k, config))(jax.random.split(key, config.layers))
-        self.norm = RMSNorm(config.width)
+        self.norm = RMSNorm(config.width, config.norm_epsilon)
         self.config = config
 
     def __call__(

@@ -86,6 +86,60 @@ def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
     }
 
 
+@dataclass(frozen=True)
+class RetrievalPoint:
+    """An accuracy of Figure 3, as a range: ``low`` and ``high`` are alike but where only a bound is known."""
+
+    context: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RetrievalCurve:
+    """A model of Figure 3.
+
+    Attributes:
+      model: as printed, with its context.
+      note: what can be read off the plot, in words.
+      points: the same in numbers, at the contexts of the plot that the words name.
+    """
+
+    model: str
+    note: str
+    points: tuple[RetrievalPoint, ...]
+
+
+# The words of tables.json in numbers. "To 64K" takes in the plot's contexts before it.
+_READ_OFF = {
+    "Vicuna-13B (16K)": {"4K": (1.0, 1.0), "12K": (0.6, 0.6)},
+    "GPT-3.5-turbo (16K)": dict.fromkeys(("4K", "8K", "12K", "16K"), (1.0, 1.0)),
+    "Claude-2 (100K)": {
+        **dict.fromkeys(("4K", "8K", "12K", "16K", "64K"), (1.0, 1.0)),
+        "100K": (0.9, 0.9),
+    },
+    "Ring Attention-13B (512K)": dict.fromkeys(
+        ("4K", "8K", "12K", "16K", "64K", "100K", "200K", "500K"), (0.9, 1.0)
+    ),
+}
+
+
+def retrieval_curves() -> list[RetrievalCurve]:
+    """Figure 3, which the paper gives as a plot only: about what can be read off it; K is 1024 tokens."""
+    notes = tables()["figure3_line_retrieval"]["read_off_the_plot"]
+    return [
+        RetrievalCurve(
+            model,
+            note,
+            tuple(
+                RetrievalPoint(1024 * int(context.removesuffix("K")), low, high)
+                for context, (low, high) in _READ_OFF[model].items()
+            ),
+        )
+        for model, note in notes.items()
+    ]
+
+
 RETURN_CAVEAT = (
     "The paper's column is not this quantity. Table 5 gives one number a task, without seeds or spread, and "
     "it cannot be a raw dm_control return: walker pays stand >= walk >= run in every state, while the "

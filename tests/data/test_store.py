@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.sealed_file import HEADER_BYTES, seal
-from agentic_ring.data.store import STORE_FORMAT, STORE_VERSION, StoredEpisode, TrajectoryStore
+from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
@@ -158,8 +159,8 @@ def test_truncated_store_is_refused_on_opening(data, store_bytes, tmp_path_facto
 def test_other_version_is_named(tmp_path, store_bytes):
     path = tmp_path / "store.h5"
     path.write_bytes(store_bytes)
-    seal(path, STORE_FORMAT, STORE_VERSION + 1)
-    with pytest.raises(StoreError, match=f"version {STORE_VERSION + 1} .* reads version {STORE_VERSION}"):
+    seal(path, replace(STORE, version=STORE.version + 1))
+    with pytest.raises(StoreError, match=f"version {STORE.version + 1} .* reads version {STORE.version}"):
         TrajectoryStore.open(path)
 
 
@@ -179,7 +180,7 @@ def test_missing_array_is_named(tmp_path, store_bytes, name):
     path.write_bytes(store_bytes)
     with h5py.File(path, "r+") as file:
         del file[name]
-    seal(path, STORE_FORMAT, STORE_VERSION)
+    seal(path, STORE)
     with pytest.raises(StoreError, match=name.split("/")[-1]):
         TrajectoryStore.open(path)
 
@@ -189,7 +190,7 @@ def test_array_of_other_length_is_named(tmp_path, store_bytes):
     path.write_bytes(store_bytes)
     with h5py.File(path, "r+") as file:
         file["action"].resize(7, axis=0)
-    seal(path, STORE_FORMAT, STORE_VERSION)
+    seal(path, STORE)
     with pytest.raises(StoreError, match=r"52 rows.*action"):
         TrajectoryStore.open(path)
 
@@ -280,5 +281,5 @@ def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
 
 def test_header_is_plain_text_that_says_what_the_file_is(store_bytes):
     header = json.loads(store_bytes[:HEADER_BYTES].rstrip(b"\0"))
-    assert header["format"] == STORE_FORMAT
+    assert header["format"] == STORE.name
     assert header["bytes"] == len(store_bytes)

@@ -12,6 +12,7 @@ from evals.intervals import (
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
+    wilson_interval,
 )
 
 # Percentiles of two bootstraps differ by chance: for RESAMPLES = 10,000 the 2.5th percentile has a
@@ -140,3 +141,43 @@ def test_more_confidence_makes_a_wider_interval():
 def test_bad_scores_are_named(compute, message):
     with pytest.raises(ArgumentError, match=message):
         compute()
+
+
+# Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 0.8830, 1.0000),
+    ],
+)
+def test_wilson_matches_published_intervals(successes, trials, low, high):
+    interval = wilson_interval(successes, trials)
+    assert interval.value == successes / trials
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    assert interval.n == trials
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_mirrors_and_agrees_with_scipy(drawn):
+    successes, trials = drawn
+    interval = wilson_interval(successes, trials)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+    mirrored = wilson_interval(trials - successes, trials)
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    theirs = scipy.stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (5, 4), (-1, 4)])
+def test_wilson_refuses_what_is_no_share(successes, trials):
+    with pytest.raises(ArgumentError, match=f"{successes} successes of {trials}"):
+        wilson_interval(successes, trials)
+
+
+def test_wilson_refuses_a_confidence_that_is_none():
+    with pytest.raises(ArgumentError, match="confidence is 1"):
+        wilson_interval(1, 2, confidence=1.0)

@@ -24,7 +24,7 @@ MESHES = [
 def feedforward_and_gradients(shape: MeshShape | None, chunk: int | None, dtype: str = "float32") -> dict:
     """Of 4 rows of 48 tokens, width 16: weights as they are stored, tokens over the mesh."""
     rules = ShardingRules()
-    module = FeedForward(jax.random.key(0), 16, 24, chunk, rules)
+    module = FeedForward(jax.random.key(0), 16, 24, chunk, rules, norm_epsilon=1e-5)
     graphdef, state = nnx.split(module)
     x, d_output = (jax.random.normal(jax.random.key(n), (4, 48, 16)).astype(dtype) for n in (1, 2))
 
@@ -65,7 +65,7 @@ def test_gradients_of_weights_add_up_in_float32():
 def test_a_weight_gradient_is_summed_over_devices_once():
     """No collective stands in the loop over chunks."""
     mesh, rules = make_mesh(MeshShape(ring=8)), ShardingRules()
-    graphdef, state = nnx.split(FeedForward(jax.random.key(0), 16, 24, 2, rules))
+    graphdef, state = nnx.split(FeedForward(jax.random.key(0), 16, 24, 2, rules, norm_epsilon=1e-5))
 
     def loss(state: nnx.State, x: jax.Array) -> jax.Array:
         return (nnx.merge(graphdef, state)(x) ** 2).sum()

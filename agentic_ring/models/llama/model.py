@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.cache import KVCache
+from agentic_ring.attention.layout import Layout, inverse_order, order, padded_length
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.blockwise import Weights, over_tokens, sum_over, whole
+from agentic_ring.mesh import ambient_axis_size
+from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_over, whole
 from agentic_ring.models.layers import rms_norm, weight
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
@@ -20,6 +22,8 @@ class LlamaConfig:
 
     transformer: TransformerConfig
     vocab_size: int = 32_000
+    tied: bool = False
+    """Whether tokens are predicted with the table that embeds them, as in small models."""
     loss_chunk: int | None = None
     """Tokens a device whose logits are alive at a time while the loss is computed; None is all of them."""
 
@@ -68,22 +72,62 @@ class Llama(nnx.Module):
         width = config.transformer.width
         self.embedding = weight(embedding, (config.vocab_size, width), ("vocab", "embed"), fan_in=width)
         self.transformer = Transformer(stack, config.transformer)
-        self.head = weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
+        self.head = (
+            None
+            if config.tied
+            else weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
+        )
         self.config = config
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits float32 [B, T, V] of the token after each of ``tokens``, int32 [B, T] of any length."""
+        length, ring = tokens.shape[1], ambient_axis_size("ring")
+        padded = padded_length(length, ring, "zigzag")
+        place = order("zigzag", padded, ring)
+        tokens = jnp.pad(tokens, ((0, 0), (0, padded - length)))[:, place]
+        x = self.transformer(self.embedded(tokens), jnp.asarray(place)[None], layout="zigzag")
+        return self.logits(x)[:, inverse_order(place)[:length]]
+
+    def prefill_chunk(
+        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, KVCache]:
+        """The next tokens of a prompt, int32 [B, C] -> encoded [B, C, D]; as ``Transformer`` has it."""
+        return self.transformer.prefill_chunk(self.embedded(tokens), positions, cache, prefix)
+
+    def extend(
+        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> tuple[jax.Array, KVCache]:
+        """A few new tokens, int32 [B, C] -> encoded [B, C, D]; as ``Transformer`` has it."""
+        return self.transformer.extend(self.embedded(tokens), positions, cache, prefix)
+
+    def logits(self, encoded: jax.Array) -> jax.Array:
+        """Of the next token, from what the stack made of each: [..., D] -> float32 [..., V]."""
+        rules = self.config.transformer.rules
+        head = gathered(self._head, rules, encoded.dtype)
+        return self._scores(self.transformer.norm(encoded), head)
+
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """What the stack reads, [B, T, D], of tokens int32 [B, T]."""
+        # Looked up as it is stored, in training in float32: the gradient of a frequent token is a sum
+        # over all the places where it stands.
+        rules, dtype = self.config.transformer.rules, jnp.dtype(self.config.transformer.dtype)
+        table = whole(self.embedding[...], (None, "embed"), rules, self.embedding[...].dtype)
+        return table[tokens].astype(dtype)
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
         """Of each token's target, in nats: float32 [B, T]. Logits are alive for ``loss_chunk`` tokens."""
-        encoded = self._encode(batch)
+        encoded = self.transformer(
+            self.embedded(batch.tokens), batch.positions, batch.segment_ids, batch.layout
+        )
         epsilon = self.transformer.norm.epsilon
 
         def predict(weights: Weights, x: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
             scale, head = weights
-            logits = (rms_norm(x, scale, epsilon) @ head).astype(jnp.float32)
-            return _cross_entropy(logits, target, axes)
+            return _cross_entropy(self._scores(rms_norm(x, scale, epsilon), head), target, axes)
 
         return over_tokens(
             predict,
-            (self.transformer.norm.scale, self.head),
+            (self.transformer.norm.scale, self._head),
             encoded,
             batch.targets,
             rules=self.config.transformer.rules,
@@ -91,12 +135,13 @@ class Llama(nnx.Module):
             contracted="vocab",
         )
 
-    def _encode(self, batch: TokenBatch) -> jax.Array:
-        # Looked up in float32: the gradient of a frequent token is a sum over all the places it stands.
-        rules, dtype = self.config.transformer.rules, jnp.dtype(self.config.transformer.dtype)
-        table = whole(self.embedding[...], (None, "embed"), rules, jnp.dtype(jnp.float32))
-        x = table[batch.tokens].astype(dtype)
-        return self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
+    @property
+    def _head(self) -> nnx.Param:
+        return self.embedding if self.head is None else self.head
+
+    def _scores(self, normed: jax.Array, head: jax.Array) -> jax.Array:
+        """Float32 [..., V] of normed tokens [..., D] and the weights of ``_head`` in their dtype."""
+        return (normed @ (head.T if self.head is None else head)).astype(jnp.float32)
 
 
 def _cross_entropy(logits: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -1,0 +1,208 @@
+"""A LLaMA's shape in the words of Hugging Face's ``config.json``, old spelling and new."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentic_ring.errors import DataError, UnknownNameError
+from agentic_ring.models.llama.model import LlamaConfig
+from agentic_ring.models.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryScaling,
+    YarnScaling,
+)
+from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+
+MODEL_TYPE = "llama"
+OWN_MODEL_TYPE = "agentic_ring_llama"
+"""Of models with ``QueryScaling``: others must refuse what they would get wrong."""
+
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+_UNUSED = ("attention_bias", "mlp_bias")
+"""Parts that other models of this type may have and this stack has not."""
+
+_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
+"""Compute dtype by the one that weights are stored in; float16 overflows where these models were not
+trained for it."""
+
+
+def read_config(path: Path, context: int | None = None) -> LlamaConfig:
+    """The shape of a model from the ``config.json`` in the folder ``path``.
+
+    Args:
+      path: the folder.
+      context: tokens that the model is to be used on, which decides the frequencies of "dynamic" rotary
+        scaling; what it was made for where absent.
+
+    Raises:
+      DataError: the file is missing, damaged, or describes what this stack cannot compute.
+      UnknownNameError: another architecture or kind of rotary scaling.
+    """
+    file = path / "config.json"
+    fields = read_json(file)
+    kind = str(fields.get("model_type"))
+    if kind not in (MODEL_TYPE, OWN_MODEL_TYPE):
+        raise UnknownNameError(f"model_type in {file}:", kind, (MODEL_TYPE, OWN_MODEL_TYPE))
+    for name in _UNUSED:
+        if fields.get(name):
+            raise DataError(f"{file} sets {name}; only models without biases are supported")
+    if fields.get("hidden_act", "silu") != "silu":
+        raise DataError(f"{file} has hidden_act {fields['hidden_act']!r}; only silu is supported")
+    try:
+        return _config(fields, context)
+    except KeyError as error:
+        raise DataError(f"{file} has no {error.args[0]}, which a llama needs") from error
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{file} cannot be used: {error}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object from a JSON file.
+
+    Raises:
+      DataError: the file is missing, or is no JSON object.
+    """
+    try:
+        fields = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file} does not exist; give the folder of a model as Hugging Face lays it out: config.json, "
+            "*.safetensors and tokenizer.json"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}; fetch it again") from error
+    if not isinstance(fields, dict):
+        raise DataError(f"{file} holds {type(fields).__name__}; an object is expected")
+    return fields
+
+
+def original_context(path: Path) -> int | None:
+    """Tokens that the model in a folder was made for, stretched positions included; None if it says not."""
+    context = read_json(path / "config.json").get("max_position_embeddings")
+    return context if isinstance(context, int) else None
+
+
+def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
+    rope = _rope(fields)
+    query_scaling = fields.get("query_scaling")
+    stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    return LlamaConfig(
+        TransformerConfig(
+            width=fields["hidden_size"],
+            layers=fields["num_hidden_layers"],
+            heads=fields["num_attention_heads"],
+            kv_heads=fields.get("num_key_value_heads"),
+            head_size=fields.get("head_dim"),
+            ffn_width=fields["intermediate_size"],
+            rope_theta=float(rope.get("rope_theta", 10_000.0)),
+            rope_scaling=_scaling(rope, fields, context),
+            query_scaling=None if query_scaling is None else QueryScaling(**query_scaling),
+            norm_epsilon=fields.get("rms_norm_eps", 1e-6),
+            dtype=_DTYPES[stored],  # pyright: ignore[reportArgumentType]
+        ),
+        vocab_size=fields["vocab_size"],
+        tied=fields.get("tie_word_embeddings", False),
+    )
+
+
+def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``rope_parameters`` holds, also where the file spells it ``rope_theta`` and ``rope_scaling``."""
+    rope = dict(fields.get("rope_scaling") or {}) | dict(fields.get("rope_parameters") or {})
+    if "rope_theta" not in rope and "rope_theta" in fields:
+        rope["rope_theta"] = fields["rope_theta"]
+    return rope
+
+
+def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | None) -> RotaryScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    made_for = fields.get("max_position_embeddings", 2048)
+    original = rope.get("original_max_position_embeddings") or made_for
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rope["factor"])
+        case "dynamic":
+            return DynamicScaling(rope["factor"], original, context or original)
+        case "yarn":
+            mscale, all_dimensions = rope.get("mscale"), rope.get("mscale_all_dim")
+            if mscale is not None or all_dimensions is not None:
+                raise ValueError("mscale and mscale_all_dim of yarn are not supported")
+            return YarnScaling(
+                rope.get("factor") or made_for / original,
+                original,
+                beta_fast=rope.get("beta_fast") or 32.0,
+                beta_slow=rope.get("beta_slow") or 1.0,
+                attention_factor=rope.get("attention_factor"),
+                truncate=rope.get("truncate", True),
+            )
+        case "llama3":
+            return Llama3Scaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], original)
+        case _:
+            raise UnknownNameError("rope_type", str(kind), _ROPE_TYPES)
+
+
+def config_fields(config: LlamaConfig, context: int, dtype: str) -> dict[str, Any]:
+    """What ``config.json`` holds of a model.
+
+    Args:
+      config: of the model.
+      context: tokens that it was made for.
+      dtype: of its weights as they are stored.
+    """
+    stack = config.transformer
+    own = stack.query_scaling is not None
+    fields = {
+        "architectures": ["AgenticRingLlamaForCausalLM" if own else "LlamaForCausalLM"],
+        "model_type": OWN_MODEL_TYPE if own else MODEL_TYPE,
+        "hidden_size": stack.width,
+        "num_hidden_layers": stack.layers,
+        "num_attention_heads": stack.heads,
+        "num_key_value_heads": stack.key_value_heads,
+        "head_dim": stack.head_dim,
+        "intermediate_size": stack.ffn_width,
+        "hidden_act": "silu",
+        "rms_norm_eps": stack.norm_epsilon,
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied,
+        "max_position_embeddings": context,
+        "rope_theta": stack.rope_theta,
+        "rope_scaling": _scaling_fields(stack.rope_scaling),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": dtype,
+    }
+    if stack.query_scaling is not None:
+        fields["query_scaling"] = {"floor": stack.query_scaling.floor, "scale": stack.query_scaling.scale}
+    return fields
+
+
+def _scaling_fields(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    match scaling:
+        case None:
+            return None
+        case LinearScaling(factor):
+            fields: dict[str, Any] = {"factor": factor}
+        case DynamicScaling(factor, original, _):
+            fields = {"factor": factor, "original_max_position_embeddings": original}
+        case YarnScaling():
+            fields = {
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_context,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "truncate": scaling.truncate,
+            }
+            if scaling.attention_factor is not None:
+                fields["attention_factor"] = scaling.attention_factor
+        case Llama3Scaling(factor, low, high, original):
+            fields = {
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    return {"rope_type": scaling.rope_type, **fields}

@@ -1,0 +1,227 @@
+"""LLaMA checkpoints as Hugging Face lays them out: read into sharded arrays, and written back.
+
+A folder holds ``config.json`` and ``*.safetensors``. Each device's part of each array is read by itself,
+straight from the files: no host ever holds a whole model, and no process more than it needs.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, SingleDeviceSharding
+from safetensors.numpy import save_file
+
+from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.files import replacing
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.llama.config_file import config_fields, read_config
+from agentic_ring.models.llama.model import Llama, LlamaConfig
+from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
+from agentic_ring.models.llama.weight_names import Weight, weights
+
+Dtype = Literal["float32", "bfloat16"]
+
+SHARD_BYTES = 4 * 2**30
+"""Largest file that is written, unless one tensor is larger; a process holds as much at a time."""
+
+
+def load_pretrained(
+    path: str | Path,
+    mesh: Mesh | None = None,
+    dtype: Dtype | None = None,
+    *,
+    rules: ShardingRules = ShardingRules(),
+    context: int | None = None,
+) -> Llama:
+    """A model from a folder, its weights where the mesh has them.
+
+    Args:
+      path: folder with ``config.json`` and ``*.safetensors``.
+      mesh: where to put the weights; call the model under ``jax.set_mesh(mesh)``. One device where absent.
+      dtype: of weights and computation; as stored where absent, or float32 where that is float16.
+      rules: which mesh axes carry what.
+      context: tokens that it is to be used on; only "dynamic" rotary scaling asks for it.
+
+    Raises:
+      DataError: a file is missing, damaged, pickled, or does not fit ``config.json``.
+      UnknownNameError: another architecture or kind of rotary scaling.
+    """
+    path = Path(path)
+    config = read_config(path, context)
+    stack = replace(config.transformer, rules=rules, dtype=dtype or config.transformer.dtype)
+    return load_weights(path, replace(config, transformer=stack), mesh, stack.dtype)
+
+
+def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtype) -> Llama:
+    """The model of ``config`` with weights from the folder ``path``, stored in ``dtype``."""
+    layers, rules = config.transformer.layers, config.transformer.rules
+    files, ours = TensorFiles(path), weights(config.tied)
+    files.check_names({name for weight in ours for name in weight.names(layers)}, config.tied)
+    graphdef, state = nnx.split(jax.eval_shape(lambda: config.build(jax.random.key(0))))
+    parameters: dict[Any, Any] = dict(nnx.to_flat_state(state))
+    for weight in ours:
+        parameter = parameters[weight.path]
+        shape = parameter.get_value().shape
+        source = _Source(files, weight, layers, shape)
+        source.check_shapes()
+        if mesh is None:
+            sharding = SingleDeviceSharding(jax.devices()[0])
+        else:
+            sharding = rules.sharding(mesh, shape, parameter.get_metadata()["logical_axes"])
+        array = jax.make_array_from_callback(
+            shape, sharding, lambda index, source=source: source.read(index).astype(jnp.dtype(dtype))
+        )
+        parameters[weight.path] = parameter.replace(array)
+    return nnx.merge(graphdef, nnx.from_flat_state(parameters))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where one of our arrays comes from.
+
+    Attributes:
+      files, weight, layers: what it is.
+      shape: of ours.
+    """
+
+    files: TensorFiles
+    weight: Weight
+    layers: int
+    shape: tuple[int, ...]
+
+    @property
+    def _matrix(self) -> tuple[int, ...]:
+        """Shape of one of its tensors."""
+        shape, inputs = self.shape[1:] if self.weight.stacked else self.shape, self.weight.input_dims
+        return (prod(shape[inputs:]), prod(shape[:inputs])) if inputs else shape
+
+    def check_shapes(self) -> None:
+        """Fails where a tensor's shape is not what the configuration makes it."""
+        for name in self.weight.names(self.layers):
+            found = self.files.shape(name)
+            if found != self._matrix:
+                raise DataError(
+                    f"{name} has shape {list(found)}; by config.json it should be {list(self._matrix)}. "
+                    "One of the two is of another model"
+                )
+
+    def read(self, index: Any) -> np.ndarray:
+        """One device's part of our array: a slice for each of its dimensions."""
+        names = self.weight.names(self.layers)
+        if not self.weight.stacked:
+            return self._read(names[0], index)
+        return np.stack([self._read(name, index[1:]) for name in names[index[0]]])
+
+    def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Part of one layer's array, from the rows and columns of its tensor that hold it."""
+        inputs = self.weight.input_dims
+        if not inputs:
+            return self.files.read(name, index)
+        shape = self.shape[1:] if self.weight.stacked else self.shape
+        rows, columns = _flat(index[inputs:], shape[inputs:]), _flat(index[:inputs], shape[:inputs])
+        matrix = self.files.read(name, (rows, columns)).T
+        outer = [len(range(size)[part]) for part, size in zip(index, shape, strict=True)]
+        # Of heads and their numbers the slice took whole heads.
+        for inner in (i for i in range(len(shape)) if i not in (0, inputs)):
+            outer[inner] = shape[inner]
+        whole_heads = tuple(part if i not in (0, inputs) else slice(None) for i, part in enumerate(index))
+        return matrix.reshape(outer)[whole_heads]
+
+
+def _flat(index: tuple[slice, ...], shape: tuple[int, ...]) -> slice:
+    """The places in the flattened dimensions that the first one's slice covers."""
+    first, inner = range(shape[0])[index[0]], prod(shape[1:])
+    return slice(first.start * inner, first.stop * inner)
+
+
+def save_pretrained(model: Llama, path: str | Path, context: int | None = None) -> None:
+    """Writes ``config.json`` and safetensors that ``transformers`` opens, each file whole or not at all.
+
+    Every process of a job must call it; the first one writes. A process holds ``SHARD_BYTES`` at a time.
+
+    Args:
+      model: of any mesh; weights are stored in the dtype that they have.
+      path: folder, made if need be. Other files there, such as the tokenizer's, stay.
+      context: tokens that the model was made for; where absent that of its rotary scaling, or 2048.
+
+    Raises:
+      ArgumentError: weights of several dtypes.
+    """
+    path, config = Path(path), model.config
+    arrays = {place: leaf[...] for place, leaf in nnx.to_flat_state(nnx.split(model)[1])}
+    dtypes = sorted({str(array.dtype) for array in arrays.values()})
+    if len(dtypes) > 1:
+        raise ArgumentError(f"the model's weights are of several dtypes, {dtypes}; cast them to one")
+    tensors = [
+        tensor
+        for weight in weights(config.tied)
+        for tensor in _tensors(weight, arrays[weight.path], config.transformer.layers)
+    ]
+    shards = _shards(tensors)
+    writes = jax.process_index() == 0
+    placed = {}
+    for number, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        content = {tensor.name: tensor.fetch() for tensor in shard}
+        placed |= dict.fromkeys(content, file)
+        if writes:
+            with replacing(path / file) as beside:
+                save_file(content, beside, metadata={"format": "pt"})
+    if not writes:
+        return
+    if len(shards) > 1:
+        total = sum(tensor.size for tensor in tensors)
+        _write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+    made_for = context or getattr(config.transformer.rope_scaling, "original_context", 2048)
+    _write_json(path / "config.json", config_fields(config, made_for, dtypes[0]))
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor to write: its name, its bytes, and how to get it to this host."""
+
+    name: str
+    size: int
+    fetch: Callable[[], np.ndarray]
+
+
+def _tensors(weight: Weight, array: jax.Array, layers: int) -> list[_Tensor]:
+    def fetch(layer: int | None) -> np.ndarray:
+        part = array if layer is None else array[layer]
+        values = (
+            np.asarray(part)
+            if part.is_fully_addressable
+            else multihost_utils.process_allgather(part, tiled=True)
+        )
+        if weight.input_dims:
+            values = values.reshape(prod(part.shape[: weight.input_dims]), -1).T
+        return np.ascontiguousarray(values)
+
+    names = weight.names(layers)
+    size = array.nbytes // len(names)
+    if not weight.stacked:
+        return [_Tensor(names[0], size, lambda: fetch(None))]
+    return [_Tensor(name, size, lambda layer=layer: fetch(layer)) for layer, name in enumerate(names)]
+
+
+def _shards(tensors: list[_Tensor]) -> list[list[_Tensor]]:
+    """The tensors of each file, in order, none larger than ``SHARD_BYTES``."""
+    shards: list[list[_Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(held.size for held in shards[-1]) + tensor.size > SHARD_BYTES:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,110 @@
+"""The folder of a run: its settings, by which it is known again, and the seconds that its stages took."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import pydantic
+
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing
+from agentic_ring.progress import say
+
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Settings = TypeVar("Settings", bound=Dataclass)
+
+
+def write_config(directory: Path, config: Dataclass) -> None:
+    """Writes the dataclass as ``config.json``."""
+    with replacing(directory / "config.json") as beside:
+        beside.write_text(json.dumps(asdict(config), indent=2) + "\n")
+
+
+def read_config(directory: Path, kind: type[Settings]) -> Settings:
+    """Reads ``config.json`` as a dataclass of this kind.
+
+    Raises:
+      DataError: there is none, or it is not the configuration of such a run.
+    """
+    path = directory / "config.json"
+    try:
+        return pydantic.TypeAdapter(kind).validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the folder of a run, such as runs/NAME") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def differing_fields(old: Dataclass, new: Dataclass) -> list[str]:
+    """Names of the fields, dotted, in which two configurations of one kind differ."""
+
+    def walk(prefix: str, a: Any, b: Any) -> list[str]:
+        if isinstance(a, dict) and isinstance(b, dict):
+            return [name for key in a for name in walk(f"{prefix}.{key}", a[key], b[key])]
+        return [] if a == b else [prefix.removeprefix(".")]
+
+    return walk("", asdict(old), asdict(new))
+
+
+def enter_directory(directory: Path, config: Dataclass, resume: bool) -> None:
+    """Makes the run's folder ready: goes on with the run that is there, or starts anew.
+
+    Without ``resume`` an earlier run is moved aside, to NAME.1, NAME.2, ...: nothing is deleted.
+
+    Raises:
+      ConfigError: the folder holds a run with other settings.
+      DataError: the settings that are there cannot be read.
+    """
+    if (directory / "config.json").exists():
+        if resume:
+            changed = differing_fields(read_config(directory, type(config)), config)
+            if changed:
+                raise ConfigError(
+                    f"{directory} holds a run with other settings ({', '.join(changed)}). Give another "
+                    "--output, or --no-resume to move that run aside and start anew"
+                )
+            return
+        number = next(n for n in range(1, 10_000) if not Path(f"{directory}.{n}").exists())
+        directory.rename(f"{directory}.{number}")
+        say(f"the run that was there is now in {directory}.{number}")
+    write_config(directory, config)
+
+
+class Stages:
+    """Seconds spent in each stage, added up over all sessions of a run once ``keep_in`` names its folder."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._path: Path | None = None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a block, by an error ended too."""
+        say(f"== {name}")
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._add({name: time.monotonic() - started})
+
+    def keep_in(self, directory: Path) -> None:
+        """From now on the seconds are kept in ``stages.json``, with those of earlier sessions."""
+        self._path = directory / "stages.json"
+        self._add(json.loads(self._path.read_text()) if self._path.exists() else {})
+
+    def _add(self, seconds: dict[str, float]) -> None:
+        for name, more in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + more
+        if self._path is not None:
+            with replacing(self._path) as beside:
+                beside.write_text(json.dumps(self.seconds, indent=2) + "\n")

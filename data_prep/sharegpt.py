@@ -1,0 +1,339 @@
+"""Conversations to packed rows of tokens: cleaned, deduplicated, split, loss on the answers alone.
+
+    python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
+
+Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations (``conversation_files.py``), cleans
+them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.packed_file``). Files
+are streamed: what is held is one conversation, the texts of the rows that are being filled, and 32 bytes
+for each conversation, by which it is known again. Records that are no conversation are left out and
+listed, and the exit status is then 1; what the cleaning leaves out is counted by its reason.
+"""
+
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from agentic_ring.cli import run
+from agentic_ring.data.chat import TEMPLATES, ChatTemplate, Turn, chat_template
+from agentic_ring.data.packed_file import PackedDescription, PackedWriter, packed_writer
+from agentic_ring.data.packing import PackedRow, RowPacker
+from agentic_ring.data.text import TokenizedText, tokenize_in_parts
+from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
+from agentic_ring.progress import progress
+from data_prep.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
+from data_prep.conversation_files import Conversation, OtherSpeakerError, Record, conversation, records
+from data_prep.folders import data_root
+from evals.tables import TextTable
+from evals.tokens import parse_tokens
+
+SPLITS = ("train", "test")
+_MOST_NAMED = 20
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ConversationsConfig:
+    """What to pack.
+
+    Attributes:
+      inputs: JSON arrays or jsonl files.
+      tokenizer: folder with the model's tokenizer.json.
+      length: tokens of a row, such as 4096, 32k or 512k.
+      template: how conversations are written; "tokenizer" is the folder's own template.
+      test_share: share of the conversations that are kept for testing, chosen by their ids alone.
+      blocked: leave out conversations with one of these phrases; none if given without a value.
+      output: folder of train.h5 and test.h5; text/{first input}-{length} in the data folder if not given.
+    """
+
+    inputs: tyro.conf.Positional[tuple[Path, ...]]
+    tokenizer: Path
+    length: str = "32k"
+    template: str = "vicuna_v1.1"
+    test_share: float = 0.01
+    blocked: tuple[str, ...] = BLOCKED
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ConfigError("no input was given; name at least one file of conversations")
+        if self.template not in TEMPLATES:
+            raise UnknownNameError("chat template", self.template, TEMPLATES)
+        if not 0 <= self.test_share < 1:
+            raise ConfigError(f"test_share is {self.test_share}; it must be at least 0 and below 1")
+        if self.row_length < 2:
+            raise ConfigError(f"length is {self.length}; a row needs at least 2 tokens")
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row."""
+        try:
+            return parse_tokens(self.length)
+        except ArgumentError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def folder(self) -> Path:
+        """Where the rows go."""
+        return self.output or data_root() / "text" / f"{self.inputs[0].stem}-{self.length}"
+
+
+@dataclass
+class SplitCounts:
+    """Of one split.
+
+    Attributes:
+      conversations: that are in it.
+      rows: of its file.
+      tokens: in them, without padding.
+      answer_tokens: that count in the loss.
+    """
+
+    conversations: int = 0
+    rows: int = 0
+    tokens: int = 0
+    answer_tokens: int = 0
+
+
+@dataclass
+class PackingSummary:
+    """What came of it.
+
+    Attributes:
+      splits: by name.
+      lengths: tokens of every conversation that is packed, its parts together.
+      left_out: conversations by reason.
+      malformed: records that are no conversation, with file, line and reason; the first 20.
+      malformed_count: all of them.
+      divided: conversations that were longer than a row and became several texts.
+      cut: single questions with their answers that were longer than a row and lost their end.
+      cut_tokens: what they lost.
+      unanswered: of these, those that lost the whole answer and are left out.
+    """
+
+    splits: dict[str, SplitCounts] = field(default_factory=lambda: {name: SplitCounts() for name in SPLITS})
+    lengths: array = field(default_factory=lambda: array("q"))
+    left_out: Counter[str] = field(default_factory=Counter)
+    malformed: list[str] = field(default_factory=list)
+    malformed_count: int = 0
+    divided: int = 0
+    cut: int = 0
+    cut_tokens: int = 0
+    unanswered: int = 0
+
+    def add_malformed(self, record: str, reason: str) -> None:
+        """Counts a record that is no conversation."""
+        self.malformed_count += 1
+        if len(self.malformed) < _MOST_NAMED:
+            self.malformed.append(f"{record}: {reason}")
+
+
+class _Split:
+    """Packs the texts of one split and writes its rows."""
+
+    def __init__(self, writer: PackedWriter, length: int, counts: SplitCounts):
+        self._packer = RowPacker(length)
+        self._writer = writer
+        self._counts = counts
+
+    def add(self, texts: list[TokenizedText]) -> None:
+        """Takes the texts of a conversation."""
+        self._counts.conversations += 1
+        for text in texts:
+            self._write(self._packer.add(text))
+
+    def finish(self) -> None:
+        """Writes what still waits for a fuller row."""
+        self._write(self._packer.finish())
+
+    def _write(self, rows: list[PackedRow]) -> None:
+        for row in rows:
+            self._writer.add(row)
+            self._counts.rows += 1
+            self._counts.tokens += int((row.segment_ids >= 0).sum())
+            self._counts.answer_tokens += int(row.counts.sum())
+
+
+class _Encoder:
+    """Reads, cleans and encodes conversations, and keeps count of what is left out."""
+
+    def __init__(self, config: ConversationsConfig, tokenizer: Tokenizer, template: ChatTemplate):
+        self._config = config
+        self._tokenizer = tokenizer
+        self._template = template
+        self._seen = Deduplicator()
+        self.summary = PackingSummary()
+
+    def encode(self, path: Path, record: Record) -> tuple[str, list[TokenizedText]] | None:
+        """The key and the texts of a conversation; None where it is left out."""
+        summary = self.summary
+        try:
+            if record.fault:
+                raise DataError(record.fault)
+            read = conversation(record.value)
+        except OtherSpeakerError:
+            summary.left_out["someone else speaks in it"] += 1
+            return None
+        except DataError as error:
+            summary.add_malformed(f"{path}, line {record.line}", str(error))
+            return None
+        try:
+            turns = clean_turns(read.turns, self._config.blocked)
+            if any(token in turn.text for turn in turns for token in self._tokenizer.special_tokens):
+                raise Rejected("a special token of the tokenizer in its text")
+            key = self._seen.check(Conversation(read.key, turns))
+            return key, self._texts(turns)
+        except Rejected as rejection:
+            summary.left_out[str(rejection)] += 1
+        except DataError as error:  # the template refuses it
+            summary.left_out[str(error)] += 1
+        return None
+
+    def _texts(self, turns: Sequence[Turn]) -> list[TokenizedText]:
+        parts = list(tokenize_in_parts(self._tokenizer, self._template, turns, self._config.row_length))
+        self.summary.divided += len(parts) > 1
+        self.summary.cut += sum(part.cut > 0 for part in parts)
+        self.summary.cut_tokens += sum(part.cut for part in parts)
+        # The first token of a text is no target: an answer must reach further than that to count.
+        learned = [part for part in parts if part.counts[1:].any()]
+        if not learned:
+            raise Rejected("its questions alone fill a row")
+        self.summary.unanswered += len(parts) - len(learned)
+        self.summary.lengths.append(sum(len(part) + part.cut for part in parts))
+        return learned
+
+
+def prepare(config: ConversationsConfig) -> PackingSummary:
+    """Packs conversations into the files of the splits; see the module.
+
+    Raises:
+      DataError: a file is missing or broken, the tokenizer or the template does not fit, or no
+        conversation is left.
+    """
+    tokenizer = Tokenizer.load(config.tokenizer)
+    template = chat_template(config.template, tokenizer)
+    encoder = _Encoder(config, tokenizer, template)
+    summary = encoder.summary
+    description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, template.name)
+    with ExitStack() as stack:
+        splits = {}
+        for name in SPLITS:
+            path = config.folder / f"{name}.h5"
+            writer = stack.enter_context(packed_writer(path, description, config.row_length))
+            splits[name] = _Split(writer, config.row_length, summary.splits[name])
+        for path, record in _all_records(config.inputs):
+            encoded = encoder.encode(path, record)
+            if encoded is not None:
+                key, texts = encoded
+                splits["test" if is_test(key, config.test_share) else "train"].add(texts)
+        for split in splits.values():
+            split.finish()
+        if not summary.splits["train"].rows:
+            raise DataError(f"no conversation is left to train on; {_reasons(summary)}")
+    return summary
+
+
+def _all_records(paths: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+    """The records of all files, with a bar of the bytes read."""
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
+    total = max(1, sum(sizes) // _MEBIBYTE)
+    shown = before = 0
+    with progress("reading conversations (MiB)", total) as advance:
+        for path, size in zip(paths, sizes, strict=True):
+            for count, record in enumerate(records(path), start=1):
+                yield path, record
+                read = (before + record.end) // _MEBIBYTE
+                if read > shown:
+                    shown = read
+                    advance(read, f"{path.name}: {count:,} records")
+            before += size
+        advance(total, "")
+
+
+def _reasons(summary: PackingSummary) -> str:
+    counts = [f"{count} left out: {reason}" for reason, count in summary.left_out.most_common()]
+    return "; ".join([*counts, *summary.malformed[:3]]) or "the files hold none"
+
+
+def length_table(lengths: Sequence[int]) -> TextTable:
+    """Conversations by their tokens, in powers of two."""
+    tokens = np.asarray(lengths, np.int64)
+    rows = []
+    upper = 1 << max(6, int(tokens.min() - 1).bit_length())
+    below = 0
+    while below < tokens.max():
+        inside = tokens[(tokens > below) & (tokens <= upper)]
+        rows.append(
+            {
+                "tokens up to": f"{upper:,}",
+                "conversations": f"{len(inside):,}",
+                "share": f"{len(inside) / len(tokens):.1%}",
+                "share of tokens": f"{inside.sum() / tokens.sum():.1%}",
+            }
+        )
+        below, upper = upper, 2 * upper
+    return TextTable("Lengths of conversations", rows)
+
+
+def split_table(summary: PackingSummary, length: int) -> TextTable:
+    """What each split's file holds."""
+    rows = [
+        {
+            "split": name,
+            "conversations": f"{counts.conversations:,}",
+            "rows": f"{counts.rows:,}",
+            "tokens": f"{counts.tokens:,}",
+            "of answers": f"{counts.answer_tokens:,}",
+            "padding": f"{1 - counts.tokens / (counts.rows * length):.2%}" if counts.rows else "",
+        }
+        for name, counts in summary.splits.items()
+    ]
+    return TextTable(f"Rows of {length:,} tokens", rows)
+
+
+def left_out_table(left_out: Mapping[str, int]) -> TextTable:
+    """Conversations that are in no split, by reason."""
+    rows = [
+        {"left out because": reason, "conversations": f"{count:,}"}
+        for reason, count in sorted(left_out.items(), key=lambda item: -item[1])
+    ]
+    return TextTable("Left out", rows)
+
+
+def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
+    """Packs conversations into rows of tokens for finetuning."""
+    summary = prepare(config)
+    console = Console()
+    console.print(length_table(summary.lengths).rich())
+    if summary.left_out:
+        console.print(left_out_table(summary.left_out).rich())
+    console.print(split_table(summary, config.row_length).rich())
+    if summary.divided:
+        print(f"{summary.divided:,} conversations were longer than a row and were divided between turns")
+    if summary.cut:
+        print(
+            f"{summary.cut:,} questions with their answers were longer than a row: their ends were cut off, "
+            f"{summary.cut_tokens:,} tokens in all; {summary.unanswered:,} lost the answer and are left out"
+        )
+    print(f"{config.folder}: {' and '.join(f'{name}.h5' for name in SPLITS)}")
+    for malformed in summary.malformed:
+        print(f"left out {malformed}", file=sys.stderr)
+    if summary.malformed_count:
+        print(
+            f"{summary.malformed_count:,} records are no conversations; mend or remove them and run again",
+            file=sys.stderr,
+        )
+    return 1 if summary.malformed_count else 0
+
+
+if __name__ == "__main__":
+    run(main)

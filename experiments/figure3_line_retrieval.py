@@ -1,0 +1,152 @@
+"""Accuracy of line retrieval against length, beside the paper's four curves (Figure 3).
+
+    python experiments/figure3_line_retrieval.py runs/line_retrieval-*/results.json
+
+The runs are those of evals/line_retrieval.py. The paper's curves are what can be read off its plot, to
+about a tenth. Models that were trained on line retrieval itself are drawn apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import tyro
+from matplotlib.axes import Axes
+
+from agentic_ring import cli
+from agentic_ring.errors import DataError
+from evals.intervals import Interval
+from evals.line_plots import accuracy_axes
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.results import read_results
+from evals.tables import TextTable
+from experiments.paper import RetrievalCurve, retrieval_curves
+
+PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))
+OWN_COLOURS = (BLUE, ORANGE, GREEN, PINK)
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """One run's accuracies.
+
+    Attributes:
+      name: of the model.
+      trained_on_task: whether it was trained on line retrieval itself.
+      sets: names of the sets of cases, such as ``4k``, in ascending length.
+      tokens: of a prompt, on average, by set.
+      accuracies: by set.
+    """
+
+    name: str
+    trained_on_task: bool
+    sets: tuple[str, ...]
+    tokens: tuple[float, ...]
+    accuracies: tuple[Interval, ...]
+
+    @property
+    def label(self) -> str:
+        """The name, and that it was trained for this."""
+        return f"{self.name} (trained on the task)" if self.trained_on_task else self.name
+
+
+def read_curve(path: Path) -> RunCurve:
+    """The curve of a run's ``results.json``.
+
+    Raises:
+      DataError: it cannot be read, or it is not that of line retrieval.
+    """
+    results = read_results(path)
+    points = {
+        figure.name.removeprefix("accuracy/"): figure
+        for figure in results.figures
+        if figure.name.startswith("accuracy/")
+    }
+    reader, trained = results.config.get("reader"), results.config.get("trained_on_task")
+    if not points or not isinstance(reader, str) or not isinstance(trained, bool):
+        raise DataError(f"{path} has no accuracies of line retrieval; give one of evals/line_retrieval.py")
+    tokens = {name: results.figure(f"prompt_tokens/{name}").value for name in points}
+    names = tuple(sorted(points, key=tokens.__getitem__))
+    return RunCurve(
+        name=reader,
+        trained_on_task=trained,
+        sets=names,
+        tokens=tuple(tokens[name] for name in names),
+        accuracies=tuple(Interval(p.value, p.low, p.high, p.n) for p in map(points.__getitem__, names)),
+    )
+
+
+def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalCurve]) -> None:
+    """The runs in colours, those trained on the task dashed and hollow; the paper's in grey."""
+    canvas, axes = titled_canvas("line retrieval (Figure 3)")
+    for curve, (marker, line) in zip(paper, PAPER_STYLES, strict=True):
+        _draw_paper(axes, curve, marker, line)
+    for index, run in enumerate(runs):
+        colour = OWN_COLOURS[index % len(OWN_COLOURS)]
+        axes.errorbar(
+            run.tokens,
+            [accuracy.value for accuracy in run.accuracies],
+            yerr=error_bars(run.accuracies),
+            color=colour,
+            marker="o",
+            mfc="white" if run.trained_on_task else colour,
+            linestyle="--" if run.trained_on_task else "-",
+            capsize=4,
+            linewidth=2,
+            label=run.label,
+        )
+    tokens = [point.context for curve in paper for point in curve.points]
+    accuracy_axes(axes, [*tokens, *(length for run in runs for length in run.tokens)])
+    axes.set_ylabel("share of right numbers; bars: 95%")
+    legend_below(canvas, axes)
+    save(canvas, path)
+
+
+def _draw_paper(axes: Axes, curve: RetrievalCurve, marker: str, line: str) -> None:
+    contexts = [point.context for point in curve.points]
+    low, high = [point.low for point in curve.points], [point.high for point in curve.points]
+    style = {"color": GREY, "marker": marker, "linestyle": line, "markersize": 5, "linewidth": 1.2}
+    axes.plot(contexts, low, **style, label=f"paper: {curve.model}")
+    if low != high:
+        axes.fill_between(contexts, low, high, color=GREY, alpha=0.15, linewidth=0)
+
+
+def curve_table(runs: Sequence[RunCurve]) -> TextTable:
+    """A row a run and set."""
+    rows = [
+        {
+            "model": run.label,
+            "cases": name,
+            "tokens": f"{tokens:,.0f}",
+            "right (95%)": f"{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f})",
+            "n": str(accuracy.n),
+        }
+        for run in runs
+        for name, tokens, accuracy in zip(run.sets, run.tokens, run.accuracies, strict=True)
+    ]
+    return TextTable("line retrieval", rows)
+
+
+def main(
+    results: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    output: Path = Path("runs/figure3_line_retrieval.png"),
+) -> None:
+    """Draws runs of evals/line_retrieval.py beside the paper's Figure 3.
+
+    Args:
+      results: The results.json of one or more runs.
+      output: The PNG.
+    """
+    runs = [read_curve(path) for path in results]
+    curves = retrieval_curves()
+    plot_curves(output, runs, curves)
+    rich.print(curve_table(runs).rich())
+    for curve in curves:
+        print(f"paper, {curve.model}: {curve.note}")
+    print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,210 @@
+"""The script from a written file to rows of tokens, and what it says of what it left out."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from agentic_ring.data.packed_file import PackedRows
+from agentic_ring.errors import ConfigError, DataError, UnknownNameError
+from data_prep.cleaning import is_test
+from data_prep.sharegpt import ConversationsConfig, length_table, prepare
+from tests.data.tokenizers_for_tests import sentencepiece
+
+SYSTEM = "A chat between a curious user and an artificial intelligence assistant."
+
+
+def entry(key, *texts):
+    turns = [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(texts)]
+    return {"id": key, "conversations": turns}
+
+
+def answer(number):
+    return f"The capital number {number} is Paris."
+
+
+@pytest.fixture
+def folder(tmp_path):
+    sentencepiece().save(tmp_path / "model")
+    return tmp_path
+
+
+def config(folder, *entries, **changes):
+    path = folder / "chats.json"
+    path.write_text(json.dumps(entries))
+    options = {"length": "256", "test_share": 0.2, "output": folder / "packed"} | changes
+    return ConversationsConfig((path,), folder / "model", **options)
+
+
+def texts(path):
+    """Every text of a file, and its answers."""
+    tokenizer = sentencepiece()
+    found = []
+    with PackedRows.open(path) as rows:
+        rows.verify()
+        rows.check_tokenizer(tokenizer)
+        for index in range(len(rows)):
+            row = rows[index]
+            for segment in range(row.segment_ids.max() + 1):
+                inside = row.segment_ids == segment
+                ids = row.tokens[inside]
+                assert ids[0] == tokenizer.bos_id
+                said = np.split(ids, np.flatnonzero(np.diff(row.counts[inside])) + 1)[1::2]
+                assert all(part[-1] == tokenizer.eos_ids[0] for part in said)
+                found.append((tokenizer.decode(ids), [tokenizer.decode(part).strip() for part in said]))
+    return found
+
+
+def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder):
+    entries = [
+        entry(f"id{number}", f"Which is number {number}?", answer(number), "And?", "No more of it.")
+        for number in range(40)
+    ]
+    summary = prepare(config(folder, *entries))
+    expected = {"train": {}, "test": {}}
+    for number in range(40):
+        split = "test" if is_test(f"id{number}", 0.2) else "train"
+        expected[split][f"Which is number {number}?"] = [answer(number), "No more of it."]
+    assert expected["test"]
+    for split, conversations in expected.items():
+        found = texts(folder / "packed" / f"{split}.h5")
+        assert len(found) == len(conversations) == summary.splits[split].conversations
+        assert all(text.startswith(SYSTEM) for text, _ in found)
+        by_question = {re.search(r"USER: (.*?) ASSISTANT:", text)[1]: said for text, said in found}
+        assert by_question == conversations
+    assert not summary.left_out
+    assert sum(summary.lengths) == sum(counts.tokens for counts in summary.splits.values())
+
+
+def test_whatever_is_left_out_is_counted_by_its_reason(folder):
+    good = entry("good", "Which one?", answer(1))
+    summary = prepare(
+        config(
+            folder,
+            good,
+            entry("good", "Which other?", answer(2)),
+            entry("again", "Which one?", answer(1)),
+            entry("question", "Which one, and no answer?"),
+            entry("maker", "Who made you?", "It was OpenAI."),
+            entry("token", "Which one?", "It ends</s>here, at once"),
+            {"id": "tool", "conversations": [{"from": "tool", "value": "x"}]},
+            test_share=0,
+        )
+    )
+    assert summary.left_out == {
+        "the id was seen before": 1,
+        "the first question and answer were seen before": 1,
+        "no answer": 1,
+        "a blocked phrase": 1,
+        "a special token of the tokenizer in its text": 1,
+        "someone else speaks in it": 1,
+    }
+    ((_, said),) = texts(folder / "packed" / "train.h5")
+    assert said == [answer(1)]
+    assert texts(folder / "packed" / "test.h5") == []
+
+
+def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
+    question = "Which is the capital of all the capitals that there are in the world, as of now?"
+    many = [part for number in range(12) for part in (question, answer(number))]
+    summary = prepare(
+        config(
+            folder,
+            entry("many", *many),
+            entry("long", "Which one?", "Paris. " * 300),
+            entry("endless", "Why? " * 300, answer(1)),
+            test_share=0,
+        )
+    )
+    assert (summary.divided, summary.cut) == (1, 2)
+    assert summary.left_out == {"its questions alone fill a row": 1}
+    tokenizer = sentencepiece()
+    lengths = [int((row.segment_ids >= 0).sum()) for row in rows_of(folder / "packed" / "train.h5")]
+    assert max(lengths) == 256
+    found = rows_of(folder / "packed" / "train.h5")
+    decoded = " ".join(tokenizer.decode(row.tokens) for row in found)
+    for number in range(12):
+        assert decoded.count(answer(number)) == 1
+
+
+def rows_of(path):
+    with PackedRows.open(path) as rows:
+        return [rows[index] for index in range(len(rows))]
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "data_prep.sharegpt", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_the_command_names_bad_lines_and_packs_the_rest(folder):
+    path = folder / "chats.jsonl"
+    lines = [json.dumps(entry(f"id{n}", f"Which is number {n}?", answer(n))) for n in range(30)]
+    lines[3] = lines[3][:-5]
+    lines[7] = '{"text": "no conversation"}'
+    path.write_text("\n".join(lines))
+    options = ("--tokenizer", folder / "model", "--length", "1k", "--output", folder / "packed")
+    result = command(path, *options)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert re.search(r"chats\.jsonl, line 4: it is no JSON", result.stderr)
+    assert re.search(r"chats\.jsonl, line 8: it has no list of conversations", result.stderr)
+    assert "Lengths of conversations" in result.stdout
+    assert re.search(r"train +\d+ +\d+", result.stdout)
+    path.write_text("\n".join(lines[:3]))
+    result = command(path, *options)
+    assert result.returncode == 0, result.stderr
+    assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
+
+
+def test_the_same_file_gives_the_same_rows(folder):
+    entries = [entry(f"id{n}", f"Which is number {n}?", answer(n) * (1 + n % 4)) for n in range(30)]
+    files = []
+    for run in ("one", "two"):
+        prepare(config(folder, *entries, output=folder / run))
+        files.append((folder / run / "train.h5").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_broken_array_leaves_the_old_rows(folder):
+    good = config(folder, *[entry(f"id{n}", f"Which is {n}?", answer(n)) for n in range(10)])
+    prepare(good)
+    before = (folder / "packed" / "train.h5").read_bytes()
+    path = folder / "chats.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(DataError, match=r"chats\.json, line 1: .*mend it or fetch it again"):
+        prepare(good)
+    assert (folder / "packed" / "train.h5").read_bytes() == before
+    assert sorted(file.name for file in (folder / "packed").iterdir()) == ["test.h5", "train.h5"]
+
+
+def test_without_any_conversation_the_reasons_are_told(folder):
+    with pytest.raises(DataError, match="no conversation is left to train on; 1 left out: no answer"):
+        prepare(config(folder, entry("a", "Which one, and no answer?")))
+    assert not (folder / "packed").exists() or not list((folder / "packed").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"length": "many"}, ConfigError, "'many'; give tokens as 4096"),
+        ({"length": "1"}, ConfigError, "at least 2 tokens"),
+        ({"test_share": 1.0}, ConfigError, "test_share is 1.0"),
+        ({"template": "alpaca"}, UnknownNameError, "alpaca"),
+        ({"template": "llama-3"}, DataError, "llama-3 writes"),
+        ({"template": "tokenizer"}, DataError, "has no chat template"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(folder, changes, error, message):
+    with pytest.raises(error, match=message):
+        prepare(config(folder, entry("a", "Which one?", answer(1)), **changes))
+
+
+def test_lengths_are_told_in_powers_of_two():
+    table = length_table([10, 64, 65, 128, 500])
+    cells = [(row["tokens up to"], row["conversations"]) for row in table.rows]
+    assert cells == [("64", "2"), ("128", "2"), ("256", "0"), ("512", "1")]

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+from matplotlib.figure import Figure as Canvas
+
+from agentic_ring.errors import DataError
+from evals import plots
+from evals.intervals import wilson_interval
+from evals.results import Figure, Results, write_results
+from experiments.figure3_line_retrieval import main, plot_curves, read_curve
+from experiments.paper import retrieval_curves, tables
+
+
+def write_run(path, reader="ours", trained_on_task=True, shares=((8, 10), (10, 10)), names=("16k", "4k")):
+    figures = [
+        figure
+        for name, (right, asked), tokens in zip(names, shares, (16000.0, 4000.0), strict=True)
+        for figure in (
+            Figure.of(f"accuracy/{name}", wilson_interval(right, asked), "share right"),
+            Figure.of(f"accuracy_first/{name}", wilson_interval(0, asked), "share right"),
+            Figure(f"prompt_tokens/{name}", tokens, "tokens"),
+        )
+    ]
+    config = {"reader": reader, "trained_on_task": trained_on_task}
+    write_results(path, Results("python x.py", None, {}, {}, config, {}, tuple(figures)))
+    return path
+
+
+def test_a_run_is_read_in_ascending_length(tmp_path):
+    curve = read_curve(write_run(tmp_path / "results.json"))
+    assert curve.sets == ("4k", "16k")
+    assert curve.tokens == (4000.0, 16000.0)
+    assert curve.accuracies == (wilson_interval(10, 10), wilson_interval(8, 10))
+    assert curve.label == "ours (trained on the task)"
+
+
+def test_the_paper_has_four_curves_within_their_contexts():
+    curves = {curve.model: curve for curve in retrieval_curves()}
+    assert set(curves) == set(tables()["figure3_line_retrieval"]["read_off_the_plot"])
+    contexts = [1024 * int(text[:-1]) for text in tables()["figure3_line_retrieval"]["contexts"]]
+    for curve in curves.values():
+        limit = 1024 * int(curve.model.split("(")[1].removesuffix("K)"))
+        at = [point.context for point in curve.points]
+        assert at == sorted(set(at) & set(contexts))
+        assert max(at) <= limit
+        assert all(0 <= point.low <= point.high <= 1 for point in curve.points)
+    assert [point.context for point in curves["Ring Attention-13B (512K)"].points] == contexts
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The canvas that is written, as well as the file."""
+    canvases: list[Canvas] = []
+    write = plots.save
+    monkeypatch.setattr(
+        "experiments.figure3_line_retrieval.save", lambda c, path: (canvases.append(c), write(c, path))
+    )
+    return canvases
+
+
+def test_models_trained_on_the_task_are_drawn_apart_from_the_others_and_the_paper(tmp_path, drawn):
+    runs = [
+        read_curve(write_run(tmp_path / "a.json")),
+        read_curve(write_run(tmp_path / "b.json", reader="theirs", trained_on_task=False)),
+    ]
+    plot_curves(tmp_path / "figure3.png", runs, retrieval_curves())
+    (axes,) = drawn[0].axes
+    lines = {container.get_label(): container.lines[0] for container in axes.containers}
+    assert set(lines) == {"ours (trained on the task)", "theirs"}
+    assert lines["ours (trained on the task)"].get_linestyle() == "--"
+    assert lines["theirs"].get_linestyle() == "-"
+    assert list(lines["theirs"].get_ydata()) == [1.0, 0.8]
+    paper = [line for line in axes.lines if str(line.get_label()).startswith("paper: ")]
+    assert len(paper) == 4
+    assert {line.get_color() for line in paper} == {plots.GREY}
+    assert axes.get_xlim()[1] >= 500 * 1024
+
+
+def test_the_script_draws_and_prints_runs_beside_the_papers_words(tmp_path, capsys):
+    first, second = write_run(tmp_path / "a.json"), write_run(tmp_path / "b.json", "theirs", False)
+    main((first, second), output=tmp_path / "figure3.png")
+    assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    for text in ("ours (trained on the task)", "theirs", "0.800", "Claude-2 (100K): about 1.0 to 64K"):
+        assert text in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("missing", ["reader", "trained_on_task"])
+def test_results_of_something_else_are_named(tmp_path, missing):
+    path = write_run(tmp_path / "results.json")
+    content = json.loads(path.read_text())
+    del content["config"][missing]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"results\.json has no accuracies of line retrieval"):
+        read_curve(path)
+
+
+def test_results_without_accuracies_are_named(tmp_path):
+    path = tmp_path / "results.json"
+    write_results(path, Results("x", None, {}, {}, {"reader": "r", "trained_on_task": False}, {}, ()))
+    with pytest.raises(DataError, match="no accuracies"):
+        read_curve(path)

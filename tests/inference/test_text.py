@@ -1,0 +1,249 @@
+"""What is written and scored is what the whole model computes, however the work is cut up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentic_ring.errors import ArgumentError, ConfigError
+from agentic_ring.inference import Sampling, TextEngine, stop_at
+from agentic_ring.inference.ragged import Ragged, bucket
+from agentic_ring.inference.sampling import choose
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.llama import Llama, load_pretrained
+from tests.models.llama_cases import VOCAB, write_model
+
+RANDOM = np.random.default_rng(0)
+TEXT = RANDOM.integers(0, VOCAB, 75).tolist()
+PROMPTS = [RANDOM.integers(0, VOCAB, length).tolist() for length in (5, 1, 37)]
+NEW = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(folder) -> Llama:
+    return load_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(model):
+    """The model on whole texts, [T] -> log probabilities [T, V]."""
+    compute = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
+
+    def log_probabilities(tokens: list[int]) -> np.ndarray:
+        # One length for all, so that one program serves; what comes later changes nothing.
+        padded = np.zeros((1, 128), np.int32)
+        padded[0, : len(tokens)] = tokens
+        return np.asarray(compute(model, padded))[0, : len(tokens)]
+
+    return log_probabilities
+
+
+@pytest.fixture(scope="module")
+def greedy(whole):
+    """Answers written by encoding everything anew for each token, with their log probabilities."""
+
+    def write(prompt: list[int]) -> tuple[list[int], list[float]]:
+        tokens, values = list(prompt), []
+        for _ in range(NEW):
+            last = whole(tokens)[-1]
+            tokens.append(int(last.argmax()))
+            values.append(float(last.max()))
+        return tokens[len(prompt) :], values
+
+    return write
+
+
+ENGINES = [
+    (MeshShape(ring=1), 1, 1024),
+    (MeshShape(ring=1), 1, 16),
+    (MeshShape(ring=2), 2, 32),
+    (MeshShape(ring=4), 4, 8),
+    (MeshShape(ring=8), 8, 48),
+    (MeshShape(data=2, ring=2, tensor=2), 8, 32),
+]
+
+
+def engine_on(folder, shape: MeshShape, count: int, chunk: int, **arguments) -> TextEngine:
+    mesh = make_mesh(shape, jax.devices()[:count])
+    return TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
+
+
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES, ids=str)
+def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chunk, folder, greedy):
+    engine = engine_on(folder, shape, count, chunk)
+    document = engine.read(TEXT)
+    assert document.length == len(TEXT)
+    answers = engine.generate(PROMPTS, NEW, document=document)
+    # The document is only read: asked once more, it answers alike.
+    again = engine.generate(PROMPTS[:1], NEW, document=document)
+    assert again[0].tokens == answers[0].tokens
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens, values = greedy(TEXT + prompt)
+        assert answer.tokens == tokens
+        assert answer.ended == "length"
+        np.testing.assert_allclose(answer.log_probabilities, values, atol=2e-4)
+
+
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[:1] + ENGINES[3:], ids=str)
+def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, count, chunk, folder, greedy):
+    answers = engine_on(folder, shape, count, chunk).generate(PROMPTS, NEW)
+    assert [answer.tokens for answer in answers] == [greedy(prompt)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:4] + ENGINES[5:], ids=str)
+@pytest.mark.parametrize("with_document", [False, True])
+def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, count, chunk, folder, whole):
+    engine = engine_on(folder, shape, count, chunk)
+    pairs = [(PROMPTS[0], PROMPTS[2]), (PROMPTS[2], PROMPTS[1]), (PROMPTS[1], PROMPTS[0])]
+    document, before = None, []
+    if with_document:
+        document, before = engine.read(TEXT), TEXT
+        pairs.append(([], PROMPTS[0]))
+    for (context, continuation), score in zip(pairs, engine.score(pairs, document=document), strict=True):
+        tokens = [*before, *context, *continuation]
+        predicted = whole(tokens)[-len(continuation) - 1 : -1]
+        expected = predicted[np.arange(len(continuation)), continuation]
+        np.testing.assert_allclose(score.log_probabilities, expected, atol=2e-4)
+        assert score.total == pytest.approx(sum(score.log_probabilities))
+        assert not score.greedy
+
+
+def test_what_greedy_decoding_wrote_is_scored_as_greedy(model):
+    engine = TextEngine(model)
+    answer = engine.generate(PROMPTS[:1], NEW)[0]
+    score = engine.score([(PROMPTS[0], answer.tokens)])[0]
+    assert score.greedy
+    np.testing.assert_allclose(score.log_probabilities, answer.log_probabilities, atol=2e-4)
+    other = [(answer.tokens[0] + 1) % VOCAB, *answer.tokens[1:]]
+    assert not engine.score([(PROMPTS[0], other)])[0].greedy
+
+
+def test_an_answer_ends_at_a_stop_token_and_at_a_stop_string(model, greedy):
+    tokens, _ = greedy(PROMPTS[0])
+    engine = TextEngine(model)
+    place = tokens.index(tokens[3])
+    stopped = engine.generate(PROMPTS, NEW, stop_tokens=[tokens[3]])[0]
+    assert (stopped.tokens, stopped.ended) == (tokens[:place], "stop")
+    # As text each token is a letter.
+    text = "".join(chr(ord("A") + token) for token in tokens)
+    stop = stop_at([text[1:3]], lambda some: "".join(chr(ord("A") + token) for token in some))
+    stopped = engine.generate(PROMPTS[:1], NEW, stop=stop)[0]
+    assert (stopped.tokens, stopped.ended) == (tokens[:3], "stop")
+    assert len(stopped.log_probabilities) == 3
+
+
+def test_tokens_are_handed_on_as_they_come(model, greedy):
+    seen = []
+    TextEngine(model).generate(PROMPTS[:2], NEW, on_token=lambda row, token: seen.append((row, token)))
+    assert [token for row, token in seen if row == 1] == greedy(PROMPTS[1])[0]
+    assert [row for row, _ in seen] == [0, 1] * NEW
+
+
+def test_what_is_drawn_depends_neither_on_the_batch_nor_on_the_mesh(folder, model):
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
+    alone = TextEngine(model).generate(PROMPTS[:1], NEW, sampling=sampling)[0].tokens
+    engine = engine_on(folder, MeshShape(ring=4), 4, 16)
+    assert engine.generate(PROMPTS, NEW, sampling=sampling)[0].tokens == alone
+    seeds = {
+        tuple(TextEngine(model).generate(PROMPTS[:1], NEW, sampling=Sampling(1.0, seed=s))[0].tokens)
+        for s in range(4)
+    }
+    assert len(seeds) == 4
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.75), (2.0, 0.5)])
+def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
+    probabilities = np.array([0.5, 0.25, 0.15, 0.1])
+    draws = 4000
+    logits = jnp.broadcast_to(jnp.log(probabilities), (draws, 4))
+    tokens, likelihoods = choose(logits, Sampling(temperature, top_p), jnp.arange(draws), jnp.int32(0))
+    tempered = probabilities ** (1 / temperature)
+    tempered /= tempered.sum()
+    kept = np.where(np.cumsum(tempered) - tempered < top_p, tempered, 0)
+    found = np.bincount(tokens, minlength=4) / draws
+    np.testing.assert_allclose(found, kept / kept.sum(), atol=0.03)
+    assert (found[kept == 0] == 0).all()
+    np.testing.assert_allclose(likelihoods, np.log(probabilities)[np.asarray(tokens)], rtol=1e-5)
+
+
+def test_keys_in_few_bits_change_little(folder, whole):
+    engine = engine_on(folder, MeshShape(ring=2), 2, 32, cache_dtype="int8")
+    score = engine.score([(TEXT, PROMPTS[0])])[0]
+    predicted = whole(TEXT + PROMPTS[0])[len(TEXT) - 1 : -1]
+    expected = predicted[np.arange(5), PROMPTS[0]]
+    error = np.abs(np.array(score.log_probabilities) - expected)
+    assert 0 < error.max() < 0.5
+
+
+def test_documents_of_one_bucket_share_their_programs(model):
+    engine = TextEngine(model, chunk=16)
+    for length in (49, 60, 64):
+        engine.generate([[1, 2]], 2, document=engine.read(TEXT[:length]))
+    assert engine.programs.encode._cache_size() == 2  # one for documents, one for prompts
+    assert engine.programs.next_token._cache_size() == 1
+
+
+def test_memory_of_a_document_is_told_before_it_is_read(model):
+    engine = TextEngine(model, chunk=64)
+    small, large = engine.document_bytes(1024), engine.document_bytes(4096)
+    assert small.weights == large.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    # Two layers of keys and values, 2 heads of 8 numbers of 4 bytes; and a position.
+    assert large.cache == pytest.approx(4096 * (2 * 2 * 2 * 8 * 4 + 4), rel=0.01)
+    assert small.cache == pytest.approx(large.cache / 4, rel=0.01)
+    assert large.activations < 2 * small.activations
+    assert large.total == large.weights + large.cache + large.activations
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.read([]), "there is no text, or an empty one"),
+        (lambda e: e.read([1, VOCAB]), f"token {VOCAB} is not of the model's vocabulary of {VOCAB}"),
+        (lambda e: e.read([-1]), "token -1 is not"),
+        (lambda e: e.generate([], 4), "there is no text"),
+        (lambda e: e.generate([[1], []], 4), "there is no text, or an empty one"),
+        (lambda e: e.generate([[1]], 0), "max_new_tokens is 0"),
+        (lambda e: e.score([([], [1])]), "nothing before it"),
+        (lambda e: e.score([([1], [])]), "a continuation is empty"),
+    ],
+)
+def test_calls_that_make_no_sense_say_so(call, message, model):
+    with pytest.raises(ArgumentError, match=message):
+        call(TextEngine(model))
+
+
+def test_settings_that_make_no_sense_say_so(folder):
+    with pytest.raises(ConfigError, match="chunk 12 is no positive multiple of the ring of 8"):
+        engine_on(folder, MeshShape(ring=8), 8, 12)
+    for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(ConfigError, match="temperature must be at least 0"):
+            Sampling(**wrong)
+
+
+def test_buckets_hold_their_lengths_and_are_few():
+    sizes = [bucket(length, 16) for length in range(1, 5000)]
+    assert all(size >= length for length, size in enumerate(sizes, start=1))
+    assert all(size - length < max(16, length / 8 + 1) for length, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) < 60
+
+
+def test_pieces_hold_every_token_once():
+    rows = [list(range(1, length + 1)) for length in (0, 7, 40, 33)]
+    ragged = Ragged(rows, start=100, chunk=16, unit=4)
+    tokens = [[] for _ in rows]
+    for piece in ragged.pieces():
+        for row, (found, positions) in enumerate(zip(piece.tokens, piece.positions, strict=True)):
+            real = positions >= 0
+            tokens[row] += found[real].tolist()
+            np.testing.assert_array_equal(positions[real], 99 + found[real])
+            following = np.where(found[real] < len(rows[row]), found[real] + 1, 0)
+            np.testing.assert_array_equal(piece.targets[row][real], following)
+            if 0 <= piece.place_of_last[row] < piece.size:
+                assert found[piece.place_of_last[row]] == len(rows[row])
+    assert tokens == rows

@@ -1,0 +1,268 @@
+"""Models from Hugging Face folders compute what transformers does, on any mesh, and go back unchanged."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from agentic_ring.errors import AgenticRingError, DataError, UnknownNameError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.llama import Llama, load_pretrained, pretrained, save_pretrained
+from tests.models.llama_cases import CASES, LENGTH, config_json, logits, tokens, weights, write_model
+
+TOLERANCE = 1e-4
+"""Of float32 logits, whose standard deviation is about 1.8."""
+
+
+def load(folder: Path, **arguments) -> Llama:
+    # Dynamic scaling is the one kind that has to know how long the sequence will be.
+    return load_pretrained(folder, context=LENGTH, **arguments)
+
+
+def compute(model: Llama, mesh=None) -> np.ndarray:
+    call = jax.jit(lambda model, tokens: model(tokens))
+    with jax.default_matmul_precision("highest"):
+        if mesh is None:
+            return np.asarray(call(model, tokens()))
+        with jax.set_mesh(mesh):
+            return np.asarray(call(model, tokens()))
+
+
+def mesh_of(shape: MeshShape, count: int):
+    return make_mesh(shape, jax.devices()[:count])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case, tmp_path):
+    np.testing.assert_allclose(compute(load(write_model(tmp_path, case))), logits(case), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        (MeshShape(ring=1), 1),
+        (MeshShape(ring=2), 2),
+        (MeshShape(ring=4), 4),
+        (MeshShape(ring=8), 8),
+        (MeshShape(fsdp=2, ring=2, tensor=2), 8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("case", ["two_key_heads", "tied", "llama3"])
+def test_logits_do_not_change_with_the_mesh(case, shape, count, tmp_path):
+    mesh = mesh_of(shape, count)
+    model = load(write_model(tmp_path, case), mesh=mesh)
+    np.testing.assert_allclose(compute(model, mesh), logits(case), atol=TOLERANCE)
+
+
+def interleaved(tensor: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows of a head in the order of Meta's own files: pairs side by side."""
+    by_half = tensor.reshape(-1, 2, head_dim // 2, tensor.shape[1])
+    return np.ascontiguousarray(by_half.swapaxes(1, 2).reshape(tensor.shape))
+
+
+def regrouped(tensor: np.ndarray, head_dim: int) -> np.ndarray:
+    """Query heads in the order that takes key head n mod K for query head n."""
+    by_group = tensor.reshape(2, 2, head_dim, tensor.shape[1])
+    return np.ascontiguousarray(by_group.swapaxes(0, 1).reshape(tensor.shape))
+
+
+@pytest.mark.parametrize("mistake", [interleaved, regrouped])
+def test_a_wrong_order_of_heads_would_be_seen(mistake, tmp_path):
+    folder = write_model(tmp_path)
+    changed = {
+        name: mistake(tensor, 8)
+        if "q_proj" in name or ("k_proj" in name and mistake is interleaved)
+        else tensor
+        for name, tensor in weights("two_key_heads").items()
+    }
+    save_file(changed, folder / "model.safetensors")
+    assert np.abs(compute(load(folder)) - logits("two_key_heads")).max() > 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_again_every_tensor_and_the_configuration_are_the_same(case, tmp_path):
+    model = load(write_model(tmp_path / "from", case))
+    save_pretrained(model, tmp_path / "to", context=32)
+    kept, wanted = load_file(tmp_path / "to" / "model.safetensors"), weights(case)
+    assert kept.keys() == wanted.keys()
+    for name, tensor in kept.items():
+        np.testing.assert_array_equal(tensor, wanted[name], err_msg=name)
+    assert load(tmp_path / "to").config == model.config
+
+
+def test_a_model_on_a_mesh_is_saved_in_several_files_and_read_from_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "SHARD_BYTES", 20_000)
+    mesh = mesh_of(MeshShape(fsdp=2, ring=4), 8)
+    model = load(write_model(tmp_path / "from"), mesh=mesh)
+    save_pretrained(model, tmp_path / "to")
+    index = json.loads((tmp_path / "to" / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    np.testing.assert_allclose(compute(load(tmp_path / "to")), logits("two_key_heads"), atol=TOLERANCE)
+
+
+def test_weights_are_stored_and_used_in_the_dtype_that_is_asked_for(tmp_path):
+    model = load(write_model(tmp_path), dtype="bfloat16")
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(model)} == {"bfloat16"}
+    assert model.config.transformer.dtype == "bfloat16"
+    error = np.abs(compute(model) - logits("two_key_heads"))
+    assert 1e-3 < error.mean() < 0.1
+    save_pretrained(model, tmp_path / "to")
+    again = load(tmp_path / "to")
+    np.testing.assert_array_equal(compute(again), compute(model))
+
+
+def test_every_device_reads_only_its_own_part(tmp_path, monkeypatch):
+    read = []
+    whole = pretrained.TensorFiles.read
+
+    def recorded(self, name, index):
+        part = whole(self, name, index)
+        read.append(part.nbytes)
+        return part
+
+    monkeypatch.setattr(pretrained.TensorFiles, "read", recorded)
+    load(write_model(tmp_path), mesh=mesh_of(MeshShape(fsdp=8, ring=1), 8))
+    largest = max(tensor.nbytes for tensor in weights("two_key_heads").values())
+    assert max(read) <= largest / 8
+
+
+OLD_AND_NEW = [
+    (
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    (
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    ),
+    (
+        CASES["llama3"],
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4, **CASES["llama3"]["rope_scaling"]}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_AND_NEW)
+def test_old_and_new_spelling_of_rotary_settings_are_one(old, new, tmp_path):
+    configs = [load(write_model(tmp_path / str(n), **changes)).config for n, changes in enumerate((old, new))]
+    assert configs[0] == configs[1]
+
+
+def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
+    model = load(
+        write_model(tmp_path, model_type="agentic_ring_llama", query_scaling={"floor": 8, "scale": 0.1})
+    )
+    assert np.abs(compute(model) - logits("two_key_heads"))[:, 16:].max() > 0.1
+    save_pretrained(model, tmp_path / "to")
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["model_type"] == "agentic_ring_llama"
+    assert load(tmp_path / "to").config == model.config
+
+
+def without(name: str):
+    def change(folder: Path) -> None:
+        fields = config_json("two_key_heads")
+        del fields[name]
+        (folder / "config.json").write_text(json.dumps(fields))
+
+    return change
+
+
+def setting(**fields):
+    def change(folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps({**config_json("two_key_heads"), **fields}))
+
+    return change
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = weights("two_key_heads")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def integers(folder: Path) -> None:
+    tensors = weights("two_key_heads")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.int8)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def missing_shard(folder: Path) -> None:
+    placed = dict.fromkeys(weights("two_key_heads"), "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json does not exist; give the folder"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+        (without("hidden_size"), "has no hidden_size"),
+        (setting(model_type="mamba"), "unknown model_type in .* 'mamba'; choose one of: llama"),
+        (setting(rope_scaling={"rope_type": "longrope"}), "unknown rope_type 'longrope'"),
+        (setting(rope_scaling={"rope_type": "linear"}), "has no factor"),
+        (setting(attention_bias=True), "sets attention_bias"),
+        (setting(hidden_act="gelu"), "hidden_act 'gelu'; only silu"),
+        (setting(torch_dtype="int4"), "int4"),
+        (setting(num_key_value_heads=3), "kv_heads 3 does not divide heads 4"),
+        (
+            setting(intermediate_size=40),
+            r"mlp.gate_proj.weight has shape \[48, 32\]; .* should be \[40, 32\]",
+        ),
+        (setting(num_hidden_layers=1), "9 tensors are unknown, such as model.layers.1"),
+        (truncate, "cannot be read as safetensors: .* It may be cut short"),
+        (drop_tensor, "1 tensors are missing, such as model.layers.1.mlp.up_proj.weight"),
+        (integers, "lm_head.weight in .* is stored as I8; only F32, F16, BF16"),
+        (pickled, "pickled weights alone .pytorch_model.bin.*Convert them"),
+        (missing_shard, "model-00001-of-00002.safetensors does not exist, though"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why(damage, message, tmp_path):
+    damage(write_model(tmp_path))
+    with pytest.raises(AgenticRingError, match=message):
+        load_pretrained(tmp_path)
+
+
+def test_kinds_of_failure_are_typed(tmp_path):
+    with pytest.raises(DataError):
+        load_pretrained(tmp_path / "nowhere")
+    with pytest.raises(UnknownNameError):
+        load_pretrained(write_model(tmp_path, model_type="gpt2"))
+
+
+def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):
+    """The loss of training and the logits of inference are one function."""
+    from agentic_ring.models.llama import TokenBatch
+
+    model = load(write_model(tmp_path, "tied"))
+    batch = TokenBatch(
+        tokens(),
+        np.roll(tokens(), -1, axis=1),
+        np.ones(tokens().shape, np.float32),
+        np.arange(LENGTH, dtype=np.int32)[None],
+        None,
+        None,
+    )
+    chunked = Llama.cross_entropy
+    for chunk in (None, 16):
+        model.config = dataclasses.replace(model.config, loss_chunk=chunk)
+        found = jax.jit(chunked)(model, batch)
+        expected = jax.nn.log_softmax(logits("tied"))
+        of_target = np.take_along_axis(np.asarray(expected), batch.targets[..., None], -1)[..., 0]
+        np.testing.assert_allclose(found, -of_target, atol=1e-4)
