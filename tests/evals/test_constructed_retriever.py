@@ -48,9 +48,9 @@ def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int
     ("shape", "devices", "chunk", "lines"),
     [
         (MeshShape(ring=1), 1, 2048, 300),
-        (MeshShape(ring=2), 2, 256, 301),
         (MeshShape(ring=4), 4, 128, 1111),
-        (MeshShape(data=2, ring=4), 8, 512, 1000),
+        pytest.param(MeshShape(ring=2), 2, 256, 301, marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, ring=4), 8, 512, 1000, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -58,6 +58,7 @@ def test_every_answer_is_right_on_any_ring_with_any_chunk(shape, devices, chunk,
     assert right_answers(folder, lines, shape, devices, chunk) == QUESTIONS
 
 
+@pytest.mark.slow
 def test_every_answer_is_right_from_a_cache_of_bfloat16(folder):
     assert right_answers(folder, 700, MeshShape(ring=2), 2, 256, cache_dtype="bfloat16") == QUESTIONS
 

@@ -58,14 +58,19 @@ def greedy(whole):
     return write
 
 
-ENGINES = [
-    (MeshShape(ring=1), 1, 1024),
+FEW = [
     (MeshShape(ring=1), 1, 16),
+    (MeshShape(ring=4), 4, 32),
+]
+MANY = [
+    (MeshShape(ring=1), 1, 1024),
     (MeshShape(ring=2), 2, 32),
     (MeshShape(ring=4), 4, 8),
     (MeshShape(ring=8), 8, 48),
     (MeshShape(data=2, ring=2, tensor=2), 8, 32),
 ]
+ENGINES = [*FEW, *(pytest.param(*engine, marks=pytest.mark.slow) for engine in MANY)]
+"""Mesh, devices, chunk."""
 
 
 def engine_on(folder, shape: MeshShape, count: int, chunk: int, **arguments) -> TextEngine:
@@ -89,13 +94,13 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chu
         np.testing.assert_allclose(answer.log_probabilities, values, atol=2e-4)
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[:1] + ENGINES[3:], ids=str)
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:], ids=str)
 def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, count, chunk, folder, greedy):
     answers = engine_on(folder, shape, count, chunk).generate(PROMPTS, NEW)
     assert [answer.tokens for answer in answers] == [greedy(prompt)[0] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:4] + ENGINES[5:], ids=str)
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:], ids=str)
 @pytest.mark.parametrize("with_document", [False, True])
 def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, count, chunk, folder, whole):
     engine = engine_on(folder, shape, count, chunk)
