@@ -87,7 +87,8 @@ class TrainStep:
         frozen = self.model.abstract_frozen(self.mesh, self.rules)
         with jax.set_mesh(self.mesh):
             batch = self.batch(self.mesh, self.rules)
-            return jax.jit(update, donate_argnums=0).lower(state, batch, frozen)
+            others = (batch,) if frozen is None else (batch, frozen)
+            return jax.jit(update, donate_argnums=0).lower(state, *others)
 
     def memory(self, machine: Machine | None = None) -> StepMemory:
         """Bytes a device, on the devices that are there or on a machine whose devices the mesh has.
