@@ -84,8 +84,11 @@ class TrainStep:
         update = make_train_step(self.model, self.loss, transformation, self.optimizer.accumulation)
         # Before the mesh is set: optax makes a scalar here, which devices that are absent cannot hold.
         state = abstract_state(self.model, transformation, self.mesh, self.rules)
+        frozen = self.model.abstract_frozen(self.mesh, self.rules)
         with jax.set_mesh(self.mesh):
-            return jax.jit(update, donate_argnums=0).lower(state, self.batch(self.mesh, self.rules))
+            batch = self.batch(self.mesh, self.rules)
+            others = (batch,) if frozen is None else (batch, frozen)
+            return jax.jit(update, donate_argnums=0).lower(state, *others)
 
     def memory(self, machine: Machine | None = None) -> StepMemory:
         """Bytes a device, on the devices that are there or on a machine whose devices the mesh has.
@@ -156,15 +159,17 @@ def chain_step(
     return TrainStep(Model(model), action_loss, optimizer, batch, mesh, model.transformer.rules)
 
 
-def token_batch(batch_size: int, tokens: int) -> Callable[..., TokenBatch]:
-    """``TrainStep.batch`` for rows [batch_size, tokens] of one text each, in zigzag order."""
+def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:
+    """``TrainStep.batch`` for rows [batch_size, tokens] in zigzag order, of one text each unless packed."""
 
     def batch(mesh: Mesh, rules: ShardingRules) -> TokenBatch:
         def array(dtype: Any) -> Any:
             return _sharded(mesh, rules, dtype, (batch_size, tokens))
 
-        positions = _sharded(mesh, rules, jnp.int32, (1, tokens))
-        return TokenBatch(array(jnp.int32), array(jnp.int32), array(jnp.float32), positions, None, "zigzag")
+        positions = array(jnp.int32) if packed else _sharded(mesh, rules, jnp.int32, (1, tokens))
+        segments = array(jnp.int32) if packed else None
+        weight = array(jnp.float32)
+        return TokenBatch(array(jnp.int32), array(jnp.int32), weight, positions, segments, "zigzag")
 
     return batch
 

@@ -19,13 +19,19 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 GREY = "#595959"
 
 
-def plot_loss(path: Path, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def plot_loss(
+    path: Path,
+    task: str,
+    rows: Sequence[Mapping[str, Any]],
+    quantity: str = "mean squared error of the action",
+) -> None:
     """Training loss over steps, raw and as a running mean.
 
     Args:
       path: of the PNG.
       task: for the title, such as ``walker_run``.
       rows: of ``metrics.jsonl``; those that have ``step`` and ``loss`` are drawn.
+      quantity: what the loss is.
 
     Raises:
       ArgumentError: no row has both.
@@ -43,7 +49,7 @@ def plot_loss(path: Path, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
         means = np.convolve(losses, weights, mode="valid")
         axes.plot(centres, means, color=BLUE, linewidth=2, label=f"mean of {window} logged steps")
     axes.set_xlabel("optimiser step")
-    axes.set_ylabel("mean squared error of the action")
+    axes.set_ylabel(quantity)
     axes.legend(frameon=False)
     save(canvas, path)
 

@@ -29,10 +29,11 @@ from agentic_ring.training.state import Model
 from data_prep.folders import data_root
 from evals.dmc_returns import evaluate_returns
 from evals.machines import MACHINES, NamedMachine, machine
-from evals.memory import StepMemory, TrainStep, chain_step, fits
+from evals.memory import TrainStep, chain_step
 from evals.results import figure_table
 from experiments import paper
 from experiments.pipeline import all_figures, resolve, train_on_store, write_report
+from experiments.plan import print_memory
 from experiments.presets import PRESETS, Preset
 from experiments.stores import prepare_store
 
@@ -62,21 +63,7 @@ def print_plan(preset: Preset, task: Task, mesh: Mesh, absent: NamedMachine | No
         f"tokens a sequence   {preset.trajectories * decisions * TOKENS_PER_STEP:,} = {preset.trajectories} "
         f"trajectories x {decisions} steps x {TOKENS_PER_STEP} tokens"
     )
-    if absent is None:
-        print(f"bytes per device    {_in_words(step.memory())}")
-        return
-    answer = fits(step, absent.describe())
-    if answer.memory is not None:
-        print(f"bytes per device    {_in_words(answer.memory)}")
-        print(f"fits {absent.name}: {answer.limit:,.0f} bytes of each device are there for a program")
-    else:
-        print(answer.reason)
-
-
-def _in_words(memory: StepMemory) -> str:
-    return (
-        f"{memory.total:,} ({memory.state:,} parameters, optimiser and batch, {memory.temporary:,} temporary)"
-    )
+    print_memory(step, absent)
 
 
 def main(

@@ -14,10 +14,12 @@ from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.mesh import MeshShape
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
+from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from agentic_ring.training.state import Model, TrainState
 from evals.dmc_returns import ReturnReport
@@ -85,7 +87,16 @@ def train_on_store(
                 config.chains.seed,
             )
             batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
-            return train(config.training, model, batches, mesh, checkpoints, metrics)
+            return train(
+                config.training,
+                model,
+                action_loss,
+                batches,
+                mesh,
+                checkpoints,
+                metrics,
+                tokens_per_place=TOKENS_PER_STEP,
+            )
     finally:
         metrics.close()
         checkpoints.close()

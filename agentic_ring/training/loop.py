@@ -1,24 +1,25 @@
-"""The training loop."""
+"""The training loop of every model."""
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.data.chains import ChainPipeline
 from agentic_ring.errors import ConfigError, NonFiniteLossError
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.progress import progress, say
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.state import (
+    Loss,
     Model,
     OptimizerConfig,
+    Params,
     TrainState,
     abstract_state,
     init_state,
@@ -34,7 +35,7 @@ class TrainConfig:
 
     steps: int
     batch_size: int
-    """Chains of one update, over all devices."""
+    """Rows of one update (chains, or rows of text), over all devices."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint_every: int = 100
     log_every: int = 1
@@ -50,16 +51,50 @@ class TrainConfig:
             )
 
 
+class Batches(Protocol):
+    """An endless iterator of batches, each with a ``weight``, that can be put back where it stood."""
+
+    def __next__(self) -> Any:
+        """The next batch, on the devices."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the iterator stands, as JSON-able data."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state that ``get_state`` gave."""
+        ...
+
+
 def train(
     config: TrainConfig,
     model: Model,
-    batches: ChainPipeline,
+    loss_function: Loss,
+    batches: Batches,
     mesh: Mesh,
     checkpoints: Checkpoints,
     metrics: MetricsLog,
+    *,
+    tokens_per_place: int = 1,
     rules: ShardingRules = ShardingRules(),
+    start: Callable[[], Params] | None = None,
+    frozen: Params | None = None,
 ) -> TrainState:
     """Trains up to ``config.steps`` updates, from the newest checkpoint where there is one.
+
+    Args:
+      config: how long and how.
+      model: what is trained.
+      loss_function: one of ``training.losses``.
+      batches: of rows as the loss takes them.
+      mesh: of devices.
+      checkpoints: where the state goes, and comes from.
+      metrics: where every step's loss and speed go.
+      tokens_per_place: tokens that stand at each place of a batch's weight; only the speed counts them.
+      rules: how arrays lie on the mesh.
+      start: makes the parameters to start from where there is no checkpoint; fresh ones where absent.
+      frozen: weights that the model needs and that are not trained, where it has any.
 
     Raises:
       NonFiniteLossError: names the step, and the checkpoint to go back to.
@@ -69,14 +104,15 @@ def train(
     learning_rate = learning_rate_schedule(config.optimizer, config.steps)
     with jax.set_mesh(mesh):
         if checkpoints.last_step is None:
-            state = init_state(model, optimizer, config.seed, mesh, rules)
+            params = None if start is None else start()
+            state = init_state(model, optimizer, config.seed, mesh, rules, params)
         else:
             like = abstract_state(model, optimizer, mesh, rules)
             state, data_state = checkpoints.restore(checkpoints.last_step, like)
             batches.set_state(data_state)
             say(f"resuming from step {checkpoints.last_step} of {config.steps}")
         update = jax.jit(
-            make_train_step(model, action_loss, optimizer, config.optimizer.accumulation),
+            make_train_step(model, loss_function, optimizer, config.optimizer.accumulation),
             donate_argnames="state",
         )
         first = int(state.step)
@@ -85,13 +121,13 @@ def train(
         with progress("training", config.steps) as advance:
             for step in range(first + 1, config.steps + 1):
                 batch = next(batches)
-                state, measured = update(state, batch)
+                state, measured = update(state, batch, frozen)
                 loss = float(measured["loss"])
                 if not math.isfinite(loss):
                     raise NonFiniteLossError(_non_finite_message(step, loss, checkpoints.last_step))
                 recent.append(loss)
                 now = time.monotonic()
-                tokens_per_second = batch.weight.size * TOKENS_PER_STEP / (now - clock)
+                tokens_per_second = batch.weight.size * tokens_per_place / (now - clock)
                 clock = now
                 if step % config.log_every == 0 or step == config.steps:
                     metrics.write(
@@ -115,5 +151,5 @@ def _non_finite_message(step: int, loss: float, last_step: int | None) -> str:
     back = f"the last good checkpoint is step {last_step}" if last_step else "there is no checkpoint yet"
     return (
         f"the loss is {loss} at step {step}; {back}. Lower the learning rate or the clipping norm of the "
-        "preset (experiments/presets.py) and start anew with --no-resume"
+        "preset and start anew with --no-resume"
     )

@@ -104,8 +104,8 @@ class Model(Generic[Config]):
         abstract = jax.eval_shape(lambda: config.build(jax.random.key(0)))
         self.graphdef, self._abstract = nnx.split(abstract)
 
-    def bind(self, params: Params) -> Any:
-        """The module with these parameters."""
+    def bind(self, params: Params, frozen: Params | None = None) -> Any:
+        """The module with these parameters; a model whose weights are all trained has no ``frozen`` ones."""
         return nnx.merge(self.graphdef, params)
 
     def init_params(self, key: jax.Array) -> Params:
@@ -115,6 +115,10 @@ class Model(Generic[Config]):
     def abstract_params(self) -> Params:
         """Shapes and dtypes of the parameters."""
         return nnx.to_pure_dict(self._abstract)
+
+    def abstract_frozen(self, mesh: Mesh, rules: ShardingRules) -> Params | None:
+        """ShapeDtypeStructs with shardings of the weights that are not trained, where there are any."""
+        return None
 
     def param_shardings(self, mesh: Mesh, rules: ShardingRules) -> Params:
         """A NamedSharding for each parameter, from its logical axes."""
@@ -153,23 +157,37 @@ def abstract_state(
 
 
 def init_state(
-    model: Model, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, rules: ShardingRules
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+    rules: ShardingRules,
+    params: Params | None = None,
 ) -> TrainState:
-    """A fresh train state, each array made on the devices that hold it."""
+    """A fresh train state, each array made on the devices that hold it.
+
+    ``params`` are donated where they are given; else the seed decides them.
+    """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh, rules))
+    if params is not None:
+        begin = partial(_first_state, optimizer)
+        return jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)
     init = partial(_fresh_state, model, optimizer)
     return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
 
 
 def _fresh_state(model: Model, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    params = model.init_params(key)
+    return _first_state(optimizer, model.init_params(key))
+
+
+def _first_state(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 def make_train_step(
     model: Model, loss: Loss, optimizer: optax.GradientTransformation, accumulation: int = 1
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-    """The function (state, batch) -> (state, metrics) to jit, with the state donated.
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """The function (state, batch, frozen=None) -> (state, metrics) to jit, with the state donated.
 
     Metrics are float32 scalars: ``loss`` (its mean over the batch's weight) and ``gradient_norm``
     (before clipping).
@@ -181,11 +199,13 @@ def make_train_step(
       accumulation: parts that a batch is worked through in.
     """
 
-    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(
+        state: TrainState, batch: Any, frozen: Params | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         total_weight = jnp.maximum(jnp.sum(batch.weight), 1.0)
 
         def loss_share(params: Params, part: Any) -> jax.Array:
-            return loss(model.bind(params), part) / total_weight
+            return loss(model.bind(params, frozen), part) / total_weight
 
         def add_part(total: tuple, part: Any) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_share)(state.params, part)), None

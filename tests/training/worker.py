@@ -19,6 +19,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.processes import join_processes
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.state import Model, OptimizerConfig
 from tests.data.synthetic import DOMAIN, TASK
@@ -56,7 +57,7 @@ def train_tiny(
                 )
             )
             batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
-            state = train(config, model, batches, mesh, checkpoints, metrics)
+            state = train(config, model, action_loss, batches, mesh, checkpoints, metrics)
     finally:
         metrics.close()
         checkpoints.close()

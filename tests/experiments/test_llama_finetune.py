@@ -1,0 +1,263 @@
+"""Finetuning from flags to files, on written conversations, with a LLaMA that trains in seconds."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from agentic_ring.data.packed_batches import PackedBatches
+from agentic_ring.data.packed_file import PackedDescription, PackedRows, packed_writer
+from agentic_ring.data.packing import PackedRow
+from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.errors import ArgumentError, ConfigError, DataError, StoreError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.llama import load_pretrained
+from agentic_ring.training.losses import token_loss
+from agentic_ring.training.metrics import MetricsLog, read_metrics
+from data_prep.sharegpt import ConversationsConfig, prepare
+from evals.llama_step import Shape
+from evals.results import read_results
+from experiments import finetune_presets, llama_finetune
+from experiments.demo_conversations import write_demo_conversations
+from experiments.finetune_presets import PRESETS, FinetunePreset, Stage
+from tests.data.tokenizers_for_tests import byte_level
+
+TINY = FinetunePreset(
+    stages=(
+        Stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1),
+        Stage(128, 40_000.0, 1e-2, steps=4, batch_tokens=256, warmup_steps=1),
+    ),
+    shape=Shape(16, 32, 2, 2, vocab_size=300),
+    checkpoint_every=2,
+    frugal=False,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_demo():
+    """The demo preset with a model and lengths for tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(finetune_presets.PRESETS, "demo", TINY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    write_demo_conversations(path, count=120)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(chats, tmp_path_factory) -> Path:
+    """A finished run from scratch."""
+    folder = tmp_path_factory.mktemp("runs") / "scratch"
+    llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+    return folder
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def test_the_loss_falls_through_both_stages(run):
+    results = read_results(run / "results.json")
+    initial, final = (results.figure(f"loss/{when}").value for when in ("initial", "final"))
+    assert initial == pytest.approx(np.log(300), abs=0.5)
+    assert final < 0.9 * initial
+    assert results.figure("tokens_per_second").value > 0
+    with PackedRows.open(run / "rows" / "128" / "train.h5") as rows:
+        assert results.figure("answer_tokens").value == rows.answer_tokens() > 1000
+    for number, steps in ((1, 6), (2, 4)):
+        found = read_metrics(run / f"stage{number}" / "metrics.jsonl")
+        assert [row["step"] for row in found] == list(range(1, steps + 1))
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_second_stage_starts_from_the_weights_of_the_first(run):
+    first, second = (read_metrics(run / f"stage{number}" / "metrics.jsonl") for number in (1, 2))
+    assert second[0]["loss"] < 0.9 * first[0]["loss"]
+
+
+def test_the_exported_folder_is_the_trained_model(run):
+    """Its loss on the held-out rows is the one that was reported, to rounding."""
+    fields = json.loads((run / "model" / "config.json").read_text())
+    assert fields["rope_theta"] == 40_000.0
+    assert fields["max_position_embeddings"] == 128
+    mesh = make_mesh(MeshShape(ring=1), jax.devices()[:1])
+    model = load_pretrained(run / "model", mesh)
+    with PackedRows.open(run / "rows" / "128" / "test.h5") as rows, jax.set_mesh(mesh):
+        rows.check_tokenizer(Tokenizer.load(run / "model"))
+        batches = PackedBatches(rows, 1, mesh)
+        each = [next(batches) for _ in range(len(rows))]
+        loss = sum(float(token_loss(model, batch)) for batch in each)
+        count = sum(float(batch.weight.sum()) for batch in each)
+    reported = read_results(run / "results.json").figure("loss/final").value
+    assert loss / count == pytest.approx(reported, rel=1e-5)
+
+
+def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_path, monkeypatch):
+    write = MetricsLog.write
+
+    def stop(self, step, values):
+        if self._path.parent.name == "stage2" and step == 4:
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MetricsLog, "write", stop)
+        llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+    assert not (folder / "results.json").exists()
+    first_stage = (folder / "stage1" / "metrics.jsonl").read_text()
+    llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+    assert (folder / "stage1" / "metrics.jsonl").read_text() == first_stage
+    resumed, undisturbed = weights(folder), weights(run)
+    assert resumed.keys() == undisturbed.keys()
+    for name, values in undisturbed.items():
+        np.testing.assert_array_equal(resumed[name], values, err_msg=name)
+
+    with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
+        llama_finetune.main(conversations=(chats,), template="plain", output=folder, seed=1)
+
+
+def test_lora_changes_projections_alone_and_learns(run, chats, tmp_path):
+    folder = run / "model"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    adapted = tmp_path / "adapted"
+    llama_finetune.main(model=folder, conversations=(chats,), template="plain", lora=4, output=adapted)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    results = read_results(adapted / "results.json")
+    started = read_results(run / "results.json").figure("loss/final").value
+    assert results.figure("loss/initial").value == pytest.approx(started, rel=1e-4)
+    assert results.figure("loss/final").value < started
+    base, merged = weights(run), weights(adapted)
+    changed = {name for name in base if not np.array_equal(base[name], merged[name])}
+    assert changed == {name for name in base if "_proj" in name}
+
+
+def test_rows_packed_beforehand_serve_each_stage_by_their_length(run, chats, tmp_path):
+    folders = []
+    for length in ("64", "128"):
+        folders.append(tmp_path / length)
+        config = ConversationsConfig(
+            (chats,), run / "model", length=length, template="plain", test_share=0.05, output=folders[-1]
+        )
+        prepare(config)
+    trained = tmp_path / "trained"
+    llama_finetune.main(model=run / "model", data=tuple(folders[::-1]), output=trained)
+    assert not (trained / "rows").exists()
+    results = read_results(trained / "results.json")
+    assert results.figure("loss/final").value < results.figure("loss/initial").value < 5
+    embedding = "model.embed_tokens.weight"
+    assert not np.array_equal(weights(trained)[embedding], weights(run)[embedding])
+
+
+def test_a_length_that_no_folder_has_is_named(run):
+    folders = [run / "rows" / "64", run / "rows" / "128"]
+    message = r"rows of 256 tokens, but --data has rows of 64, 128; .*--length 256"
+    with pytest.raises(DataError, match=message):
+        llama_finetune.given_rows(folders, [64, 256], Tokenizer.load(run / "model"))
+
+
+def test_rows_of_another_tokenizer_are_refused(run, tmp_path):
+    byte_level().save(tmp_path / "other")
+    with pytest.raises(StoreError, match="packed with another tokenizer"):
+        llama_finetune.given_rows([run / "rows" / "64"], [64], Tokenizer.load(tmp_path / "other"))
+
+
+def test_rows_without_answers_are_refused(run, tmp_path):
+    tokenizer = Tokenizer.load(run / "model")
+    row = PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
+    for split in ("train", "test"):
+        description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
+        with packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
+            writer.add(row)
+    with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
+        llama_finetune.given_rows([tmp_path], [64], tokenizer)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    byte_level().save(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((run / "model" / name).read_bytes())
+    with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
+        llama_finetune.main(model=folder, conversations=(chats,), template="plain", output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "message"),
+    [
+        ({"data": (Path("a"),), "conversations": (Path("b"),)}, ConfigError, "either --data"),
+        ({"data": (Path("a"),)}, ConfigError, "name that model's folder by --model"),
+        ({"preset": "lwm-512k"}, ConfigError, "the preset lwm-512k finetunes a model"),
+        ({"lora": 8}, ConfigError, "--lora adapts a model"),
+        ({"lora": 0, "dry_run": True}, ConfigError, "rank 0"),
+        ({"hardware": "32xA100"}, ConfigError, "add --dry-run"),
+        ({"conversations": (Path("absent.json"),)}, ArgumentError, "there is no file absent.json"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(flags, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        llama_finetune.main(output=tmp_path / "run", **flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_anything_to_train_on_is_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        llama_finetune.main(model=run / "model", output=tmp_path / "run")
+
+
+def test_conversations_without_answers_are_refused(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    turn = {"from": "human", "value": "Is anybody there at all?"}
+    path.write_text(json.dumps({"conversations": [turn]}) + "\n")
+    with pytest.raises(DataError, match="no conversation is left to train on"):
+        llama_finetune.main(conversations=(path,), output=tmp_path / "run")
+
+
+def test_a_dry_run_counts_without_data(tmp_path, capsys):
+    llama_finetune.main(dry_run=True, lora=2, ring=4, output=tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert "parameters          14," in printed
+    assert "stage 2             4 steps of 2 rows of 128 tokens, rotary base 40,000" in printed
+    assert "trained by LoRA" in printed
+    assert "bytes per device" in printed
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "demo"])
+def test_a_recipes_batches_have_the_tokens_it_names(name):
+    preset = PRESETS[name]
+    mesh = make_mesh(MeshShape(fsdp=2, ring=4))
+    for stage in preset.stages:
+        training = preset.training(stage, mesh, seed=3)
+        assert training.batch_size * stage.context == max(stage.batch_tokens, 2 * stage.context)
+        assert training.optimizer.accumulation == training.batch_size // 2
+        assert training.steps == stage.steps
+
+
+def test_the_published_recipes_reach_the_context_they_are_named_after():
+    longest = {name: max(stage.context for stage in preset.stages) for name, preset in PRESETS.items()}
+    assert longest["lwm-512k"] == longest["prolong-512k"] == longest["paper-13b-512k"] == 512 * 1024
+    assert longest["gradient-1m"] == 1024**2
+    bases = {name: [stage.rope_theta for stage in preset.stages] for name, preset in PRESETS.items()}
+    assert bases["lwm-512k"] == [1e6, 1e7, 1e7, 2.5e7]
+    assert bases["prolong-512k"] == [8e6, 1.28e8, 1.28e8]
+    assert bases["gradient-1m"] == [1.53e7, 2.071e8, 1.06e9, 2.8e9]
+
+
+def test_a_frugal_stage_drops_the_models_scaling_and_works_in_parts():
+    preset = PRESETS["prolong-512k"]
+    base = finetune_presets.llama(preset.shape, "bfloat16")
+    mesh = make_mesh(MeshShape(ring=8))
+    config = preset.model(base, preset.stages[1], mesh)
+    stack = config.transformer
+    assert (stack.rope_theta, stack.rope_scaling, stack.remat) == (1.28e8, None, "full")
+    assert (stack.ffn_chunk, stack.head_groups, stack.attention_strategy) == (2048, 8, "ring")

@@ -1,0 +1,162 @@
+"""LoRA beside a plain model: the same outputs where it should, and nothing frozen moves."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.llama import LlamaConfig, TokenBatch
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.lora import LoraConfig, LoraModel
+from agentic_ring.training.losses import token_loss
+from agentic_ring.training.state import (
+    Model,
+    OptimizerConfig,
+    abstract_state,
+    init_state,
+    make_optimizer,
+    make_train_step,
+)
+from evals.memory import TrainStep, token_batch
+
+STACK = TransformerConfig(
+    width=32, layers=3, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"
+)
+CONFIG = LlamaConfig(STACK, vocab_size=40, loss_chunk=4)
+RULES = ShardingRules()
+
+
+@cache
+def mesh():
+    return make_mesh(MeshShape(fsdp=2, ring=2), jax.devices()[:4])
+
+
+def frozen_weights(dtype="float32"):
+    model = Model(CONFIG)
+    with jax.set_mesh(mesh()):
+        shardings = model.param_shardings(mesh(), RULES)
+
+        def make(key):
+            return jax.tree.map(lambda x: x.astype(dtype), model.init_params(key))
+
+        return jax.jit(make, out_shardings=shardings)(jax.random.key(0))
+
+
+def tokens():
+    return jax.random.randint(jax.random.key(7), (2, 16), 0, CONFIG.vocab_size)
+
+
+def batch():
+    text = tokens()
+    return TokenBatch(text, text, jnp.ones(text.shape), jnp.arange(16)[None], None, "contiguous")
+
+
+def random_adapters(model):
+    """As after training: neither A nor B is zero."""
+    key = jax.random.key(3)
+    return jax.tree.map(lambda p: 0.3 * jax.random.normal(key, p.shape), model.abstract_params())
+
+
+def logits(model, params, frozen=None):
+    with jax.set_mesh(mesh()):
+        return np.asarray(jax.jit(lambda p, f: model.bind(p, f)(tokens()))(params, frozen))
+
+
+def test_it_starts_from_the_frozen_models_outputs():
+    model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
+    adapters = model.init_params(jax.random.key(1))
+    np.testing.assert_array_equal(logits(model, adapters, frozen), logits(Model(CONFIG), frozen))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_weights_give_what_the_adapted_model_gives(dtype):
+    config = replace(CONFIG, transformer=replace(STACK, dtype=dtype))
+    model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype)
+    adapters = random_adapters(model)
+    with jax.set_mesh(mesh()):
+        merged = model.merged(adapters, frozen)
+    assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {jnp.dtype(dtype)}
+    adapted = logits(model, adapters, frozen)
+    assert np.abs(adapted - logits(Model(config), frozen)).max() > 0.1
+    np.testing.assert_allclose(logits(Model(config), merged), adapted, atol=1e-6)
+
+
+def test_the_sum_is_base_and_scaled_product():
+    model, frozen = LoraModel(CONFIG, LoraConfig(4, scale=0.5), "float32"), frozen_weights()
+    adapters = random_adapters(model)
+    merged, base = flatten_dict(model.merged(adapters, frozen)), flatten_dict(frozen)
+    output = ("transformer", "blocks", "attention", "output")  # two dimensions of inputs
+    small = flatten_dict(adapters)
+    product = np.einsum("lnhr,lrd->lnhd", small[*output, "a"], small[*output, "b"])
+    np.testing.assert_allclose(merged[output], base[output] + 0.5 * product, atol=1e-6)
+    changed = {path[-1] for path in base if not np.array_equal(merged[path], base[path])}
+    assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_moves_adapters_alone_and_lowers_the_loss(dtype):
+    model, frozen = LoraModel(CONFIG, LoraConfig(4), dtype), frozen_weights(dtype)
+    before = jax.tree.map(np.asarray, frozen)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 10)
+    losses = []
+    with jax.set_mesh(mesh()):
+        state = init_state(model, optimizer, 0, mesh(), RULES)
+        update = jax.jit(make_train_step(model, token_loss, optimizer), donate_argnums=0)
+        for _ in range(10):
+            state, measured = update(state, batch(), frozen)
+            losses.append(float(measured["loss"]))
+    assert losses[-1] < 0.9 * losses[0]
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), before)
+    # Of the optimiser: a mean and a square for each adapter, and counters.
+    held = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer))
+    assert held <= 2 * model.parameter_count() + 4
+
+
+def test_gradients_are_those_of_the_sum():
+    """Of A and B, through the merged weight that a plain model has."""
+    model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
+    adapters = random_adapters(model)
+
+    def adapted(adapters):
+        return token_loss(model.bind(adapters, frozen), batch())
+
+    def summed(adapters):
+        weights = model.merged(adapters, frozen)
+        return token_loss(Model(CONFIG).bind(weights), batch())
+
+    with jax.set_mesh(mesh()):
+        ours, plain = jax.jit(jax.grad(adapted))(adapters), jax.jit(jax.grad(summed))(adapters)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, plain)
+
+
+def test_no_sum_of_all_layers_is_ever_there():
+    def temporary(layers):
+        deep = replace(CONFIG, transformer=replace(STACK, width=64, ffn_width=512, layers=layers))
+        model = LoraModel(deep, LoraConfig(2), "float32")
+        plan = TrainStep(model, token_loss, OptimizerConfig(), token_batch(2, 16), mesh()).memory()
+        return plan.temporary, Model(deep).parameter_count() * 4 / mesh().size
+
+    (few, few_weights), (many, many_weights) = temporary(8), temporary(16)
+    assert many - few < 0.3 * (many_weights - few_weights)
+
+
+def test_the_state_holds_nothing_for_frozen_weights():
+    model = LoraModel(CONFIG, LoraConfig(2), "bfloat16")
+    optimizer = make_optimizer(OptimizerConfig(), 1)
+    held = sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model, optimizer, mesh(), RULES)))
+    assert held <= 3 * model.parameter_count() + 8
+    assert model.parameter_count() < 0.2 * Model(CONFIG).parameter_count()
+    frozen = jax.tree.leaves(model.abstract_frozen(mesh(), RULES))
+    assert {leaf.dtype for leaf in frozen} == {jnp.dtype("bfloat16")}
+    assert sum(leaf.size for leaf in frozen) == Model(CONFIG).parameter_count()
+
+
+def test_a_rank_below_one_is_refused():
+    with pytest.raises(ConfigError, match="rank 0"):
+        LoraConfig(0)
