@@ -143,8 +143,8 @@ PRESETS = {
         checkpoint_every=50,
     ),
     # ProLong (arXiv 2410.02660, github.com/princeton-nlp/ProLong), from Llama-3-8B-Instruct: 20B tokens at
-    # 64K, 20B at 512K, then chat (UltraChat) in rows of 64K with the base of 512K. Warmup is a tenth of a
-    # long stage and a twentieth of the chat's.
+    # 64K, 20B at 512K, then chat (UltraChat) in rows of 64K with the base of 512K. Warmup, a tenth of a
+    # long stage and a twentieth of the chat's, is from memory.
     "prolong-512k": FinetunePreset(
         stages=(
             Stage(64 * _K, 8e6, 1e-5, steps=5000, batch_tokens=4 * _M, warmup_steps=500),
