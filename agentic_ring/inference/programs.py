@@ -62,9 +62,9 @@ class Programs:
 
     @cached_property
     def encode(self) -> Any:
-        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last [B, D], cache).
+        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last, cache).
 
-        Encodes a piece and stores it. ``last`` is each row's last token, encoded, once it was met.
+        Encodes a piece and stores it. ``last`` [B, D] is each row's last token, encoded, once it was met.
         """
 
         def encode(

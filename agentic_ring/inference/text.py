@@ -347,7 +347,15 @@ class DocumentBytes:
 
 def stop_at(strings: Sequence[str], decode: Callable[[list[int]], str]) -> Callable[[list[int]], bool]:
     """For ``TextEngine.generate``: ends an answer once one of the strings stands in it."""
-    return lambda tokens: any(string in decode(tokens) for string in strings)
+    strings = [string for string in strings if string]
+    if not strings:
+        return lambda tokens: False
+
+    def ends(tokens: list[int]) -> bool:
+        text = decode(tokens)
+        return any(string in text for string in strings)
+
+    return ends
 
 
 def _add(
