@@ -1,7 +1,7 @@
 """EleutherAI's lm-evaluation-harness on a model of ours; RULER's long retrieval is among its tasks.
 
     pip install 'agentic_ring[harness]'
-    python evals/harness.py --model FOLDER --tasks niah_single_1,niah_multikey_1 --max-length 32768
+    python evals/harness.py --model FOLDER --tasks niah_single_1,niah_multikey_1 --max-length 33024
 
 prints the harness's table and writes its results and samples. Prompts that are too long are an error,
 never cut: a cut one has lost what is asked for. The token that begins a text stands before it once,
@@ -26,15 +26,20 @@ from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.context import usable_context
 from evals.harness_requests import HarnessRequests
+from evals.tokens import parse_tokens
 
 left_out = partial(tyro.conf.arg, help_behavior_hint="")
 """A flag whose help text tells what happens without it."""
+
+RULER_ROOM = 256
+"""Tokens that a prompt of RULER's may have beyond its length."""
 
 
 def main(
     model: Path,
     tasks: str,
     max_length: Annotated[int | None, left_out(metavar="TOKENS")] = None,
+    ruler_lengths: Annotated[str | None, left_out(metavar="TOKENS,...")] = None,
     template: Annotated[str | None, left_out(metavar="NAME")] = None,
     num_fewshot: Annotated[int | None, left_out(metavar="N")] = None,
     limit: Annotated[int | None, left_out(metavar="N")] = None,
@@ -49,8 +54,10 @@ def main(
     Args:
       model: Folder as Hugging Face lays it out, with its tokenizer.json.
       tasks: The harness's names, with commas between.
-      max_length: Tokens of a prompt and its answer at most, and the length of RULER's prompts. Default:
-        what the model was made for.
+      max_length: Tokens of a prompt and its answer at most. Default: what the model was made for.
+      ruler_lengths: Lengths of RULER's prompts, as 4k,32k. It does not count the beginning of the answer
+        that it gives, nor a chat template: leave max-length some room. Default: the longest power of two
+        that leaves 256 tokens.
       template: Ask as a chat, in this template: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's
         own. Default: the bare prompt.
       num_fewshot: Examples before each question. Default: as the task has it.
@@ -81,7 +88,7 @@ def main(
     tokenizer.check_fits(loaded.config.vocab_size)
     requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context)
     # RULER measures its prompts with the model's own tokenizer.
-    metadata = {"tokenizer": str(model), "max_seq_lengths": [context]}
+    metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     manager = TaskManager(include_path=None if include_path is None else str(include_path), metadata=metadata)
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -102,6 +109,12 @@ def main(
     with replacing(file) as beside:
         beside.write_text(json.dumps(results, default=handle_non_serializable, indent=2))
     print(make_table(results), f"written to {file}", sep="\n")
+
+
+def _ruler_lengths(asked: str | None, max_length: int) -> list[int]:
+    if asked is not None:
+        return [parse_tokens(text.strip()) for text in asked.split(",")]
+    return [1 << (max(1, max_length - RULER_ROOM).bit_length() - 1)]
 
 
 if __name__ == "__main__":

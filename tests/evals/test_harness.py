@@ -96,3 +96,11 @@ def test_tasks_that_do_not_exist_are_named(folder):
     pytest.importorskip("lm_eval")
     with pytest.raises(ConfigError, match="the harness has no tasks not_there"):
         harness.main(folder, "not_there")
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_length", "lengths"),
+    [(None, 4096 + 256, [4096]), (None, 4096 + 255, [2048]), ("4k, 512k", 10, [4096, 524288])],
+)
+def test_prompts_of_ruler_leave_room_unless_lengths_are_given(asked, max_length, lengths):
+    assert harness._ruler_lengths(asked, max_length) == lengths
