@@ -53,7 +53,7 @@ def _word_pairs(count: int, generator: random.Random) -> list[str]:
             f"{count} lines with pairs of words were asked for; there are {LONGEST_LIST_OF_PAIRS}. "
             "Take LRT-UUID for more"
         )
-    adjectives, nouns = (_shuffled_again_and_again(words, generator) for words in _words())
+    adjectives, nouns = (_shuffled_again_and_again(words, generator) for words in word_lists())
     pairs: dict[str, None] = {}
     while len(pairs) < count:
         pairs[f"{next(adjectives)}-{next(nouns)}"] = None
@@ -66,7 +66,7 @@ def _shuffled_again_and_again(words: Sequence[str], generator: random.Random) ->
 
 
 @cache
-def _words() -> tuple[list[str], list[str]]:
-    """Adjectives and nouns."""
+def word_lists() -> tuple[list[str], list[str]]:
+    """Adjectives and nouns, as wonderwords has them."""
     words = RandomWord(enhanced_prefixes=False)  # prefixes are slow to prepare and not needed
     return words.filter(include_categories=["adjective"]), words.filter(include_categories=["noun"])

@@ -18,6 +18,7 @@ import tyro
 
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import simulate_cpu_devices
 from evals.answer_number import Rule
 from evals.endpoint_reader import EndpointReader, Patience
 from evals.line_keys import KeyKind
@@ -37,6 +38,9 @@ def main(
     model: Annotated[str | None, left_out(metavar="NAME")] = None,
     endpoint: Annotated[str | None, left_out(metavar="URL")] = None,
     completions: Annotated[bool, switch] = False,
+    template: Annotated[str | None, left_out(metavar="NAME")] = None,
+    allow_extrapolation: Annotated[bool, switch] = False,
+    devices: int = 1,
     tokenizer: Annotated[Path | None, left_out(metavar="PATH")] = None,
     timeout: float = Patience.timeout,
     requests_per_minute: Annotated[float | None, left_out(metavar="N")] = None,
@@ -60,6 +64,10 @@ def main(
       endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
         comes from OPENAI_API_KEY. Default: the model runs here.
       completions: Send an endpoint bare prompts (/completions), not chat messages.
+      template: Chat template for a model here: vicuna_v1.1, llama-3, plain or tokenizer, which is its
+        folder's own. Default: tokenizer where there is one, else plain.
+      allow_extrapolation: Ask a model here also at lengths that it was not made for.
+      devices: Simulated devices that a document is shared out over, where there is only a CPU.
       tokenizer: The endpoint model's tokenizer.json, or its folder, to measure prompts with. Default: an
         estimate, about 3% above LLaMA's own count.
       timeout: Seconds that an endpoint may take for an answer.
@@ -79,7 +87,8 @@ def main(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {max_new_tokens}; an answer needs at least 1")
     if endpoint is None:
-        reader = open_reader(model)
+        simulate_cpu_devices(devices)
+        reader = open_reader(model, contexts, template, allow_extrapolation)
     else:
         patience = Patience(timeout=timeout, requests_per_minute=requests_per_minute)
         reader = open_endpoint(endpoint, model, tokenizer, completions, patience)
@@ -94,6 +103,7 @@ def main(
         questions_per_document=questions_per_document,
         seed=seed,
         max_new_tokens=max_new_tokens,
+        template=template,
     )
     directory = output or Path("runs") / f"line_retrieval-{re.sub(r'[^A-Za-z0-9._-]+', '-', reader.name)}"
     run = LineRun(directory, config, reader)

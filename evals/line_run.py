@@ -36,6 +36,7 @@ class LineRunConfig:
       num_samples: questions a length.
       questions_per_document: at most.
       max_new_tokens: of an answer.
+      template: chat template of a model that runs here, or None for its own.
     """
 
     reader: str
@@ -48,6 +49,7 @@ class LineRunConfig:
     questions_per_document: int
     seed: int
     max_new_tokens: int
+    template: str | None = None
 
 
 class LineRun:

@@ -62,9 +62,10 @@ class Programs:
 
     @cached_property
     def encode(self) -> Any:
-        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last, cache).
+        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> two results.
 
-        Encodes a piece and stores it. ``last`` [B, D] is each row's last token, encoded, once it was met.
+        Encodes a piece and stores it: ``last`` [B, D], each row's last token encoded once it was met, and
+        the cache.
         """
 
         def encode(

@@ -1,0 +1,267 @@
+r"""An instrument: a LLaMA whose weights are set by hand, so that its answer to any line retrieval is known.
+
+    python evals/constructed_retriever.py runs/constructed
+    python evals/line_retrieval.py --model runs/constructed --ctx 512k
+
+It is no result: nothing was learned. It answers every question right at any length, unless something
+between the file and the answer (rotary positions, ring, chunks, cache, padding) is wrong. So a miss is
+a fault of the program.
+
+Its tokens are made for the task, a number or a word being one token each::
+
+    "line adjective-"   "noun: REGISTER_CONTENT is <"   "12345"   ">\n"             a line
+    "line adjective-"   "noun? I need the number."      "\n"                       the end of a question
+           p - 2                    p - 1                  p
+
+    layer 1   two heads attend to exactly 1 and 2 tokens before, by rotary phases alone, and copy the code of
+              the noun and of the adjective there
+    layer 2   the question's last token looks for the number whose copied codes are its own, and copies it
+    head      the number whose code it is; after a number, the end of the answer
+
+Words and numbers are random directions, far enough apart that a softmax over a million tokens picks one.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tokenizers
+import tyro
+from safetensors.numpy import save_file
+from tokenizers import decoders, models, pre_tokenizers
+
+from agentic_ring import cli
+from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.files import replacing
+from evals.line_documents import LARGEST_VALUE, QUESTION_START
+from evals.line_keys import word_lists
+
+HEAD_DIM, HEADS, LAYERS = 64, 2, 2
+THETA = 1e16
+"""Slow waves of this base turn by less than 0.02 over a million tokens: what is compared lies on them."""
+
+SLOW = HEAD_DIM // 4
+"""The first slow wave of HEAD_DIM / 2."""
+
+ADJECTIVE, NOUN, VALUE = 12, 19, HEAD_DIM
+"""Dimensions of codes. Adjective, noun and the mark of a number fill the slow waves."""
+
+CERTAIN = 60.0
+"""How far the right score is above each other one: exp(-60) of a million tokens is nothing."""
+
+CHAT_TEMPLATE = r"{{ messages[0].content + '\n' }}"
+END, UNKNOWN, ASK, START = "<end>", "<unknown>", "? I need the number.", ": REGISTER_CONTENT is <"
+ASKED = f"{QUESTION_START.strip()} Tell me what is the <REGISTER_CONTENT> in "
+
+
+class _Slots:
+    """Where in the residual stream things stand."""
+
+    adjective = slice(0, ADJECTIVE)
+    noun = slice(adjective.stop, adjective.stop + NOUN)
+    value = slice(noun.stop, noun.stop + VALUE)
+    copied = slice(value.stop, value.stop + ADJECTIVE + NOUN)
+    found = slice(copied.stop, copied.stop + VALUE)
+    one = found.stop
+    is_number = one + 1
+    filler = one + 2
+    width = one + 4
+
+
+NORM = 4.0
+"""Squared length of every embedding; a filler makes up for what codes leave out."""
+
+
+def build(folder: Path, seed: int = 0) -> None:
+    """Writes the model and its tokenizer as Hugging Face lays them out."""
+    random = np.random.default_rng(seed)
+    adjectives, nouns = word_lists()
+    tokenizer = _tokenizer(adjectives, nouns)
+    codes = {
+        "adjective": _directions(random, len(adjectives), ADJECTIVE),
+        "noun": _directions(random, len(nouns), NOUN),
+        "value": _directions(random, LARGEST_VALUE, VALUE),
+    }
+    embedding = np.zeros((tokenizer.get_vocab_size(), _Slots.width))
+    head = np.zeros_like(embedding)
+
+    def place(token: str) -> int:
+        number = tokenizer.token_to_id(token)
+        assert number is not None, token
+        return number
+
+    for word, code in zip(adjectives, codes["adjective"], strict=True):
+        embedding[place(f"line {word}-"), _Slots.adjective] = code
+    for word, code in zip(nouns, codes["noun"], strict=True):
+        for end in (START, ASK):
+            embedding[place(word + end), _Slots.noun] = code
+    for value, code in enumerate(codes["value"], start=1):
+        embedding[place(str(value)), _Slots.value] = code
+        embedding[place(str(value)), _Slots.is_number] = 1.0
+        head[place(str(value)), _Slots.found] = code
+    embedding[:, _Slots.one] = 1.0
+    embedding[:, _Slots.filler] = np.sqrt(NORM - np.square(embedding).sum(axis=1))
+    # Above what any number gets from looking at all of them, below nothing else.
+    head[place(END), _Slots.is_number] = 3.0
+
+    tensors = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": head,
+        "model.norm.weight": np.ones(_Slots.width),
+    }
+    for layer, weights in enumerate((_copy_words(), _look_up(codes))):
+        prefix = f"model.layers.{layer}."
+        for name, (rows, columns) in _shapes().items():
+            tensors[f"{prefix}{name}.weight"] = weights.get(name, np.zeros((rows, columns)))
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}{name}.weight"] = np.ones(_Slots.width)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as beside:
+        save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, beside)
+    Tokenizer(tokenizer, eos=[END], add_bos=False, chat_template=CHAT_TEMPLATE).save(folder)
+    with replacing(folder / "config.json") as beside:
+        beside.write_text(json.dumps(_config(tokenizer.get_vocab_size()), indent=2) + "\n")
+
+
+def _config(vocabulary: int) -> dict:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": _Slots.width,
+        "intermediate_size": 2,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD_DIM,
+        "vocab_size": vocabulary,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2**20,
+        "rope_theta": THETA,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "trained_on_task": True,
+    }
+
+
+def _shapes() -> dict[str, tuple[int, int]]:
+    width = _Slots.width
+    return {
+        "self_attn.q_proj": (HEADS * HEAD_DIM, width),
+        "self_attn.k_proj": (HEAD_DIM, width),
+        "self_attn.v_proj": (HEAD_DIM, width),
+        "self_attn.o_proj": (width, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (2, width),
+        "mlp.up_proj": (2, width),
+        "mlp.down_proj": (width, 2),
+    }
+
+
+def _copy_words() -> dict[str, np.ndarray]:
+    """Layer 1: head 0 copies the noun from 1 token before, head 1 the adjective from 2 before."""
+    length = np.sqrt(NORM / _Slots.width)  # what the norm divides every token by
+    half = HEAD_DIM // 2
+    frequencies = THETA ** (-np.arange(half) / half)
+    # A score is the sum of cos(frequency x (distance - offset)) over the fast waves: at any other distance
+    # under 2**20 at least 0.5 lower (counted).
+    sharpness = np.where(np.arange(half) < SLOW, CERTAIN / 0.5 * np.sqrt(HEAD_DIM), 0.0)
+    shapes = _shapes()
+    query, key, value, output = (np.zeros(shapes[f"self_attn.{name}_proj"]) for name in "qkvo")
+    for head, offset in enumerate((1, 2)):
+        rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+        phases = -offset * frequencies
+        query[rows, _Slots.one] = length * np.concatenate(
+            [sharpness * np.cos(phases), sharpness * np.sin(phases)]
+        )
+    key[:half, _Slots.one] = length * (sharpness > 0)
+    copied = ADJECTIVE + NOUN
+    words = slice(_Slots.adjective.start, _Slots.noun.stop)
+    value[:copied, words] = length * np.eye(copied)
+    into = range(_Slots.copied.start, _Slots.copied.stop)
+    for source, target in enumerate(into):
+        head = 1 if source < ADJECTIVE else 0
+        output[target, head * HEAD_DIM + source] = 1.0
+    return _attention(query, key, value, output)
+
+
+def _look_up(codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Layer 2: head 0 looks for the copied codes among numbers, and copies the number."""
+    length = np.sqrt((NORM + 2.0) / _Slots.width)  # of tokens with both words copied
+    shapes = _shapes()
+    query, key, value, output = (np.zeros(shapes[f"self_attn.{name}_proj"]) for name in "qkvo")
+    half, waves = HEAD_DIM // 2, HEAD_DIM // 2 - SLOW
+    slow = [*range(SLOW, SLOW + waves), *range(half + SLOW, half + SLOW + waves)]
+    scale = CERTAIN * np.sqrt(HEAD_DIM) * length
+    places = range(_Slots.copied.start, _Slots.copied.stop)
+    for number, place in enumerate(places):
+        # A word that is not the right one is off by the gap of its kind at least.
+        gap = _gap(codes["adjective" if number < ADJECTIVE else "noun"])
+        query[slow[number], place] = scale / gap
+        key[slow[number], place] = length
+    query[slow[-1], _Slots.one] = scale
+    key[slow[-1], _Slots.is_number] = length
+    value[:, _Slots.value] = length * np.eye(VALUE)
+    output[_Slots.found, :VALUE] = np.eye(VALUE)
+    return _attention(query, key, value, output)
+
+
+def _attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, output: np.ndarray) -> dict:
+    parts = {"q": query, "k": key, "v": value, "o": output}
+    return {f"self_attn.{name}_proj": part for name, part in parts.items()}
+
+
+def _directions(random: np.random.Generator, count: int, dimensions: int) -> np.ndarray:
+    """Unit vectors [count, dimensions]."""
+    vectors = random.standard_normal((count, dimensions))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _gap(codes: np.ndarray) -> float:
+    """How much less than 1 the largest product of two codes is."""
+    products = codes @ codes.T
+    np.fill_diagonal(products, -1.0)
+    return 1.0 - float(products.max())
+
+
+def _tokenizer(adjectives: list[str], nouns: list[str]) -> tokenizers.Tokenizer:
+    """A vocabulary of what stands in such documents; all else is unknown."""
+    words = [
+        *(f"line {word}-" for word in adjectives),
+        *(noun + end for end in (START, ASK) for noun in nouns),
+        *map(str, range(1, LARGEST_VALUE + 1)),
+        *(">\n", "\n", ASKED),
+    ]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate([END, UNKNOWN, *words])}, unk_token=UNKNOWN)
+    )
+    compound = "|".join(re.escape(word) for word in adjectives if "-" in word)
+    pattern = "|".join(
+        [
+            rf"line (?:{compound}|[A-Za-z ]+)-",
+            rf"[A-Za-z \-']+{re.escape(START)}",
+            re.escape(ASKED),
+            rf"[A-Za-z \-']+{re.escape(ASK)}",
+            r"\d+",
+            r">\n",
+            r"\n",
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def main(output: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Writes a model that answers every line retrieval with keys of words (LRT-NL) right.
+
+    Args:
+      output: Folder to write.
+    """
+    build(output)
+    print(f"written to {output}: an instrument, not a result")
+
+
+if __name__ == "__main__":
+    cli.run(main)
