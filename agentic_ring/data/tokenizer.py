@@ -177,6 +177,10 @@ class Tokenizer:
         # Where the context's last letter would become one token with the text, the text stands alone.
         return front + (whole[len(before) :] if whole[: len(before)] == before else self._ids(text))
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a whole prompt: ``bos_id`` in front where texts begin with it, but never twice."""
+        return self.encode(text, bos=self.add_bos and not text.startswith(self.bos or ""))
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of ``ids``, without special tokens unless asked for."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)

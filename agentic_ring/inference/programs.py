@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
 from agentic_ring.attention.cache_storage import CacheDtype
-from agentic_ring.inference.sampling import Sampling, choose
+from agentic_ring.inference.sampling import SamplingValues, choose
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama import Llama
 
@@ -102,11 +102,11 @@ class Programs:
         """(weights, last [B, D], sampling, rows [B]) -> (tokens [B], their log probabilities [B])."""
 
         def first_token(
-            weights: Any, last: jax.Array, sampling: Sampling, rows: jax.Array
+            weights: Any, last: jax.Array, sampling: SamplingValues, rows: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             return choose(self._bind(weights).logits(last), sampling, rows, jnp.int32(0))
 
-        return jax.jit(first_token, static_argnames="sampling")
+        return jax.jit(first_token)
 
     @cached_property
     def next_token(self) -> Any:
@@ -122,7 +122,7 @@ class Programs:
             positions: jax.Array,
             cache: KVCache,
             prefix: KVCache | None,
-            sampling: Sampling,
+            sampling: SamplingValues,
             rows: jax.Array,
             index: jax.Array,
         ) -> tuple[jax.Array, jax.Array, KVCache]:
@@ -130,13 +130,14 @@ class Programs:
             encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
             return *choose(model.logits(encoded[:, 0]), sampling, rows, index), cache
 
-        return self._jit(next_token, "cache", None, None, static="sampling")
+        return self._jit(next_token, "cache", None, None)
 
     @cached_property
     def score(self) -> Any:
-        """(weights, tokens [B, C], positions, targets, cache, prefix) -> three results.
+        """(weights, tokens [B, C], positions, targets, cache, prefix) -> four results.
 
-        Log probabilities of the targets [B, C], whether each is the likeliest [B, C], and the cache.
+        Log probabilities of the targets [B, C], the likeliest tokens in their places [B, C] with their own
+        log probabilities [B, C], and the cache.
         """
 
         def score(
@@ -146,15 +147,16 @@ class Programs:
             targets: jax.Array,
             cache: KVCache,
             prefix: KVCache | None,
-        ) -> tuple[jax.Array, jax.Array, KVCache]:
+        ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
             model = self._bind(weights)
             encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
 
-            def of_some(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            def of_some(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
                 x, target = part
-                logits = model.logits(x)
-                likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], axis=-1)
-                return likelihood[..., 0], jnp.argmax(logits, axis=-1) == target
+                values = jax.nn.log_softmax(model.logits(x))
+                found = jnp.take_along_axis(values, target[..., None], axis=-1)[..., 0]
+                # Both out of one array: the likeliest token's value is bit for bit the same in both.
+                return found, jnp.argmax(values, axis=-1).astype(jnp.int32), values.max(axis=-1)
 
             batch, length = tokens.shape
             padding = -length % SCORED_AT_A_TIME
@@ -164,10 +166,10 @@ class Programs:
                 return x.reshape(batch, -1, SCORED_AT_A_TIME, *x.shape[2:]).swapaxes(0, 1)
 
             parts = jax.lax.map(of_some, (split(encoded), split(targets)))
-            found, best = (x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts)
-            return found, best, cache
+            found, likeliest, most = (x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts)
+            return found, likeliest, most, cache
 
-        return self._jit(score, "cache", None, None)
+        return self._jit(score, "cache", None, None, None)
 
     def cache_bytes(self, rows: int, slots: int) -> int:
         """Bytes of a cache on all devices together."""
@@ -208,9 +210,8 @@ class Programs:
         function: Any,
         donate: str,
         *results: NamedSharding | None,
-        static: str | None = None,
         rules: ShardingRules | None = None,
     ) -> Any:
         """Compiled when called. Its last result is a cache, after others with these shardings."""
         shardings = (*results, self._shardings(rules or self.rules))
-        return jax.jit(function, donate_argnames=donate, static_argnames=static, out_shardings=shardings)
+        return jax.jit(function, donate_argnames=donate, out_shardings=shardings)

@@ -1,11 +1,21 @@
 """Choosing the next token from its logits."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.errors import ConfigError
+
+
+class SamplingValues(NamedTuple):
+    """What a program takes of ``Sampling``: scalars, so that one program serves whatever is asked for."""
+
+    temperature: np.float32 | jax.Array
+    top_p: np.float32 | jax.Array
+    seed: np.uint32 | jax.Array
 
 
 @dataclass(frozen=True)
@@ -29,39 +39,48 @@ class Sampling:
                 "and top_p above 0 and at most 1"
             )
 
+    @property
+    def values(self) -> SamplingValues:
+        """For ``choose``; of a seed the lowest 32 bits count."""
+        seed = np.uint32(self.seed % 2**32)
+        return SamplingValues(np.float32(self.temperature), np.float32(self.top_p), seed)
+
 
 def choose(
-    logits: jax.Array, sampling: Sampling, rows: jax.Array, index: jax.Array
+    logits: jax.Array, sampling: SamplingValues, rows: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The next token of each row.
 
     Args:
       logits: float32 [B, V].
-      sampling: static.
+      sampling: how.
       rows: int32 [B], each row's number among the prompts.
       index: int32 scalar, the token's number in the answer.
 
     Returns:
       Tokens int32 [B], and their log probabilities float32 [B] under the model itself.
     """
-    if sampling.temperature == 0:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    else:
+
+    def likeliest() -> jax.Array:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def drawn() -> jax.Array:
         kept = _nucleus(logits / sampling.temperature, sampling.top_p)
         key = jax.random.fold_in(jax.random.key(sampling.seed), index)
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
-        tokens = jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+        return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+
+    tokens = jax.lax.cond(sampling.temperature == 0, likeliest, drawn)
     likelihood = jax.nn.log_softmax(logits)
     return tokens, jnp.take_along_axis(likelihood, tokens[:, None], axis=-1)[:, 0]
 
 
-def _nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+def _nucleus(logits: jax.Array, top_p: np.float32 | jax.Array) -> jax.Array:
     """The logits, minus infinity for what stands outside the likeliest ``top_p``."""
-    if top_p == 1:
-        return logits
     falling = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(falling, axis=-1)
     before = jnp.cumsum(probability, axis=-1) - probability
     # The likeliest token has nothing before it, so that one is always left.
     least = jnp.where(before < top_p, falling, jnp.inf).min(axis=-1, keepdims=True)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    # The sum of all before the least likely token may round to 1.
+    return jnp.where((logits < least) & (top_p < 1), -jnp.inf, logits)

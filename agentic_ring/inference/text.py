@@ -11,11 +11,12 @@ has none.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -41,12 +42,26 @@ class Document:
     Attributes:
       cache: its keys and values, of one row.
       length: its tokens.
-      next_logits: float32 [1, V], of the token after it.
+      next_logits: float32 [1, V], of the token after it; None for a document's beginning.
     """
 
     cache: KVCache
     length: int
-    next_logits: jax.Array
+    next_logits: jax.Array | None
+
+    def beginning(self, length: int) -> "Document":
+        """Its first tokens as a document, for prompts that share no more; it takes no memory of its own.
+
+        Raises:
+          ArgumentError: fewer than 1 token, or more than it has.
+        """
+        if not 1 <= length <= self.length:
+            raise ArgumentError(f"a beginning of {length} tokens; the document has {self.length}")
+        if length == self.length:
+            return self
+        positions = self.cache.positions
+        kept = jnp.where(positions < length, positions, EMPTY_SLOT)
+        return Document(replace(self.cache, positions=kept), length, None)
 
 
 @dataclass
@@ -70,12 +85,21 @@ class Score:
     """How likely a continuation is.
 
     Attributes:
-      log_probabilities: of each of its tokens, given all before it, in nats.
-      greedy: whether each is the likeliest one.
+      tokens: that were scored.
+      log_probabilities: of each of them, given all before it, in nats.
+      likeliest: the likeliest token in the place of each.
+      likeliest_log_probabilities: of these.
     """
 
+    tokens: list[int]
     log_probabilities: list[float]
-    greedy: bool
+    likeliest: list[int]
+    likeliest_log_probabilities: list[float]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the likeliest one."""
+        return self.tokens == self.likeliest
 
     @property
     def total(self) -> float:
@@ -178,7 +202,7 @@ class TextEngine:
                 last, cache = programs.encode(
                     programs.weights, piece.tokens, piece.positions, piece.place_of_last, last, cache, prefix
                 )
-            tokens, likelihoods = programs.first_token(programs.weights, last, sampling, numbers)
+            tokens, likelihoods = programs.first_token(programs.weights, last, sampling.values, numbers)
             for index in range(max_new_tokens):
                 for number, (token, likelihood) in enumerate(
                     zip(np.asarray(tokens).tolist(), np.asarray(likelihoods).tolist(), strict=True)
@@ -198,7 +222,7 @@ class TextEngine:
                     positions.astype(np.int32),
                     cache,
                     prefix,
-                    sampling,
+                    sampling.values,
                     numbers,
                     np.int32(index + 1),
                 )
@@ -212,7 +236,8 @@ class TextEngine:
         """How likely each continuation is after its context.
 
         Args:
-          pairs: of context and continuation; a context may be empty only where a document stands before it.
+          pairs: of context and continuation; a context may be empty only where a document that was read to
+            its end stands before it.
           document: what stands before every context.
 
         Raises:
@@ -222,7 +247,7 @@ class TextEngine:
         for context, continuation in pairs:
             if not len(continuation):
                 raise ArgumentError("a continuation is empty; give each at least one token")
-            if document is None and not len(context):
+            if not len(context) and (document is None or document.next_logits is None):
                 raise ArgumentError(
                     "a continuation has nothing before it; give its context at least one token"
                 )
@@ -230,26 +255,26 @@ class TextEngine:
         self._check(rows)
         programs, texts = self.programs, self._ragged(rows, document)
         prefix = None if document is None else document.cache
-        likelihoods, likeliest = [], []
+        found = []
         with jax.set_mesh(self._mesh):
             cache = programs.empty(len(texts.rows), sum(texts.sizes))
             for piece in texts.pieces():
-                found, best, cache = programs.score(
+                *parts, cache = programs.score(
                     programs.weights, piece.tokens, piece.positions, piece.targets, cache, prefix
                 )
-                likelihoods.append(np.asarray(found))
-                likeliest.append(np.asarray(best))
+                found.append([np.asarray(part) for part in parts])
         # Of each row's second token to its last; what predicts the first stands before the row.
-        values, best = (np.concatenate(parts, axis=1) for parts in (likelihoods, likeliest))
+        columns = [np.concatenate(parts, axis=1) for parts in zip(*found, strict=True)]
         scores = []
         for number, (context, continuation) in enumerate(pairs):
             places = slice(max(len(context) - 1, 0), len(context) + len(continuation) - 1)
-            found, right = values[number, places].tolist(), best[number, places].tolist()
-            if document is not None and not len(context):
+            values = [column[number, places].tolist() for column in columns]
+            if document is not None and document.next_logits is not None and not len(context):
                 opening = np.asarray(jax.nn.log_softmax(document.next_logits[0]))
-                found.insert(0, float(opening[continuation[0]]))
-                right.insert(0, bool(opening.argmax() == continuation[0]))
-            scores.append(Score(found, all(right)))
+                first = opening[continuation[0]], opening.argmax(), opening.max()
+                for column, value in zip(values, first, strict=True):
+                    column.insert(0, value.item())
+            scores.append(Score(list(continuation), *values))
         return scores
 
     def document_bytes(self, tokens: int) -> "DocumentBytes":
@@ -322,7 +347,15 @@ class DocumentBytes:
 
 def stop_at(strings: Sequence[str], decode: Callable[[list[int]], str]) -> Callable[[list[int]], bool]:
     """For ``TextEngine.generate``: ends an answer once one of the strings stands in it."""
-    return lambda tokens: any(string in decode(tokens) for string in strings)
+    strings = [string for string in strings if string]
+    if not strings:
+        return lambda tokens: False
+
+    def ends(tokens: list[int]) -> bool:
+        text = decode(tokens)
+        return any(string in text for string in strings)
+
+    return ends
 
 
 def _add(

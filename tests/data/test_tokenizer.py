@@ -147,3 +147,11 @@ def test_ids_beyond_the_models_vocabulary_are_refused():
 def test_bos_cannot_be_had_where_there_is_none():
     with pytest.raises(ArgumentError, match="no token that begins a text"):
         byte_level(bos=None).encode("a", bos=True)
+
+
+def test_a_prompt_begins_once_with_the_token_that_begins_texts():
+    tokenizer = byte_level()
+    expected = tokenizer.encode("The user", bos=True)
+    assert tokenizer.encode_prompt("The user") == tokenizer.encode_prompt("<s>The user") == expected
+    without = byte_level(add_bos=False)
+    assert without.encode_prompt("The user") == expected[1:]

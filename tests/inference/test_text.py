@@ -114,6 +114,8 @@ def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, c
         predicted = whole(tokens)[-len(continuation) - 1 : -1]
         expected = predicted[np.arange(len(continuation)), continuation]
         np.testing.assert_allclose(score.log_probabilities, expected, atol=2e-4)
+        assert score.likeliest == predicted.argmax(axis=-1).tolist()
+        np.testing.assert_allclose(score.likeliest_log_probabilities, predicted.max(axis=-1), atol=2e-4)
         assert score.total == pytest.approx(sum(score.log_probabilities))
         assert not score.greedy
 
@@ -123,6 +125,7 @@ def test_what_greedy_decoding_wrote_is_scored_as_greedy(model):
     answer = engine.generate(PROMPTS[:1], NEW)[0]
     score = engine.score([(PROMPTS[0], answer.tokens)])[0]
     assert score.greedy
+    assert score.likeliest_log_probabilities == score.log_probabilities
     np.testing.assert_allclose(score.log_probabilities, answer.log_probabilities, atol=2e-4)
     other = [(answer.tokens[0] + 1) % VOCAB, *answer.tokens[1:]]
     assert not engine.score([(PROMPTS[0], other)])[0].greedy
@@ -166,7 +169,7 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     probabilities = np.array([0.5, 0.25, 0.15, 0.1])
     draws = 4000
     logits = jnp.broadcast_to(jnp.log(probabilities), (draws, 4))
-    tokens, likelihoods = choose(logits, Sampling(temperature, top_p), jnp.arange(draws), jnp.int32(0))
+    tokens, likelihoods = choose(logits, Sampling(temperature, top_p).values, jnp.arange(draws), jnp.int32(0))
     tempered = probabilities ** (1 / temperature)
     tempered /= tempered.sum()
     kept = np.where(np.cumsum(tempered) - tempered < top_p, tempered, 0)
@@ -174,6 +177,30 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     np.testing.assert_allclose(found, kept / kept.sum(), atol=0.03)
     assert (found[kept == 0] == 0).all()
     np.testing.assert_allclose(likelihoods, np.log(probabilities)[np.asarray(tokens)], rtol=1e-5)
+
+
+def test_one_program_draws_whatever_is_asked_for(model):
+    engine = TextEngine(model)
+    for seed, temperature in enumerate((0.0, 0.7, 1.0)):
+        engine.generate(PROMPTS[:1], 2, sampling=Sampling(temperature, 0.9, seed))
+    engine.generate(PROMPTS[:1], 2, sampling=Sampling(1.0, seed=-(2**40)))
+    assert engine.programs.first_token._cache_size() == engine.programs.next_token._cache_size() == 1
+
+
+@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:4], ids=str)
+def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, count, chunk, folder, greedy):
+    engine = engine_on(folder, shape, count, chunk)
+    document = engine.read(TEXT)
+    for length in (1, 33, 60):
+        (answer,) = engine.generate([PROMPTS[0]], NEW, document=document.beginning(length))
+        assert answer.tokens == greedy(TEXT[:length] + PROMPTS[0])[0]
+    assert document.beginning(len(TEXT)) is document
+    # What came after a beginning was not kept.
+    with pytest.raises(ArgumentError, match="nothing before it"):
+        engine.score([([], [1])], document=document.beginning(33))
+    for wrong in (0, len(TEXT) + 1):
+        with pytest.raises(ArgumentError, match=f"a beginning of {wrong} tokens; the document has 75"):
+            document.beginning(wrong)
 
 
 def test_keys_in_few_bits_change_little(folder, whole):

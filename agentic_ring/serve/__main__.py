@@ -1,0 +1,97 @@
+"""Serves a LLaMA as OpenAI's API does: /v1/models, /v1/completions and /v1/chat/completions.
+
+python -m agentic_ring.serve --model FOLDER --max-context 65536
+"""
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentic_ring import cli
+from agentic_ring.data.chat import ChatTemplate, chat_template
+from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference import TextEngine
+from agentic_ring.mesh import make_mesh
+from agentic_ring.models.llama import load_pretrained
+from agentic_ring.models.llama.context import usable_context
+from agentic_ring.progress import say
+
+left_out = partial(tyro.conf.arg, help_behavior_hint="")
+"""A flag whose help text tells what happens without it."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+CONNECTIONS = 256
+"""Open ones at most; beyond, the web server itself refuses with status 503."""
+
+
+def main(
+    model: Path,
+    name: Annotated[str | None, left_out(metavar="NAME")] = None,
+    template: Annotated[str | None, left_out(metavar="NAME")] = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    max_context: Annotated[int | None, left_out(metavar="TOKENS")] = None,
+    allow_extrapolation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, left_out()] = None,
+    places: int = 16,
+    max_body: int = 16 * 2**20,
+) -> None:
+    """Serves a model until it is interrupted.
+
+    Args:
+      model: Folder as Hugging Face lays it out, with its tokenizer.json.
+      name: By which requests ask for the model. Default: the folder's.
+      template: Of chats: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's own. Default: the
+        folder's own, where it has one.
+      host: Address to listen on. Whoever reaches it can use the server: it asks for no key.
+      port: To listen on; 0 takes a free one.
+      max_context: Tokens of a prompt and its answer at most. Default: what the model was made for.
+      allow_extrapolation: Let max_context go beyond what the model was made for.
+      dtype: Of weights and computation. Default: as stored.
+      places: Requests that may wait while one is worked on; more are told to come back (429).
+      max_body: Bytes of a request at most.
+    """
+    if places < 0 or max_body < 1:
+        raise ConfigError(f"--places is {places} and --max-body {max_body}; give at least 0 and 1")
+    if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
+        raise ConfigError("the server needs two more packages: pip install 'agentic_ring[serve]'")
+    # Only now: an installation without the extra gets the message above.
+    import uvicorn
+
+    from agentic_ring.serve.app import make_app
+    from agentic_ring.serve.writer import Writer
+
+    context = usable_context(model, max_context, allow_extrapolation)
+    tokenizer = Tokenizer.load(model)
+    chats = _template(template, tokenizer)
+    mesh = make_mesh()
+    loaded = load_pretrained(model, mesh, dtype, context=context)
+    tokenizer.check_fits(loaded.config.vocab_size)
+    writer = Writer(TextEngine(loaded, mesh), tokenizer, context)
+    name = name or model.resolve().name
+    app = make_app(name, writer, chats, places, max_body)
+    if host not in LOOPBACK:
+        say(f"warning: {host} may be reached from other machines, and no key is asked for")
+    say(f"serving {name}, {context} tokens at most{'' if chats else ', no chats: it has no template'}")
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _template(name: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if name is None:
+        name = None if tokenizer.chat_template is None else "tokenizer"
+    return None if name is None else chat_template(name, tokenizer)
+
+
+if __name__ == "__main__":
+    cli.run(main, prog="python -m agentic_ring.serve", description=__doc__)

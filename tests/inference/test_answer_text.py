@@ -1,0 +1,86 @@
+"""Pieces of an answer are its text, cut nowhere within a character and before a stop string."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_ring.inference.answer_text import AnswerText, TextPieces, UntilStop
+from tests.data.tokenizers_for_tests import byte_level, sentencepiece
+
+TEXTS = ["The capital of France is Paris.", "é, and 日本 🙂 after it", "line 12: <4821>\n\n  indented"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece("first")], ids=["bytes", "sentencepiece"])
+def test_pieces_add_up_to_the_decoded_text(tokenizer, text):
+    tokens = tokenizer.encode(text)
+    pieces = TextPieces(tokenizer.decode)
+    shown = [pieces.add(token) for token in tokens]
+    assert "".join(shown) + pieces.rest() == tokenizer.decode(tokens)
+    if "日" not in text:  # which sentencepiece here has no token for
+        assert len([piece for piece in shown if piece]) > 3
+
+
+def test_a_character_comes_whole_with_the_last_of_its_tokens():
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("🙂!")
+    pieces = TextPieces(tokenizer.decode)
+    assert [pieces.add(token) for token in tokens] == ["", "", "", "🙂", "!"]
+    # Bytes that never become a character are shown in the end.
+    broken = TextPieces(tokenizer.decode)
+    assert [broken.add(token) for token in tokens[:2]] == ["", ""]
+    assert broken.rest() == tokenizer.decode(tokens[:2]) == "\ufffd"
+
+
+def test_an_answer_goes_on_from_its_prompt_with_the_space_between():
+    tokenizer = sentencepiece("first")
+    whole = tokenizer.encode("The capital of France is Paris.")
+    prompt = tokenizer.encode("The capital of France")
+    assert whole[: len(prompt)] == prompt
+
+    def text(before):
+        answer = AnswerText(tokenizer.decode, before, ())
+        for token in whole[len(prompt) :]:
+            answer.add(token)
+        answer.rest()
+        return answer.text
+
+    assert text(prompt) == " is Paris."
+    assert text(()) == "is Paris."
+
+
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 12), max_size=5),
+)
+def test_text_is_handed_on_up_to_the_first_stop_string(text, strings, cuts):
+    ends = (
+        (end, string) for end in range(len(text) + 1) for string in strings if text[:end].endswith(string)
+    )
+    met = min(ends, key=lambda each: (each[0], -len(each[1])), default=None)
+    expected = text if met is None else text[: met[0] - len(met[1])]
+    until, shown = UntilStop(strings), ""
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, end in itertools.pairwise(edges):
+        shown += until.add(text[start:end])
+        assert expected.startswith(shown)
+    assert shown + until.rest() == expected
+    assert until.stopped == (met is not None)
+
+
+def test_what_may_become_a_stop_string_waits():
+    until = UntilStop(["\n\nUser", "###"])
+    assert [until.add(piece) for piece in ("one", "\n", "\n", "two#", "#", "x##")] == [
+        "one",
+        "",
+        "",
+        "\n\ntwo",
+        "",
+        "##x",
+    ]
+    assert until.add("#more") == ""
+    assert until.stopped
+    assert until.rest() == ""
