@@ -19,6 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.errors import MeshError
+from agentic_ring.torus import rings
 
 AXES = ("data", "fsdp", "ring", "tensor")
 
@@ -54,8 +55,11 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
             f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
             f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
         )
-    # Neighbours in the mesh are neighbours in a TPU's torus, as far as the axes allow it.
-    placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    # Neighbours in a ring are neighbours in a TPU's torus, as far as the axes allow it.
+    placed = rings(devices, others) if shape.tensor == 1 and ring > 1 else None
+    if placed is None:
+        placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    placed = placed.reshape(sizes)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -22,6 +22,7 @@ LAYERS = (
         "agentic_ring.processes",
         "agentic_ring.progress",
         "agentic_ring.provenance",
+        "agentic_ring.torus",
     ),
     ("agentic_ring.run_folder",),
     ("agentic_ring.cli",),
