@@ -3,19 +3,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
-import numpy as np
 
 from agentic_ring.data.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text import prompt_ids
 from agentic_ring.data.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import DocumentBytes, TextEngine
+from agentic_ring.inference.ragged import shared_beginning
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_json
+from agentic_ring.models.llama.context import usable_context
 from agentic_ring.progress import progress, say
 from agentic_ring.provenance import hardware
 from evals.embedded_retriever import EMBEDDED
@@ -54,7 +54,9 @@ class LocalReader:
         """Greedy answers, in the order of the questions."""
         started = time.monotonic()
         prompts = [self._prompt(document, question) for question in questions]
-        shared = _shared(prompts)
+        # Whole prompts are compared, so that each is answered as if it had been read by itself, however its
+        # tokenizer joins the end of a record and the beginning of a question. One token is left to start from.
+        shared = shared_beginning([prompt[:-1] for prompt in prompts])
         with progress("reading", shared) as advance:
             read = (
                 self.engine.read(prompts[0][:shared], lambda done: advance(done, "tokens"))
@@ -76,18 +78,6 @@ class LocalReader:
 
     def _prompt(self, document: str, question: str) -> list[int]:
         return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])
-
-
-def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with, less one where a prompt has no others to go on from.
-
-    Whole prompts are compared, so that each is answered as if it had been read by itself, however its
-    tokenizer joins the end of a record and the beginning of a question.
-    """
-    shortest = min(map(len, prompts)) - 1
-    beginnings = np.array([prompt[:shortest] for prompt in prompts])
-    differ = (beginnings != beginnings[0]).any(axis=0)
-    return int(differ.argmax()) if differ.any() else shortest
 
 
 def open_reader(
@@ -112,7 +102,8 @@ def open_reader(
         )
     folder = EMBEDDED if model is None else model_folder(model)
     fields, longest = read_json(folder / "config.json"), max(contexts, default=0)
-    _check_context(folder, fields.get("max_position_embeddings"), longest, allow_extrapolation)
+    if longest:
+        usable_context(folder, longest, allow_extrapolation)
     tokenizer = Tokenizer.load(folder)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))
     loaded = load_pretrained(folder, mesh, context=longest or None)
@@ -128,17 +119,6 @@ def open_reader(
         tokenizer,
         chat_template(name, tokenizer),
     )
-
-
-def _check_context(folder: Path, made_for: int | None, longest: int, allow_extrapolation: bool) -> None:
-    if made_for is None or longest <= made_for:
-        return
-    if not allow_extrapolation:
-        raise ConfigError(
-            f"{folder} was made for {made_for:,} tokens (max_position_embeddings) and would be asked at "
-            f"{longest:,}; add --allow-extrapolation to see what it does there, or ask at shorter lengths"
-        )
-    say(f"warning: the model was made for {made_for:,} tokens and is asked at {longest:,}")
 
 
 def _check_memory(needed: DocumentBytes, tokens: int) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from agentic_ring.inference.ragged import shared_beginning
 from agentic_ring.inference.text import Document, TextEngine
 
 
@@ -27,7 +26,7 @@ class LastDocument:
         """
         if len(prompt) <= self._engine.chunk:
             return None, prompt
-        shared = _shared(self._tokens, prompt[:-1])
+        shared = shared_beginning([self._tokens, prompt[:-1]])
         # A beginning is read in the time of the whole document, so it must be most of it.
         worth_it = 2 * shared >= len(self._tokens) and len(prompt) - shared <= self._engine.chunk
         if self._document is None or not worth_it:
@@ -36,10 +35,3 @@ class LastDocument:
             self._document = self._engine.read(prompt[:shared], advance)
             self._tokens = prompt[:shared]
         return self._document.beginning(shared), prompt[shared:]
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    length = min(len(first), len(second))
-    differ = np.nonzero(np.asarray(first[:length]) != np.asarray(second[:length]))[0]
-    return int(differ[0]) if len(differ) else length

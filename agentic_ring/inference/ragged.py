@@ -22,6 +22,14 @@ def bucket(length: int, unit: int, steps: int = 8) -> int:
     return unit * step * -(-units // step)
 
 
+def shared_beginning(rows: Sequence[Tokens]) -> int:
+    """Tokens that all rows begin with."""
+    shortest = min(map(len, rows))
+    beginnings = np.array([row[:shortest] for row in rows])
+    differ = (beginnings != beginnings[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else shortest
+
+
 @dataclass(frozen=True)
 class Piece:
     """The same places of all rows.

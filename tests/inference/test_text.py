@@ -7,7 +7,7 @@ import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference import Sampling, TextEngine, stop_at
-from agentic_ring.inference.ragged import Ragged, bucket
+from agentic_ring.inference.ragged import Ragged, bucket, shared_beginning
 from agentic_ring.inference.sampling import choose
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import Llama, load_pretrained
@@ -263,6 +263,14 @@ def test_buckets_hold_their_lengths_and_are_few():
     assert all(size - length < max(16, length / 8 + 1) for length, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes)
     assert len(set(sizes)) < 60
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared"),
+    [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[5]], 1), ([[], [1]], 0), ([[2], [1]], 0)],
+)
+def test_what_rows_begin_with(rows, shared):
+    assert shared_beginning(rows) == shared
 
 
 def test_pieces_hold_every_token_once():
