@@ -55,7 +55,7 @@ class LocalReader:
         started = time.monotonic()
         prompts = [self._prompt(document, question) for question in questions]
         # Whole prompts are compared, so that each is answered as if it had been read by itself, however its
-        # tokenizer joins the end of a record and the beginning of a question. One token is left to start from.
+        # tokenizer joins the end of a record and the beginning of a question. One token is left over.
         shared = shared_beginning([prompt[:-1] for prompt in prompts])
         with progress("reading", shared) as advance:
             read = (
