@@ -16,6 +16,11 @@ def parse_tokens(text: str) -> int:
     return int(digits) * units.get(unit, 1)
 
 
+def thousands(tokens: int) -> str:
+    """In units of 1024 where it is a multiple, as tables have it: "64K", "32768K" or "5000"."""
+    return str(tokens) if tokens % 1024 else f"{tokens // 1024}K"
+
+
 def short_tokens(tokens: int) -> str:
     """What ``parse_tokens`` reads as so many tokens, as short as it gets: "2m", "4k" or "5000"."""
     for unit, letter in ((1024**2, "m"), (1024, "k")):

@@ -10,7 +10,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from evals.longest_context import Cell, Finding
 from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
-from experiments.max_context_table import COLUMNS, Row, thousands
+from evals.tokens import thousands
+from experiments.max_context_table import COLUMNS, Row
 
 STYLES = {
     ("ring", "full"): (BLUE, "o"),

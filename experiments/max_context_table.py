@@ -11,6 +11,7 @@ from evals.longest_context import Cell, Finding, longest
 from evals.machines import machine
 from evals.rows import write_rows
 from evals.tables import TextTable
+from evals.tokens import thousands
 from experiments import paper
 
 
@@ -108,13 +109,6 @@ def contexts_of(found: Sequence[Finding]) -> str:
     )
 
 
-def thousands(tokens: int | None) -> str:
-    """Tokens in units of 1024."""
-    if tokens is None:
-        return ""
-    return f"{tokens // 1024}K" if tokens else "none"
-
-
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
     """Writes table.md, table.csv (a row a row) and findings.csv (a row a question)."""
     with replacing(folder / "table.md") as beside:
@@ -160,7 +154,8 @@ def _findings(rows: Sequence[Row]) -> list[Finding]:
 def _cells(row: Row) -> list[str]:
     cells = [row.hardware, row.model]
     for column in COLUMNS:
-        own = thousands(row.context(column))
+        longest = row.context(column)
+        own = "" if longest is None else thousands(longest) if longest else "none"
         if any(finding.verdict == "error" for finding in row.found.get(column, ())):
             own += " (error)"
         published = row.paper.get(column.method) if column.remat == "full" else None

@@ -8,6 +8,7 @@ from evals.measured_mfu import Measurement
 from evals.minimum_sequence import minimum_block
 from evals.projection import Step
 from evals.tables import TextTable
+from evals.tokens import thousands
 from evals.turns import Spread
 from experiments import paper
 from experiments.mfu_projection import ProjectedRow
@@ -118,15 +119,11 @@ def kernel_table(method: str, kernels: Sequence[KernelTime]) -> TextTable:
 
 def _sizes(step: Step) -> dict[str, str]:
     return {
-        "context": _tokens(step.context),
+        "context": thousands(step.context),
         "ring": str(step.ring),
-        "a device": _tokens(step.block),
+        "a device": thousands(step.block),
         "sequences": str(step.sequences),
     }
-
-
-def _tokens(count: int) -> str:
-    return str(count) if count % 1024 else f"{count // 1024}K"
 
 
 def _spread(spread: Spread | None, form: str) -> str:
