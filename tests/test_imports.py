@@ -4,7 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -96,6 +97,12 @@ EXTRAS = {
 }
 
 
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """Distributions by what can be imported of them; each look takes a good part of a second."""
+    return packages_distributions()
+
+
 def declared(module: str) -> set[str]:
     """Distributions that an installation with which the module is used has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,10 +117,9 @@ def test_no_import_runs_backwards(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_third_party_imports_are_declared_dependencies(module):
-    distributions = packages_distributions()
     names = {name.split(".")[0] for name in imported(ast.parse(MODULES[module].read_text()))}
     for name in sorted(names - sys.stdlib_module_names - set(SOURCES)):
-        providers = {normalised(distribution) for distribution in distributions.get(name, [])}
+        providers = {normalised(distribution) for distribution in distributions().get(name, [])}
         # An extra that is not installed has no providers: its name is that of its package.
         providers = providers or {normalised(name)}
         assert providers & declared(module), f"{module} imports {name}, which pyproject.toml does not declare"
@@ -123,7 +129,7 @@ def test_third_party_imports_are_declared_dependencies(module):
 def test_no_script_bears_the_name_of_what_it_may_import(module):
     # A script's folder comes first on its import path, where `statistics.py` would hide the standard one.
     name = module.split(".")[-1]
-    taken = sys.stdlib_module_names | set(packages_distributions()) | set(SOURCES)
+    taken = sys.stdlib_module_names | set(distributions()) | set(SOURCES)
     assert "." not in module or name not in taken
 
 
