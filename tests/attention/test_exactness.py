@@ -25,6 +25,8 @@ FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
 BFLOAT16_FORWARD, BFLOAT16_GRADIENT = 2 * 2**-8, 4 * 2**-8
 
 PAIRS = covering(2)
+"""Cases in which any two settings meet; every other one is left to the slow tests."""
+
 TRIPLES = [case for case in covering(3) if case not in PAIRS]
 
 
@@ -41,13 +43,13 @@ def check(case: Case) -> None:
         assert not array[empty].any(), "a row with nothing to attend to is not exactly 0"
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=names(PAIRS))
+@pytest.mark.parametrize("case", PAIRS[::2], ids=names(PAIRS[::2]))
 def test_equals_the_oracle(case: Case):
     check(case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TRIPLES, ids=names(TRIPLES))
+@pytest.mark.parametrize("case", PAIRS[1::2] + TRIPLES, ids=names(PAIRS[1::2] + TRIPLES))
 def test_equals_the_oracle_in_further_combinations(case: Case):
     check(case)
 

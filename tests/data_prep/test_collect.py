@@ -149,6 +149,7 @@ def arguments(root):
     return [sys.executable, "-m", "data_prep.collect", *flags, "--environments", "1", "--output", str(root)]
 
 
+@pytest.mark.slow
 def test_killed_collection_ends_as_if_it_had_never_stopped(tmp_path):
     """Learning starts in round 5 of 5... of ten episodes; the kill falls after a round that learned."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

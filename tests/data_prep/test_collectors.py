@@ -12,6 +12,7 @@ from data_prep.collectors.rnd import RNDLearner
 from data_prep.collectors.td3 import TD3Config, TD3Learner
 
 
+@pytest.mark.slow
 @given(
     complete=st.integers(0, 3),
     running=st.integers(1, 3),
@@ -94,6 +95,7 @@ def test_td3_value_is_the_discounted_sum_of_rewards():
     np.testing.assert_allclose(values, 5.0, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_population_members_do_not_touch_each_other():
     config = TD3Config(hidden=16, batch=8)
     together = TD3Learner(config, 3, 1, seeds=[5, 6], reward_columns=[0, 0])

@@ -32,6 +32,7 @@ def losses(method: str, remat: str = "full", updates: int = 2) -> list[float]:
     return measured
 
 
+@pytest.mark.slow
 def test_methods_differ_in_memory_alone(small):
     expected = losses("vanilla")
     assert abs(expected[0] - np.log(96)) < 1
@@ -39,7 +40,7 @@ def test_methods_differ_in_memory_alone(small):
         np.testing.assert_allclose(losses(method), expected, rtol=1e-5, err_msg=method)
 
 
-@pytest.mark.parametrize("remat", ["offload", "attention"])
+@pytest.mark.parametrize("remat", [pytest.param("offload", marks=pytest.mark.slow), "attention"])
 def test_what_is_kept_changes_nothing(small, remat):
     np.testing.assert_allclose(losses("ring", remat), losses("ring"), rtol=1e-6)
 

@@ -35,6 +35,7 @@ def step_memory(ring: int, steps: int = STEPS, layers: int = 48, rules: Sharding
     return chain_step(config, OptimizerConfig(), 1, ring * steps, mesh).memory()
 
 
+@pytest.mark.slow
 def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
     alone, four, eight = (step_memory(ring) for ring in (1, 4, 8))
     assert eight.total == pytest.approx(alone.total, rel=0.05)
@@ -42,6 +43,7 @@ def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
     assert eight.temporary <= alone.temporary + (12 + 5) * BLOCK_BYTES
 
 
+@pytest.mark.slow
 def test_a_sequence_on_one_device_takes_bytes_in_proportion():
     short, long = (step_memory(1, steps).temporary for steps in (2 * STEPS, 8 * STEPS))
     # Each further token costs its share of what every layer keeps, and of one layer's work. Scores of
@@ -50,5 +52,6 @@ def test_a_sequence_on_one_device_takes_bytes_in_proportion():
     assert 48 * WIDTH * 4 < per_token < 4 * 48 * WIDTH * 4
 
 
+@pytest.mark.slow
 def test_parameters_are_spread_over_the_ring():
     assert step_memory(8, rules=SPREAD).state < step_memory(8).state / 4

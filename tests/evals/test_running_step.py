@@ -36,6 +36,7 @@ def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(method, 
     assert batch.tokens.sharding.is_equivalent_to(shapes.tokens.sharding, 2)
 
 
+@pytest.mark.slow
 def test_each_update_starts_where_the_last_one_stopped():
     update = RunningStep(step("ring", 32)).updates()
     losses = [float(update()["loss"]) for _ in range(3)]

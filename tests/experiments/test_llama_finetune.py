@@ -99,6 +99,7 @@ def test_the_exported_folder_is_the_trained_model(run):
     assert loss / count == pytest.approx(reported, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_path, monkeypatch):
     write = MetricsLog.write
 
@@ -139,6 +140,7 @@ def test_lora_changes_projections_alone_and_learns(run, chats, tmp_path):
     assert changed == {name for name in base if "_proj" in name}
 
 
+@pytest.mark.slow
 def test_rows_packed_beforehand_serve_each_stage_by_their_length(run, chats, tmp_path):
     folders = []
     for length in ("64", "128"):

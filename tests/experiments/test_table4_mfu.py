@@ -36,6 +36,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, monkeypatch, capsys):
     flags = ("--block", 16, "--turns", 1, "--trace", tmp_path / "trace", "--output", tmp_path)
     assert call(monkeypatch, *flags) == 0

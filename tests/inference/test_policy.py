@@ -50,10 +50,10 @@ def roll_out(policy: InContextPolicy) -> ChainSteps:
 @pytest.mark.parametrize(
     ("shape", "prompt_steps"),
     [
-        (MeshShape(ring=8), 0),
         (MeshShape(ring=8), 24),
-        (MeshShape(data=2, ring=2, tensor=2), 24),
         (MeshShape(fsdp=4, ring=2), 0),
+        pytest.param(MeshShape(ring=8), 0, marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, ring=2, tensor=2), 24, marks=pytest.mark.slow),
     ],
     ids=str,
 )

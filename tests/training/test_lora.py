@@ -68,13 +68,14 @@ def logits(model, params, frozen=None):
         return np.asarray(jax.jit(lambda p, f: model.bind(p, f)(tokens()))(params, frozen))
 
 
+@pytest.mark.slow
 def test_it_starts_from_the_frozen_models_outputs():
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = model.init_params(jax.random.key(1))
     np.testing.assert_array_equal(logits(model, adapters, frozen), logits(Model(CONFIG), frozen))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_merged_weights_give_what_the_adapted_model_gives(dtype):
     config = replace(CONFIG, transformer=replace(STACK, dtype=dtype))
     model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype)
