@@ -33,6 +33,7 @@ def labels_of(folder):
     return [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(mixed):
     root, summary = mixed
     reward_free, rewarded = summary.folders
@@ -52,6 +53,7 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(mixed):
         assert {label["data"] for label in labels_of(folder)} == {"exorl-mini (ours)"}
 
 
+@pytest.mark.slow
 def test_files_are_valid_exorl_episodes_with_the_reward_that_was_paid(mixed):
     domain = DOMAINS["cartpole"]
     relabeller = Relabeller(domain, ["swingup"])
@@ -65,6 +67,7 @@ def test_files_are_valid_exorl_episodes_with_the_reward_that_was_paid(mixed):
             np.testing.assert_array_equal(relabeller.rewards(episode)["swingup"], episode.reward[:, 0])
 
 
+@pytest.mark.slow
 def test_store_of_the_mix_holds_both_folders_with_their_labels(mixed):
     root, summary = mixed
     with TrajectoryStore.open(convert(ConvertConfig("cartpole", "mix", data=root)).store) as store:
@@ -80,6 +83,7 @@ def test_store_of_the_mix_holds_both_folders_with_their_labels(mixed):
         assert 4 <= sum(noise) < store.num_episodes / 2
 
 
+@pytest.mark.slow
 def test_learners_leave_uniform_actions_behind(mixed):
     """Once it learns, a member without exploration noise acts by its policy: seldom at random."""
     folder = mixed[1].folders[1]
@@ -91,6 +95,7 @@ def test_learners_leave_uniform_actions_behind(mixed):
     assert np.abs(np.diff(action)).mean() < np.abs(np.diff(random)).mean()
 
 
+@pytest.mark.slow
 def test_complete_collection_is_left_alone(mixed):
     root, summary = mixed
     before = digests(root)
@@ -99,6 +104,7 @@ def test_complete_collection_is_left_alone(mixed):
     assert digests(root) == before
 
 
+@pytest.mark.slow
 def test_other_settings_do_not_mix_with_what_is_there(mixed):
     root, _ = mixed
     with pytest.raises(ConfigError, match=r"collected with .'seed': 3.*'seed': 4"):

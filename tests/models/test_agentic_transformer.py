@@ -40,10 +40,10 @@ def expected_losses() -> list[float]:
     "shape",
     [
         MeshShape(ring=8),
-        MeshShape(data=2, ring=4),
         MeshShape(fsdp=4, ring=2),
-        MeshShape(data=2, fsdp=2, ring=1, tensor=2),
-        MeshShape(ring=4, tensor=2),
+        pytest.param(MeshShape(data=2, ring=4), marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, fsdp=2, ring=1, tensor=2), marks=pytest.mark.slow),
+        pytest.param(MeshShape(ring=4, tensor=2), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -49,6 +49,7 @@ def losses(directory: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(store, tmp_path):
     steps = 30
     undisturbed = train_tiny(store, tmp_path / "undisturbed", steps)
