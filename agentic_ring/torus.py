@@ -30,7 +30,8 @@ def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
       [count, devices / count]; None where the devices are no TPU chips that fill a flat rectangle, or this
       does not divide into such rings.
     """
-    if not all(hasattr(device, "coords") for device in devices):
+    # GPUs that are described but absent have coordinates too, and no cores.
+    if not all(hasattr(device, "coords") and hasattr(device, "core_on_chip") for device in devices):
         return None
     chips: dict[tuple[int, int], list[Any]] = {}
     for device in sorted(devices, key=lambda device: device.core_on_chip):

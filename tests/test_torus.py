@@ -82,6 +82,14 @@ def test_devices_without_places_are_left_to_jax():
     assert rings(jax.devices(), 1) is None
 
 
+def test_devices_without_cores_are_left_to_jax():
+    @dataclass(frozen=True)
+    class AbsentGpu:
+        coords: tuple[int, int, int]
+
+    assert rings([AbsentGpu((x, 0, 0)) for x in range(4)], 1) is None
+
+
 def test_a_mesh_takes_its_rings_from_the_tour():
     devices = pod(4, 4)
     ring = make_mesh(MeshShape(), devices).devices.reshape(-1)
