@@ -64,8 +64,6 @@ FEW = [
 ]
 MANY = [
     (MeshShape(ring=1), 1, 1024),
-    (MeshShape(ring=2), 2, 32),
-    (MeshShape(ring=4), 4, 8),
     (MeshShape(ring=8), 8, 48),
     (MeshShape(data=2, ring=2, tensor=2), 8, 32),
 ]
