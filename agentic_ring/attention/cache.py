@@ -16,7 +16,7 @@ slots stay empty. What attends to a cache is in ``decode.py`` and ``chunked_pref
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,12 @@ def empty_cache(
         filled=jnp.zeros(ring, jnp.int32),
         calls=jnp.zeros((), jnp.int32),
     )
+
+
+def first_row(cache: KVCache) -> KVCache:
+    """The cache of a batch's first row alone, for all rows of another to share as a prefix."""
+    keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
+    return replace(cache, keys=keys, values=values, positions=cache.positions[:1])
 
 
 def append(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
+from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, first_row, slots_needed
 from agentic_ring.attention.cache_storage import CacheDtype
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
@@ -112,7 +112,7 @@ class InContextPolicy:
                     self._params, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
                 )
             one_row = replace(rules, batch=())
-            return jax.jit(_first_row, out_shardings=shardings(one_row))(cache)
+            return jax.jit(first_row, out_shardings=shardings(one_row))(cache)
 
         def act(
             params: Params,
@@ -202,8 +202,3 @@ def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
         jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
         for first in range(0, length, size or length)
     ]
-
-
-def _first_row(cache: KVCache) -> KVCache:
-    keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
-    return replace(cache, keys=keys, values=values, positions=cache.positions[:1])

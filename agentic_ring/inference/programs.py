@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
+from agentic_ring.attention.cache import first_row as one_row
 from agentic_ring.attention.cache_storage import CacheDtype
 from agentic_ring.inference.sampling import SamplingValues, choose
 from agentic_ring.mesh import ShardingRules
@@ -91,9 +92,7 @@ class Programs:
         """(weights, cache, last [B, D]) -> (logits [1, V], cache of batch 1): of the first row."""
 
         def first_row(weights: Any, cache: KVCache, last: jax.Array) -> tuple[jax.Array, KVCache]:
-            keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
-            cache = replace(cache, keys=keys, values=values, positions=cache.positions[:1])
-            return self._bind(weights).logits(last[:1]), cache
+            return self._bind(weights).logits(last[:1]), one_row(cache)
 
         return self._jit(first_row, "cache", None, rules=replace(self.rules, batch=()))
 
