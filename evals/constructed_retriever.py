@@ -27,16 +27,24 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tokenizers
 import tyro
 from safetensors.numpy import save_file
-from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring import cli
 from agentic_ring.data.tokenizer import Tokenizer
 from agentic_ring.files import replacing
-from evals.line_documents import LARGEST_VALUE, QUESTION_START
+from evals.line_documents import LARGEST_VALUE
 from evals.line_keys import word_lists
+from evals.line_tokenizer import (
+    ASK,
+    ASKED,
+    END,
+    NOUN_PATTERN,
+    START,
+    adjective_pattern,
+    adjective_token,
+    line_tokenizer,
+)
 
 HEAD_DIM, HEADS, LAYERS = 64, 2, 2
 THETA = 1e16
@@ -52,8 +60,6 @@ CERTAIN = 60.0
 """How far the right score is above each other one: exp(-60) of a million tokens is nothing."""
 
 CHAT_TEMPLATE = r"{{ messages[0].content + '\n' }}"
-END, UNKNOWN, ASK, START = "<end>", "<unknown>", "? I need the number.", ": REGISTER_CONTENT is <"
-ASKED = f"{QUESTION_START.strip()} Tell me what is the <REGISTER_CONTENT> in "
 
 
 class _Slots:
@@ -84,16 +90,16 @@ def build(folder: Path, seed: int = 0) -> None:
         "noun": _directions(random, len(nouns), NOUN),
         "value": _directions(random, LARGEST_VALUE, VALUE),
     }
-    embedding = np.zeros((tokenizer.get_vocab_size(), _Slots.width))
+    embedding = np.zeros((tokenizer.vocab_size, _Slots.width))
     head = np.zeros_like(embedding)
 
     def place(token: str) -> int:
-        number = tokenizer.token_to_id(token)
+        number = tokenizer.token_id(token)
         assert number is not None, token
         return number
 
     for word, code in zip(adjectives, codes["adjective"], strict=True):
-        embedding[place(f"line {word}-"), _Slots.adjective] = code
+        embedding[place(adjective_token(word)), _Slots.adjective] = code
     for word, code in zip(nouns, codes["noun"], strict=True):
         for end in (START, ASK):
             embedding[place(word + end), _Slots.noun] = code
@@ -120,9 +126,9 @@ def build(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as beside:
         save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, beside)
-    Tokenizer(tokenizer, eos=[END], add_bos=False, chat_template=CHAT_TEMPLATE).save(folder)
+    tokenizer.save(folder)
     with replacing(folder / "config.json") as beside:
-        beside.write_text(json.dumps(_config(tokenizer.get_vocab_size()), indent=2) + "\n")
+        beside.write_text(json.dumps(_config(tokenizer.vocab_size), indent=2) + "\n")
 
 
 def _config(vocabulary: int) -> dict:
@@ -224,33 +230,24 @@ def _gap(codes: np.ndarray) -> float:
     return 1.0 - float(products.max())
 
 
-def _tokenizer(adjectives: list[str], nouns: list[str]) -> tokenizers.Tokenizer:
-    """A vocabulary of what stands in such documents; all else is unknown."""
+def _tokenizer(adjectives: list[str], nouns: list[str]) -> Tokenizer:
+    """A vocabulary of what stands in such documents."""
     words = [
-        *(f"line {word}-" for word in adjectives),
+        *map(adjective_token, adjectives),
         *(noun + end for end in (START, ASK) for noun in nouns),
         *map(str, range(1, LARGEST_VALUE + 1)),
         *(">\n", "\n", ASKED),
     ]
-    tokenizer = tokenizers.Tokenizer(
-        models.WordLevel({word: n for n, word in enumerate([END, UNKNOWN, *words])}, unk_token=UNKNOWN)
-    )
-    compound = "|".join(re.escape(word) for word in adjectives if "-" in word)
-    pattern = "|".join(
-        [
-            rf"line (?:{compound}|[A-Za-z ]+)-",
-            rf"[A-Za-z \-']+{re.escape(START)}",
-            re.escape(ASKED),
-            rf"[A-Za-z \-']+{re.escape(ASK)}",
-            r"\d+",
-            r">\n",
-            r"\n",
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([END])
-    return tokenizer
+    patterns = [
+        adjective_pattern(),
+        NOUN_PATTERN + re.escape(START),
+        re.escape(ASKED),
+        NOUN_PATTERN + re.escape(ASK),
+        r"\d+",
+        r">\n",
+        r"\n",
+    ]
+    return line_tokenizer(words, patterns, CHAT_TEMPLATE)
 
 
 def main(output: Annotated[Path, tyro.conf.Positional]) -> None:

@@ -1,4 +1,3 @@
-import time
 
 import numpy as np
 import pytest
@@ -90,21 +89,6 @@ def test_rewards_depend_on_their_own_row_alone(seed, length, name):
     if name == "walker":
         assert (rewards["stand"] >= rewards["walk"]).all()
         assert (rewards["walk"] >= rewards["run"]).all()
-
-
-def test_walker_is_relabelled_at_20_000_rows_a_second():
-    domain = DOMAINS["walker"]
-    environments = VectorEnvironments(domain, [task_named(domain, "run")], [], action_repeat=4)
-    environments.reset([0])
-    for _ in range(environments.decisions):
-        environments.step(np.zeros((1, domain.action_dim)))
-    (episode,) = environments.episodes()
-    relabeller = Relabeller(domain, ["run"])
-    # Processor time: what else the machine does meanwhile does not count.
-    start = time.process_time()
-    for _ in range(5):
-        relabeller.rewards(episode)
-    assert 5 * len(episode.reward) / (time.process_time() - start) >= 20_000
 
 
 def test_relabelling_a_store_keeps_all_but_the_rewards(explored, tmp_path):

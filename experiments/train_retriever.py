@@ -1,0 +1,185 @@
+"""Trains the small retriever that comes with the project, from scratch, on line retrieval itself.
+
+    python experiments/train_retriever.py
+
+Stage by stage its records get longer, and its lines are spread over positions up to half a million from the
+start. It ends in runs/retriever/model, a folder as ``evals/line_retrieval.py --model`` takes it; the one
+that comes with the project is in evals/retriever. Run the same command again after an interruption: it
+goes on where it stopped.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich
+from jax.sharding import Mesh
+
+from agentic_ring import cli
+from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.files import replacing
+from agentic_ring.mesh import make_mesh
+from agentic_ring.models.llama import save_pretrained
+from agentic_ring.progress import say
+from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.state import Model, OptimizerConfig, Params
+from evals.intervals import wilson_interval
+from evals.plots import plot_loss
+from evals.results import Figure, Results, figure_table, write_results
+from evals.tokens import short_tokens
+from experiments.retriever_lessons import ANSWER, Lesson, Lessons, Vocabulary, retriever_tokenizer
+from experiments.retriever_model import TaughtRetriever, answer_logits, retriever_config, retriever_loss
+from experiments.retriever_start import starting_params
+
+MADE_FOR = 2**20
+"""Tokens: rotary positions beyond the half million of training were not seen to harm."""
+TESTED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class LessonStage:
+    """Updates with rows of one length.
+
+    Attributes:
+      tokens: of a row.
+      rows: of an update.
+      questions: about a row, at most.
+      steps: updates.
+      learning_rate: its peak.
+    """
+
+    tokens: int
+    rows: int
+    questions: int
+    steps: int
+    learning_rate: float
+
+    def lessons(self, vocabulary: Vocabulary, seed: int) -> Lessons:
+        """Batches of this stage."""
+        return Lessons(vocabulary, self.tokens, self.rows, self.questions, seed)
+
+    def training(self, seed: int) -> TrainConfig:
+        """How to train on them."""
+        optimizer = OptimizerConfig(
+            self.learning_rate, warmup_steps=50, weight_decay=0.0, clip_norm=1.0, beta2=0.99
+        )
+        return TrainConfig(self.steps, self.rows, optimizer, checkpoint_every=500, log_every=10, seed=seed)
+
+
+STAGES = (
+    LessonStage(tokens=256, rows=4, questions=16, steps=4000, learning_rate=2e-3),
+    LessonStage(tokens=1024, rows=2, questions=32, steps=3000, learning_rate=1e-3),
+    LessonStage(tokens=4096, rows=1, questions=64, steps=1000, learning_rate=5e-4),
+)
+
+
+@dataclass(frozen=True)
+class RetrieverRun:
+    """Everything that decides a run's result."""
+
+    stages: tuple[LessonStage, ...]
+    seed: int
+
+
+def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, directory: Path) -> Params:
+    """Trains through all stages, each from the weights of the one before; returns the last weights."""
+    model = Model(retriever_config(vocabulary))
+    begin: Callable[[], Params] = partial(starting_params, model, vocabulary.signs, run.seed)
+    for number, stage in enumerate(run.stages, start=1):
+        say(f"stage {number} of {len(run.stages)}: rows of {short_tokens(stage.tokens)} tokens")
+        folder = directory / f"stage{number}"
+        checkpoints = Checkpoints(folder / "checkpoints")
+        metrics = MetricsLog(folder / "metrics.jsonl", checkpoints.last_step or 0, None, asdict(run))
+        try:
+            state = train(
+                stage.training(run.seed),
+                model,
+                retriever_loss,
+                stage.lessons(vocabulary, run.seed),
+                mesh,
+                checkpoints,
+                metrics,
+                start=begin,
+            )
+        finally:
+            metrics.close()
+            checkpoints.close()
+        # Copied: the next stage's start donates what it is given.
+        begin = partial(jax.tree.map, jnp.copy, state.params)
+    return begin()
+
+
+def export(params: Params, vocabulary: Vocabulary, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the model without what only its training needs, in half precision, with its tokenizer."""
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
+    retriever: TaughtRetriever = Model(retriever_config(vocabulary)).bind(half)
+    save_pretrained(retriever.llama, folder, context=MADE_FOR)
+    tokenizer.save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    with replacing(folder / "config.json") as beside:
+        beside.write_text(json.dumps({**config, "trained_on_task": True}, indent=2) + "\n")
+
+
+def share_answered(params: Params, stage: LessonStage, vocabulary: Vocabulary, seed: int) -> Figure:
+    """Of questions about fresh records of a stage's length: how many were answered without a slip."""
+
+    @jax.jit
+    def right(params: Params, lesson: Lesson) -> jax.Array:
+        logits = answer_logits(model.bind(params), lesson)
+        return (logits.argmax(-1) == lesson.answers) | (lesson.weight == 0)
+
+    model = Model(retriever_config(vocabulary))
+    lessons = stage.lessons(vocabulary, seed)
+    answered = total = 0
+    for _ in range(TESTED_ROWS):
+        lesson = next(lessons)
+        tokens = np.asarray(right(params, lesson)).reshape(stage.rows, stage.questions, ANSWER)
+        asked = lesson.weight.reshape(tokens.shape)[..., 0] > 0
+        answered += int((tokens.all(axis=-1) & asked).sum())
+        total += int(asked.sum())
+    return Figure.of(
+        f"answered/{short_tokens(stage.tokens)}", wilson_interval(answered, total), "share", n=total
+    )
+
+
+def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever")) -> None:
+    """Trains the embedded retriever.
+
+    Args:
+      seed: Decides lessons and initial weights.
+      resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
+      output: Folder of the run.
+    """
+    run = RetrieverRun(STAGES, seed)
+    enter_directory(output, run, resume)
+    stages = Stages()
+    stages.keep_in(output)
+    tokenizer = retriever_tokenizer()
+    vocabulary = Vocabulary.of(tokenizer)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    with stages.stage("training"):
+        params = train_stages(run, vocabulary, mesh, output)
+    with stages.stage("test"), jax.set_mesh(mesh):
+        figures = [share_answered(params, stage, vocabulary, seed + 1) for stage in run.stages]
+    export(params, vocabulary, tokenizer, output / "model")
+    write_results(output / "results.json", Results.of_this_process(asdict(run), stages.seconds, figures))
+    rows, before = [], 0
+    for number, stage in enumerate(run.stages, start=1):
+        own = read_metrics(output / f"stage{number}" / "metrics.jsonl")
+        rows += [row | {"step": row["step"] + before} for row in own]
+        before += stage.steps
+    plot_loss(output / "loss.png", "retriever", rows, "nats a token of an answer")
+    rich.print(figure_table(figures, "questions about fresh records"))
+    print(f"written to {output}: model/, results.json, metrics and checkpoints of each stage, loss.png")
+
+
+if __name__ == "__main__":
+    cli.run(main)
