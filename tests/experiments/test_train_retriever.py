@@ -1,0 +1,136 @@
+"""The embedded retriever's lessons, and its training from nothing to a folder that answers are asked of."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentic_ring.data.tokenizer import Tokenizer
+from evals.line_documents import LARGEST_VALUE, DocumentPlan
+from evals.line_keys import word_lists
+from evals.local_reader import open_reader
+from evals.results import read_results
+from experiments import train_retriever
+from experiments.retriever_lessons import (
+    ANSWER,
+    FARTHEST_POSITION,
+    TOKENS_A_LINE,
+    Lessons,
+    Vocabulary,
+    retriever_tokenizer,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return retriever_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer) -> Vocabulary:
+    return Vocabulary.of(tokenizer)
+
+
+def test_every_word_and_every_number_is_known_and_comes_back(tokenizer):
+    adjectives, nouns = word_lists()
+    unknown = tokenizer.token_id("<unknown>")
+    keys = [
+        *(f"{adjective}-{nouns[0]}" for adjective in adjectives),
+        *(f"{adjectives[0]}-{n}" for n in nouns),
+    ]
+    lines = [f"line {key}: REGISTER_CONTENT is <{1 + 5 * number}>\n" for number, key in enumerate(keys)]
+    text = "".join(lines)
+    ids = tokenizer.encode(text)
+    assert unknown not in ids
+    assert tokenizer.decode(ids) == text
+    written = [tokenizer.encode(f": REGISTER_CONTENT is <{n}>\n") for n in (7, 42, 100, LARGEST_VALUE)]
+    assert [len(ids) for ids in written] == [3, 2, 3, 3]
+    assert len(ids) == TOKENS_A_LINE * len(lines) - sum(10 <= 1 + 5 * n < 100 for n in range(len(lines)))
+
+
+def test_a_document_of_the_test_is_read_without_an_unknown_word(tokenizer):
+    document = DocumentPlan("LRT-NL", "4k", 0, 0, (0,), 1).build(200)
+    ids = tokenizer.encode(document.text + document.questions[0].text)
+    assert tokenizer.token_id("<unknown>") not in ids
+    assert len(ids) <= 1 + TOKENS_A_LINE * 200 + 4
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_lesson_asks_what_its_record_says(tokenizer, vocabulary, number):
+    lesson = next(Lessons(vocabulary, tokens=512, rows=3, questions=8, seed=3, drawn=number))
+    adjectives, nouns = word_lists()
+    for row in range(3):
+        text = tokenizer.decode(lesson.tokens[row].tolist(), skip_special=False)
+        record, *questions = re.split(r"\nNow the record is over", text)
+        values = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", record))
+        weight = lesson.weight[row].reshape(-1, ANSWER) > 0
+        assert weight[:, 0].sum() == len(questions) >= 2
+        for question, counts, places, answer in zip(
+            questions,
+            weight,
+            lesson.answer_places[row].reshape(-1, ANSWER),
+            lesson.answers[row].reshape(-1, ANSWER),
+            strict=False,
+        ):
+            (key,) = re.findall(r"in line (.+)\? I need", question)
+            answered = tokenizer.decode(answer[counts].tolist(), skip_special=False)
+            assert answered == f"{values[key]}>\n<end>"
+            # Each token of the answer is what stands after its place.
+            np.testing.assert_array_equal(lesson.tokens[row, places[counts] + 1], answer[counts])
+        before = [
+            tokenizer.decode(lesson.tokens[row, max(place - 4, 0) : place + 1].tolist())
+            for place in lesson.word_places[row]
+        ]
+        for words, adjective, noun in zip(before, lesson.adjectives[row], lesson.nouns[row], strict=True):
+            assert f"line {adjectives[adjective]}-{nouns[noun]}" in words
+
+
+def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed(vocabulary):
+    lessons = Lessons(vocabulary, tokens=128, rows=2, questions=4, seed=0)
+    first, second = next(lessons), next(lessons)
+    again = Lessons(vocabulary, tokens=128, rows=2, questions=4, seed=0)
+    again.set_state({"drawn": 1})
+    np.testing.assert_array_equal(next(again).tokens, second.tokens)
+    assert (first.tokens != second.tokens).any()
+    assert (next(replace(lessons, seed=1, drawn=0)).tokens != first.tokens).any()
+
+
+def test_positions_rise_and_reach_far_but_not_beyond_the_farthest(vocabulary):
+    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, seed=0)
+    positions = next(lessons).positions
+    assert (np.diff(positions, axis=1) >= 0).all()
+    assert FARTHEST_POSITION / 2 < positions.max() < FARTHEST_POSITION
+    assert (positions[:, -1] < 256).sum() >= 10  # rows as they are
+
+
+def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, monkeypatch):
+    stages = (
+        train_retriever.LessonStage(128, 2, 4, steps=2, learning_rate=1e-3),
+        train_retriever.LessonStage(192, 1, 4, steps=2, learning_rate=1e-3),
+    )
+    monkeypatch.setattr(train_retriever, "STAGES", stages)
+    monkeypatch.setattr(train_retriever, "TESTED_ROWS", 2)
+    train_retriever.main(output=tmp_path / "whole")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_retriever, "share_answered", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train_retriever.main(output=tmp_path / "stopped")
+    monkeypatch.undo()
+    monkeypatch.setattr(train_retriever, "STAGES", stages)
+    monkeypatch.setattr(train_retriever, "TESTED_ROWS", 2)
+    train_retriever.main(output=tmp_path / "stopped")
+    weights = [
+        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "stopped")
+    ]
+    assert weights[0] == weights[1]
+    figures = read_results(tmp_path / "whole" / "results.json").figures
+    assert [figure.name for figure in figures] == ["answered/128", "answered/192"]
+    reader = open_reader(str(tmp_path / "whole" / "model"), [512], None, allow_extrapolation=False)
+    assert reader.trained_on_task
+    document = DocumentPlan("LRT-NL", "x", 0, 0, (0, 1), 2).build(20)
+    answers = list(reader.answers(document.text, [question.text for question in document.questions], 4))
+    assert len(answers) == 2
