@@ -38,7 +38,7 @@ from evals.turns import Spread, take_turns
 
 MODELS = {
     "47m": LlamaConfig(TransformerConfig(width=512, layers=8, heads=8, ffn_width=1792), vocab_size=16_000),
-    "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=4, kv_heads=2, ffn_width=64), 128),
+    "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=8, ffn_width=64), 128),
 }
 """Shapes by name; "tiny" shows in seconds that everything runs."""
 
