@@ -136,16 +136,15 @@ def beside_transformers(
         return other.decode(tokens[0], new_tokens, cache)
 
     _check(f"tokens written after {cached}", np.array(write()), np.array(write_elsewhere()))
-    rows = []
     # Both sides have done each of these once by now.
-    for phase, count, ours, others in (
-        ("prefill", cached, lambda: engine.read(tokens).cache, lambda: other.prefill(tokens)),
-        ("decode", new_tokens, write, write_elsewhere),
-    ):
-        say(f"{phase} at {cached:,} tokens")
-        times = take_turns(turns, ours, others, untimed=0)
-        rows.append(SpeedRow.of(phase, engine, cached, count, *times))
-    return rows
+    say(f"prefill at {cached:,} tokens")
+    prefill = take_turns(turns, lambda: engine.read(tokens).cache, lambda: other.prefill(tokens), untimed=0)
+    say(f"decode at {cached:,} tokens")
+    decode = take_turns(turns, write, write_elsewhere, untimed=0)
+    return [
+        SpeedRow.of("prefill", engine, cached, cached, *prefill),
+        SpeedRow.of("decode", engine, cached, new_tokens, *decode),
+    ]
 
 
 def _check(what: str, ours: np.ndarray, others: np.ndarray) -> None:
