@@ -7,7 +7,7 @@ import pytest
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.layer_by_layer import layer_by_layer
 from agentic_ring.models.llama import LlamaConfig, load_pretrained
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer import Block, TransformerConfig
 from tests.models.llama_cases import LAYERS, tokens, write_model
 
 
@@ -36,9 +36,11 @@ def test_matrices_are_not_copied_and_stay_when_the_stack_goes():
     config = LlamaConfig(TransformerConfig(width=64, layers=3, heads=2, ffn_width=128), vocab_size=64)
     model = config.build(jax.random.key(0))
     own = layer_by_layer(model)
-    stack, last = model.transformer.blocks.feedforward.up[...], own.transformer.block(2).feedforward.up[...]
+    blocks = model.transformer.blocks
+    assert isinstance(blocks, Block)
+    stack, last = blocks.feedforward.up[...], own.transformer.block(2).feedforward.up[...]
     assert last.unsafe_buffer_pointer() - stack.unsafe_buffer_pointer() == 2 * last.nbytes
     assert not last.committed
     expected = np.array(stack[2])
-    del model, stack
+    del model, blocks, stack
     np.testing.assert_array_equal(last, expected)
