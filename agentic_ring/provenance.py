@@ -30,6 +30,8 @@ REPORTED_PACKAGES = (
     "gymnasium",
     "shimmy",
     "tokenizers",
+    "torch",
+    "transformers",
     "wonderwords",
 )
 

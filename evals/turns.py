@@ -29,21 +29,24 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
 
-def take_turns(turns: int, *functions: Callable[[], Any], calls: int = 1) -> list[list[float]]:
-    """Seconds of one call of each function in each turn, after a turn that is not timed.
+def take_turns(
+    turns: int, *functions: Callable[[], Any], calls: int = 1, untimed: int = 1
+) -> list[list[float]]:
+    """Seconds of one call of each function in each turn, after turns that are not timed.
 
     Args:
       turns: timed ones.
       functions: each returns arrays, which are waited for.
       calls: how often a function is called in its turn, one call queued behind the other: more than
         one where the time to start a call counts beside the time that it takes, as on a GPU.
+      untimed: turns before those; 0 for functions that have been called before.
     """
     seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(turns + 1):
+    for _ in range(untimed + turns):
         for function, times in zip(functions, seconds, strict=True):
             start = time.perf_counter()
             for _ in range(calls - 1):
                 function()
             jax.block_until_ready(function())
             times.append((time.perf_counter() - start) / calls)
-    return [times[1:] for times in seconds]
+    return [times[untimed:] for times in seconds]

@@ -94,6 +94,7 @@ EXTRAS = {
     "agentic_ring.serve.body_limit": "serve",
     "evals.harness": "harness",
     "evals.harness_model": "harness",
+    "evals.torch_llama": "hf",
 }
 
 

@@ -114,7 +114,7 @@ class Tokenizer:
             config["chat_template"] = self.chat_template
         files = {"tokenizer.json": self._backend.to_str(pretty=True)}
         files["tokenizer_config.json"] = _dump(config)
-        if len(self.eos_ids) > 1:
+        if self.eos_ids:
             ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
             files["generation_config.json"] = _dump(_json(folder / "generation_config.json") | ids)
         for name, text in files.items():

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, first_row, slots_needed
@@ -20,6 +21,7 @@ from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.layer_by_layer import layer_by_layer, suits
 from agentic_ring.training.state import Model, Params
 
 
@@ -70,7 +72,8 @@ class InContextPolicy:
             )
         # Weights are gathered over the ring once, not again at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
-        self._params = jax.device_put(params, whole)
+        trained = model.bind(jax.device_put(params, whole))
+        structure, self._weights = nnx.split(layer_by_layer(trained) if suits(mesh) else trained)
         self._mesh = mesh
         self._scaling = scaling
         self._target = target
@@ -102,26 +105,26 @@ class InContextPolicy:
             cache = jax.jit(empty, out_shardings=shardings(rules))()
             at_once = len(chunks) == 1
 
-            def encode(params: Params, steps: ChainSteps, cache: KVCache) -> KVCache:
-                bound = model.bind(params)
+            def encode(weights: Any, steps: ChainSteps, cache: KVCache) -> KVCache:
+                bound = nnx.merge(structure, weights)
                 return (bound.prefill if at_once else bound.prefill_chunk)(steps, cache)
 
             encode = jax.jit(encode, donate_argnames="cache", out_shardings=shardings(rules))
             for chunk in chunks:
                 cache = encode(
-                    self._params, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
+                    self._weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
                 )
             one_row = replace(rules, batch=())
             return jax.jit(first_row, out_shardings=shardings(one_row))(cache)
 
         def act(
-            params: Params,
+            weights: Any,
             previous: ChainSteps,
             current: ChainSteps,
             cache: KVCache,
             prefix: KVCache | None,
         ) -> tuple[jax.Array, KVCache]:
-            return model.bind(params).act(previous, current, cache, prefix)
+            return nnx.merge(structure, weights).act(previous, current, cache, prefix)
 
         with jax.set_mesh(mesh):
             self._prefix = None if prompt is None else prefill(_chunks(prompt, prompt_chunk))
@@ -157,7 +160,9 @@ class InContextPolicy:
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
         with jax.set_mesh(self._mesh):
-            actions, self._cache = self._act(self._params, self._previous, current, self._cache, self._prefix)
+            actions, self._cache = self._act(
+                self._weights, self._previous, current, self._cache, self._prefix
+            )
         self._action = np.asarray(actions)
         return self._action
 

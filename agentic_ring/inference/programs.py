@@ -14,6 +14,7 @@ from agentic_ring.attention.cache import first_row as one_row
 from agentic_ring.attention.cache_storage import CacheDtype
 from agentic_ring.inference.sampling import SamplingValues, choose
 from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.layer_by_layer import layer_by_layer, suits
 from agentic_ring.models.llama import Llama
 
 SCORED_AT_A_TIME = 64
@@ -36,14 +37,18 @@ class Programs:
     chunk: int
     cache_dtype: CacheDtype | None
 
-    @cached_property
+    @property
     def weights(self) -> Any:
         """What the programs take as their first argument."""
-        return nnx.split(self.model)[1]
+        return self._parts[1]
+
+    def _bind(self, weights: Any) -> Llama:
+        return nnx.merge(self._parts[0], weights)
 
     @cached_property
-    def _bind(self) -> Any:
-        return partial(nnx.merge, nnx.split(self.model)[0])
+    def _parts(self) -> tuple[Any, Any]:
+        """The model as these devices run it best: its structure, and its weights."""
+        return nnx.split(layer_by_layer(self.model) if suits(self.mesh) else self.model)
 
     @property
     def rules(self) -> ShardingRules:
@@ -52,8 +57,11 @@ class Programs:
 
     def empty(self, rows: int, slots: int, new_tokens: int = 0) -> KVCache:
         """A cache for texts of ``slots`` tokens, padding included, and as many new ones, one at a time."""
-        fresh = partial(self._fresh, rows, slots, new_tokens)
-        return jax.jit(fresh, out_shardings=self._shardings(self.rules))()
+        return self._empty(rows, slots, new_tokens)
+
+    @cached_property
+    def _empty(self) -> Any:
+        return jax.jit(self._fresh, static_argnums=(0, 1, 2), out_shardings=self._shardings(self.rules))
 
     def nothing_read(self, rows: int) -> jax.Array:
         """What ``encode`` takes as each row's last token before the first call: zeros [B, D]."""

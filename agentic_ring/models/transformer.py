@@ -2,13 +2,14 @@
 
 Blocks are pre-norm, with rotary positions and a gated feedforward. Their parameters are stacked
 along a leading axis and applied by ``lax.scan``: compile time and program size do not grow with
-depth, and each layer's weights are gathered inside the scan, one layer at a time (FSDP).
+depth, and each layer's weights are gathered inside the scan, one layer at a time (FSDP). A model
+of ``layer_by_layer`` has a list of blocks in their place, which are applied one after the other.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -278,7 +279,9 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
-        self.blocks = jax.vmap(lambda k: Block(k, config))(jax.random.split(key, config.layers))
+        self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(
+            jax.random.split(key, config.layers)
+        )
         self.norm = RMSNorm(config.width, config.norm_epsilon)
         self.config = config
 
@@ -306,7 +309,7 @@ class Transformer(nnx.Module):
 
         if self.config.remat != "none":
             body = jax.checkpoint(body, policy=_KEPT[self.config.remat])
-        return jax.lax.scan(body, self._shard(x), self.blocks)[0]
+        return self._apply(body, x)[0]
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache
@@ -317,7 +320,7 @@ class Transformer(nnx.Module):
             x, entries = block.prefill(x, positions, segment_ids)
             return self._shard(x), entries
 
-        x, (keys, values) = jax.lax.scan(body, self._shard(x), self.blocks)
+        x, (keys, values) = self._apply(body, x)
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
     def prefill_chunk(
@@ -364,12 +367,35 @@ class Transformer(nnx.Module):
         """
         entries = []
         for index in range(self.config.layers):
-            block = jax.tree.map(lambda x, index=index: x[index], self.blocks)
             shared = None if prefix is None else prefix.layer(index)
-            x, added = block.extend(attend, x, positions, cache.layer(index), shared)
+            x, added = self.block(index).extend(attend, x, positions, cache.layer(index), shared)
             entries.append(added)
-        keys, values = jax.tree.map(lambda *layers: jnp.stack(layers), *entries)
+        keys, values = _stack(entries)
         return x, keys, values
+
+    def block(self, index: int) -> Block:
+        """The block of one layer."""
+        if isinstance(self.blocks, nnx.List):
+            return self.blocks[index]
+        return jax.tree.map(lambda x: x[index], self.blocks)
+
+    def _apply(
+        self, body: Callable[[jax.Array, Block], tuple[jax.Array, Any]], x: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """``body`` of x [B, T, D] and each block in turn: x after the last, and its other results stacked."""
+        x = self._shard(x)
+        if not isinstance(self.blocks, nnx.List):
+            return jax.lax.scan(body, x, self.blocks)
+        results = []
+        for block in self.blocks:
+            x, result = body(x, block)
+            results.append(result)
+        return x, _stack(results)
 
     def _shard(self, x: jax.Array) -> jax.Array:
         return constrain(x, self.config.rules, "batch", "sequence", None)
+
+
+def _stack(layers: list[Any]) -> Any:
+    """Trees of arrays, one a layer -> one of arrays [layers, ...]."""
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)

@@ -37,6 +37,18 @@ def test_what_is_saved_is_loaded(tmp_path, make):
     assert loaded.encode(text) == tokenizer.encode(text)
 
 
+def test_generation_is_told_what_ends_an_answer(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.9, "eos_token_id": 7}')
+    tokenizer = byte_level()
+    tokenizer.save(tmp_path)
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    assert settings == {
+        "top_p": 0.9,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": [tokenizer.token_id("</s>")],
+    }
+
+
 def test_no_token_is_added_that_was_not_asked_for():
     tokenizer = sentencepiece()
     assert tokenizer.add_bos, "its post-processor puts BOS in front"
@@ -88,6 +100,8 @@ def test_a_text_that_goes_on_gets_no_space_of_its_own():
     ],
 )
 def test_special_tokens_are_found_in_whichever_file_names_them(tmp_path, files, bos, eos):
+    # Only the files named here speak; the one that saving writes as well would go before config.json.
+    files = {"generation_config": None, **files}
     tokenizer = Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
     assert tokenizer.bos == bos
     assert tokenizer.eos_ids == tuple(

@@ -1,0 +1,235 @@
+"""Reading and writing with a LLaMA on a CPU, beside ``transformers`` and torch on the same weights.
+
+    python evals/text_speed.py --question-at 65536 --rows-to experiments/results/text_speed.csv
+
+Needs the extra hf. Both sides open one folder with random weights in float32 and have all cores: torch by
+its threads, the text engine by a simulated device a core, which share the model's heads out. They take turns,
+and a ratio is taken within each turn, the other's seconds over ours: above 1 the text engine is faster.
+
+    prefill     from the tokens to the logits of the next one and a full cache; beside transformers
+    decode      one token after another behind that cache, greedily; beside transformers
+    question    a question and a short answer behind a document that has been read; beside the same after
+                reading the document again
+
+Before anything is timed the two sides' logits and answers are compared.
+"""
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import rich
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from agentic_ring import cli
+from agentic_ring.errors import AgenticRingError, ConfigError
+from agentic_ring.inference import TextEngine
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.progress import say
+from evals.rows import write_rows
+from evals.turns import Spread, take_turns
+
+MODELS = {
+    "47m": LlamaConfig(TransformerConfig(width=512, layers=8, heads=8, ffn_width=1792), vocab_size=16_000),
+    "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=8, ffn_width=64), 128),
+}
+"""Shapes by name; "tiny" shows in seconds that everything runs."""
+
+QUESTION, ANSWER = 64, 16
+"""Tokens of a question, and of the answer to it."""
+
+LARGEST_DIFFERENCE = 1e-3
+"""Of the two sides' logits, whose standard deviation is about 1."""
+
+Phase = Literal["prefill", "decode", "question"]
+
+
+class DisagreementError(AgenticRingError):
+    """The two sides do not compute the same, so that their times cannot be compared."""
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One phase at one length.
+
+    Attributes:
+      phase: what was timed; see the module.
+      devices: simulated ones that share the model's heads out.
+      cached: tokens of the document.
+      tokens: read or written in the time.
+      seconds: of the text engine.
+      other_seconds: of what it is compared with.
+      ratio: the other seconds over ours, turn by turn.
+      turns: that were timed.
+    """
+
+    phase: Phase
+    devices: int
+    cached: int
+    tokens: int
+    seconds: Spread
+    other_seconds: Spread
+    ratio: Spread
+    turns: int
+
+    @classmethod
+    def of(
+        cls,
+        phase: Phase,
+        engine: TextEngine,
+        cached: int,
+        tokens: int,
+        seconds: list[float],
+        others: list[float],
+    ) -> "SpeedRow":
+        """Of what each turn took."""
+        devices = 1 if engine.mesh is None else engine.mesh.size
+        ratio = Spread.of(y / x for x, y in zip(seconds, others, strict=True))
+        return cls(phase, devices, cached, tokens, Spread.of(seconds), Spread.of(others), ratio, len(seconds))
+
+    def columns(self) -> dict[str, Any]:
+        """The row as one level of named cells, for a CSV file."""
+        cells: dict[str, Any] = {**vars(self)}
+        for name in ("seconds", "other_seconds", "ratio"):
+            spread = cells[name]
+            cells |= {name: spread.median, f"{name}_low": spread.low, f"{name}_high": spread.high}
+        return cells
+
+
+def beside_transformers(
+    engine: TextEngine, folder: Path, cached: int, new_tokens: int, turns: int
+) -> list[SpeedRow]:
+    """Prefill and decode of both sides.
+
+    Args:
+      engine: with the model of ``folder``.
+      folder: of the model.
+      cached: tokens of the document.
+      new_tokens: written after it, in a turn.
+      turns: timed ones.
+
+    Raises:
+      ConfigError: the extra hf is not installed.
+      DisagreementError: the logits or the answers differ.
+    """
+    try:
+        from evals.torch_llama import TorchLlama
+    except ImportError as error:
+        raise ConfigError(
+            "transformers and torch are not installed; pip install 'agentic_ring[hf]' and run it again"
+        ) from error
+    other, tokens = TorchLlama(folder), random_tokens(engine.model, cached)
+    document, (logits, cache) = engine.read(tokens), other.prefill(tokens)
+    _check(f"logits after {cached} tokens", np.asarray(document.next_logits)[0], logits)
+
+    def write() -> list[int]:
+        return engine.generate([tokens[:1]], new_tokens, document=document)[0].tokens
+
+    def write_elsewhere() -> list[int]:
+        return other.decode(tokens[0], new_tokens, cache)
+
+    _check(f"tokens written after {cached}", np.array(write()), np.array(write_elsewhere()))
+    # Both sides have done each of these once by now.
+    say(f"prefill at {cached:,} tokens")
+    prefill = take_turns(turns, lambda: engine.read(tokens).cache, lambda: other.prefill(tokens), untimed=0)
+    say(f"decode at {cached:,} tokens")
+    decode = take_turns(turns, write, write_elsewhere, untimed=0)
+    return [
+        SpeedRow.of("prefill", engine, cached, cached, *prefill),
+        SpeedRow.of("decode", engine, cached, new_tokens, *decode),
+    ]
+
+
+def _check(what: str, ours: np.ndarray, others: np.ndarray) -> None:
+    difference = np.abs(ours - others).max()
+    if not difference < LARGEST_DIFFERENCE:
+        raise DisagreementError(
+            f"{what} differ by up to {difference:.2g}; they must agree before times mean a thing"
+        )
+
+
+def beside_reading_again(engine: TextEngine, cached: int, turns: int) -> SpeedRow:
+    """Questions behind a document that is read once; that reading, once, compiles its programs as well."""
+    tokens = random_tokens(engine.model, cached + QUESTION)
+    text, question = tokens[:cached], tokens[cached:]
+    say(f"reading {cached:,} tokens")
+    start = time.perf_counter()
+    document = engine.read(text)
+    jax.block_until_ready(document.cache)
+    reading = time.perf_counter() - start
+    (seconds,) = take_turns(turns, lambda: engine.generate([question], ANSWER, document=document))
+    again = [reading + x for x in seconds]
+    return SpeedRow.of("question", engine, cached, QUESTION + ANSWER, seconds, again)
+
+
+def random_tokens(model: Llama, count: int) -> list[int]:
+    """The same for every call."""
+    return np.random.default_rng(0).integers(0, model.config.vocab_size, count).tolist()
+
+
+def print_rows(rows: list[SpeedRow]) -> None:
+    """One table of all."""
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("", "document", "tokens/s", "the other's", "other seconds / ours", "least to greatest"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        table.add_row(
+            row.phase,
+            f"{row.cached:,}",
+            f"{row.tokens / row.seconds.median:,.1f}",
+            f"{row.tokens / row.other_seconds.median:,.1f}",
+            f"{row.ratio.median:.2f}",
+            f"{row.ratio.low:.2f} to {row.ratio.high:.2f}",
+        )
+    rich.print(table)
+
+
+def main(
+    lengths: tuple[int, ...] = (4096, 16_384),
+    model: str = "47m",
+    devices: int = 2,
+    new_tokens: int = 32,
+    turns: int = 5,
+    question_at: int | None = None,
+    rows_to: Path | None = None,
+) -> None:
+    """Times the text engine beside transformers, and a question beside reading everything again.
+
+    Args:
+      lengths: Tokens of the documents.
+      model: A shape: 47m or tiny.
+      devices: Simulated devices that share the model's heads out; as many as there are cores.
+      new_tokens: Written in a turn of decoding.
+      turns: Timed ones.
+      question_at: Tokens of the document that questions are asked about; none are if left out.
+      rows_to: CSV file for the rows; none is written if left out.
+    """
+    if model not in MODELS:
+        raise ConfigError(f"model is {model!r}; it must be one of {', '.join(MODELS)}")
+    longest = (*lengths, question_at or 1)
+    simulate_cpu_devices(devices)
+    mesh, rows = make_mesh(MeshShape(tensor=devices), jax.devices()[:devices]), []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        save_pretrained(MODELS[model].build(jax.random.key(0)), folder, context=2 * max(longest))
+        engine = TextEngine(load_pretrained(folder, mesh), mesh)
+        for cached in lengths:
+            rows += beside_transformers(engine, folder, cached, new_tokens, turns)
+        if question_at is not None:
+            rows.append(beside_reading_again(engine, question_at, turns))
+    print_rows(rows)
+    if rows_to is not None:
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.model))
+        cells = {"model": model, "parameters": parameters, "dtype": "float32"}
+        write_rows(rows_to, [cells | row.columns() for row in rows])
+
+
+if __name__ == "__main__":
+    cli.run(main)

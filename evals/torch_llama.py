@@ -1,0 +1,44 @@
+"""A LLaMA's folder run by ``transformers`` and torch, which the extra hf installs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+from agentic_ring.inference.ragged import Tokens
+
+
+class TorchLlama:
+    """Prefill and greedy decoding in float32 with the library's own cache, on all cores.
+
+    Args:
+      folder: as ``save_pretrained`` writes it.
+
+    Attributes:
+      name: the versions.
+    """
+
+    name = f"transformers {transformers.__version__}, torch {torch.__version__}"
+
+    def __init__(self, folder: Path):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model: Any = model.eval()
+
+    def prefill(self, tokens: Tokens) -> tuple[np.ndarray, Any]:
+        """Logits [V] of the token after these, and the cache."""
+        with torch.inference_mode():
+            result = self._model(torch.tensor([list(tokens)]), use_cache=True, logits_to_keep=1)
+        return result.logits[0, -1].numpy(), result.past_key_values
+
+    def decode(self, token: int, count: int, cache: Any) -> list[int]:
+        """The ``count`` tokens after ``token``, greedily; the cache is left as it was."""
+        written = []
+        with torch.inference_mode():
+            for _ in range(count):
+                result = self._model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+                token = int(result.logits[0, -1].argmax())
+                written.append(token)
+        cache.crop(-count)
+        return written
