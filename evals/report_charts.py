@@ -91,7 +91,7 @@ def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) 
             )
         for name, (label, colour, line) in references.items():
             value = named[name].value
-            axes.axhline(value, color=colour, linestyle=line, linewidth=1, label=f"{label}, {value:.4g}")
+            axes.axhline(value, color=colour, linestyle=line, linewidth=1.3, label=f"{label}, {value:.4g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         low, high = axes.get_ylim()
         axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
@@ -193,7 +193,7 @@ def attention_course(attention: TrialAttention, first_trial: int, run: str) -> s
 def source_names(attention: TrialAttention, first_trial: int) -> list[str]:
     """What attention may lie on: the prompt, if there was one, and each trial."""
     prompt = ["prompt"] if first_trial else []
-    return prompt + [f"on trial {number + 1}" for number in range(attention.even.shape[1] - first_trial)]
+    return prompt + [f"trial {number + 1}" for number in range(attention.even.shape[1] - first_trial)]
 
 
 def grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:

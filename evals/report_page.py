@@ -1,6 +1,7 @@
 """A report as one HTML page: nothing is loaded from elsewhere, and nothing runs."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,17 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from evals.attention_over_trials import TrialAttention
 from evals.report_charts import attention_chart, attention_course, data_chart, loss_chart, trials_chart
 from evals.report_run import ReportedRun
 from evals.results import Figure, short_number
 
-TILES = ("return/last_trial", "return/trial_1", "return/random_policy", "return/data_best")
+TILES = {
+    "return/last_trial": "last trial",
+    "return/trial_1": "first trial",
+    "return/random_policy": "random policy",
+    "return/data_best": "best of the data",
+}
 """What stands at the top; a run without them shows its first figures."""
 
 
@@ -26,6 +33,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["short"] = short_number
+    environment.filters["pieces"] = _pieces
     return environment.get_template("report_page.html").render(
         runs=[_shown(run, _top(runs)) for run in runs],
         title=_title(runs),
@@ -58,32 +66,45 @@ def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
     return {
         "name": run.name,
         "results": results,
-        "tiles": [(figure.name.split("/", 1)[-1].replace("_", " "), figure) for figure in tiles],
+        "tiles": [(TILES.get(figure.name, figure.name), figure) for figure in tiles],
         "missing": run.missing,
         "film": run.film,
         "trials": trials_chart(results.figures, run.name, top),
         "data": run.record and data_chart(run.record, results.figures, run.name),
         "attention": attention and attention_chart(attention, first_trial, run.name),
         "course": attention and attention_course(attention, first_trial, run.name),
-        "heads": attention and _looking_back(attention.shares, attention.trajectory),
+        "heads": attention and _looking_back(attention),
+        "even_back": attention and _even_back(attention),
         "config": json.dumps(results.config, indent=2),
     }
 
 
-def _looking_back(shares: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+def _looking_back(attention: TrialAttention) -> np.ndarray:
     """[layers, heads]: of the last trial's attention, the share on anything before that trial."""
-    return shares[:, :, trajectory == trajectory.max(), :-1].sum(axis=-1).mean(axis=-1)
+    last = attention.trajectory == attention.trajectory.max()
+    return attention.shares[:, :, last, :-1].sum(axis=-1).mean(axis=-1)
+
+
+def _even_back(attention: TrialAttention) -> float:
+    """The same share of even attention."""
+    last = attention.trajectory == attention.trajectory.max()
+    return float(attention.even[last, :-1].sum(axis=-1).mean())
+
+
+def _pieces(text: str) -> list[str]:
+    """A long name, cut where a line may break."""
+    return re.split(r"(?<=[/_.,])(?=\w)", text)
 
 
 def _result_rows(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """A row for each figure that any run has: ``name``, ``unit``, one figure or None a run, ``paper``."""
+    """A row for each figure that any run has; ``cells`` holds one figure or None a run."""
     by_run = [{figure.name: figure for figure in run.results.figures} for run in runs]
     rows = []
     for name in dict.fromkeys(name for figures in by_run for name in figures):
         cells: list[Figure | None] = [figures.get(name) for figures in by_run]
         there = [figure for figure in cells if figure is not None]
-        paper = next((figure.paper for figure in there if figure.paper is not None), None)
-        rows.append({"name": name, "unit": there[0].unit, "cells": cells, "paper": paper})
+        paper = dict.fromkeys(figure.paper for figure in there if figure.paper is not None)
+        rows.append({"name": name, "unit": there[0].unit, "cells": cells, "paper": list(paper)})
     return rows
 
 

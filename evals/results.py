@@ -141,6 +141,9 @@ def read_results(path: Path) -> Results:
         figures = tuple(Figure(**figure) for figure in content["figures"])
     except (TypeError, ArgumentError) as error:
         raise DataError(f"{path} holds a figure that cannot be read: {error}") from error
+    for name in ("hardware", "versions", "config", "wall_seconds"):
+        if not isinstance(content[name], dict):
+            raise DataError(f"{path}: {name} is a {type(content[name]).__name__}; expected names with values")
     content["figures"] = figures
     return Results(**content)
 

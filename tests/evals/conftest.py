@@ -54,7 +54,7 @@ def small_run(tmp_path_factory) -> SmallRun:
     optimizer = make_optimizer(config.training.optimizer, config.training.steps)
     state = init_state(model, optimizer, 0, mesh, config.model.transformer.rules)
     checkpoints = Checkpoints(directory / "checkpoints")
-    checkpoints.save(4, state, {}, loss=0.5)
+    checkpoints.save(4, state, {"batch": 4}, loss=0.5)
     checkpoints.close()
     metrics = MetricsLog(directory / "metrics.jsonl", 0)
     for step in range(1, 5):
