@@ -8,6 +8,7 @@ over trials, pictures of the first and last trial, and what it all was run with.
 machine cannot give is left out, and the page says why.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -20,6 +21,20 @@ from evals.report_page import page
 from evals.report_run import read_run
 
 
+def run_names(runs: Sequence[Path]) -> list[str]:
+    """What each run is called on the page: its folder's name, or the whole path where two share that.
+
+    Raises:
+      ConfigError: a run was given twice.
+    """
+    paths = [str(run.resolve()) for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path} was given {paths.count(path)} times; name each run once")
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else paths
+
+
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], output: Path | None = None) -> None:
     """Writes the page of finished runs.
 
@@ -30,8 +45,8 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], output: Path | None = Non
     if not runs:
         raise ConfigError("no run was given; name the folder of one, such as runs/walker_run-demo-seed0")
     reported = []
-    for directory in runs:
-        reported.append(read_run(directory))
+    for directory, name in zip(runs, run_names(runs), strict=True):
+        reported.append(read_run(directory, name))
         for reason in reported[-1].missing.values():
             say(f"{directory}: left out: {reason}")
     path = output or (runs[0] if len(runs) == 1 else Path()) / "report.html"

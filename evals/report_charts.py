@@ -19,9 +19,9 @@ _STYLES = ("-", "--", "-.", ":")
 _TRIAL = re.compile(r"(?P<curve>.+)/trial_(?P<number>\d+)")
 MODEL_CURVE = "return"
 REFERENCES = {
-    "return/data_best": ("best of the data", GREEN, "--"),
+    "return/data_best": ("best of the data", INK, "--"),
     "return/target": ("target", INK, (0, (1, 3))),
-    "return/data_median": ("median of the data", ORANGE, "-."),
+    "return/data_median": ("median of the data", GREY, "-."),
     "return/random_policy": ("random policy", GREY, ":"),
 }
 """Figures that a trial is judged by: label, colour, line."""

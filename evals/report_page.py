@@ -93,7 +93,7 @@ def _even_back(attention: TrialAttention) -> float:
 
 def _pieces(text: str) -> list[str]:
     """A long name, cut where a line may break."""
-    return re.split(r"(?<=[/_.,])(?=\w)", text)
+    return re.split(r"(?<=[/_.,])(?=[^\W\d])", text)
 
 
 def _result_rows(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:

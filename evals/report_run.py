@@ -60,7 +60,7 @@ class ReportedRun:
     """A run as the report shows it.
 
     Attributes:
-      name: of its folder.
+      name: on the page.
       results: its ``results.json``.
       metrics: logged steps that have a loss.
       record: its ``evaluation.npz``.
@@ -80,8 +80,8 @@ class ReportedRun:
     missing: dict[str, str]
 
 
-def read_run(directory: Path) -> ReportedRun:
-    """All that can be shown of the run in this folder.
+def read_run(directory: Path, name: str) -> ReportedRun:
+    """All that can be shown of the run in this folder, under this name.
 
     Raises:
       DataError: it is no run's folder, or one of its files is damaged.
@@ -116,9 +116,7 @@ def read_run(directory: Path) -> ReportedRun:
         prompt = config.evaluation.prompt_trajectories
         attention = part("attention", lambda: run_attention(directory, config, record))
         film = part("film", lambda: filmstrip(config, record))
-    return ReportedRun(
-        directory.resolve().name, results, metrics, record, attention, prompt, film or (), missing
-    )
+    return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:

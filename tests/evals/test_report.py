@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from agentic_ring.errors import DataError
+from agentic_ring.errors import ConfigError, DataError
 from evals import report
 from evals.report_charts import curve_label, trial_curves
 from evals.report_page import page
-from evals.report_run import read_run
+from evals.report_run import ReportedRun, filmstrip, read_run
 from evals.results import Figure, Results, read_results, short_number, write_results
 from tests.evals.conftest import SmallRun
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VOID = {"meta", "link", "br", "img", "wbr", "path", "use", "rect"}
+VOID = {"meta", "link", "img", "wbr"}
 CONTROLS = ("no_context", "shuffled", "other_task", "zero_rewards", "descending")
 
 
@@ -68,9 +68,14 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def html(small_run: SmallRun) -> str:
+def reported(small_run: SmallRun) -> ReportedRun:
     """Without pictures: the tests' MuJoCo has no graphics."""
-    return page([read_run(small_run.directory)])
+    return read_run(small_run.directory, small_run.directory.name)
+
+
+@pytest.fixture(scope="module")
+def html(reported) -> str:
+    return page([reported])
 
 
 @pytest.fixture
@@ -99,9 +104,7 @@ def test_it_stands_alone_and_holds_every_figure(html, small_run):
     results = read_results(small_run.directory / "results.json")
     for figure in results.figures:
         assert figure.name in parsed.words
-        assert (
-            f"{figure.value:,.4g}" in parsed.words.replace(",", "") or f"{figure.value:,.0f}" in parsed.words
-        )
+        assert short_number(figure.value) in parsed.words
     last = results.figure("return/last_trial")
     assert f"{last.low:.4g} to {last.high:.4g}" in parsed.words
     assert "123.5" in parsed.words
@@ -127,10 +130,10 @@ def test_without_graphics_the_page_says_so_and_stays_whole(html):
 
 
 @pytest.mark.skipif(find_library("OSMesa") is None, reason="MuJoCo needs OSMesa to draw in software")
-def test_the_first_and_the_last_trial_are_drawn(small_run, monkeypatch):
+def test_the_first_and_the_last_trial_are_drawn(small_run, reported, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    run = read_run(small_run.directory)
-    assert run.missing == {}
+    assert list(reported.missing) == ["film"]
+    run = replace(reported, film=filmstrip(small_run.config, reported.record), missing={})
     parsed = Page(page([run]))
     parsed.assert_loads_nothing()
     pictures = [attrs for tag, attrs in parsed.elements if tag == "img"]
@@ -144,9 +147,8 @@ def test_the_first_and_the_last_trial_are_drawn(small_run, monkeypatch):
         assert strip.frames[-1].earned == pytest.approx(earned, rel=1e-5)
 
 
-def test_controls_and_settings_stand_side_by_side(small_run, controls):
-    run, other = read_run(small_run.directory), read_run(controls)
-    parsed = Page(page([run, other]))
+def test_controls_and_settings_stand_side_by_side(reported, controls):
+    parsed = Page(page([reported, read_run(controls, controls.name)]))
     parsed.assert_loads_nothing()
     drawn = [attrs["aria-label"] for tag, attrs in parsed.elements if tag == "svg"]
     assert sum("control: other task: 10, 20, 30" in label for label in drawn) == 1
@@ -185,24 +187,24 @@ def test_what_is_no_run_is_named(tmp_path, small_run, damage, message):
     if damage is not None:
         (tmp_path / "results.json").write_text(damage)
     with pytest.raises(DataError, match=message):
-        read_run(tmp_path)
+        read_run(tmp_path, tmp_path.name)
 
 
-def test_without_its_checkpoint_the_page_says_so(small_run, tmp_path):
+def test_without_checkpoint_and_metrics_the_page_says_so(small_run, tmp_path):
     copied = tmp_path / "run"
-    shutil.copytree(small_run.directory, copied, ignore=shutil.ignore_patterns("checkpoints"))
-    run = read_run(copied)
+    shutil.copytree(small_run.directory, copied, ignore=shutil.ignore_patterns("checkpoints", "*.jsonl"))
+    run = read_run(copied, "copied")
     assert run.attention is None
-    assert "has no checkpoint" in Page(page([run])).words
+    words = Page(page([run])).words
+    assert "has no checkpoint" in words
+    assert "metrics.jsonl does not exist" in words
     assert not (copied / "checkpoints").exists()
-    (copied / "metrics.jsonl").unlink()
-    assert "metrics.jsonl does not exist" in Page(page([read_run(copied)])).words
 
 
 def test_results_of_any_other_program_have_a_page(tmp_path):
     figure = Figure("accuracy/16k", 0.75, "share", 0.7, 0.8, n=200)
     write_results(tmp_path / "results.json", Results("python x.py", None, {}, {}, {"task": 3}, {}, (figure,)))
-    words = Page(page([read_run(tmp_path)])).words
+    words = Page(page([read_run(tmp_path, tmp_path.name)])).words
     assert "0.7 to 0.8" in words
     assert "not run from a checkout" in words
 
@@ -221,10 +223,18 @@ def test_the_command_writes_the_page_beside_the_run_or_names_the_mistake(control
     assert re.fullmatch(r"error: .*nothing holds no results\.json; .*\n", ended.stderr)
 
 
-def test_several_runs_go_into_this_folder(controls, tmp_path, monkeypatch):
+def test_several_runs_go_into_this_folder_under_names_that_differ(controls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    report.main((controls, controls))
-    assert (tmp_path / "report.html").exists()
+    same_name = tmp_path / "elsewhere" / controls.name
+    shutil.copytree(controls, same_name)
+    report.main((controls, same_name))
+    words = Page((tmp_path / "report.html").read_text()).words
+    assert str(controls) in words
+    assert str(same_name) in words
+    with pytest.raises(ConfigError, match="given 2 times"):
+        report.main((controls, controls))
+    with pytest.raises(ConfigError, match="no run was given"):
+        report.main(())
 
 
 def in_browser(html: str, folder: Path, width: int = 360) -> tuple[dict, str]:
@@ -257,7 +267,9 @@ def in_browser(html: str, folder: Path, width: int = 360) -> tuple[dict, str]:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 def test_a_browser_has_no_complaints_and_a_phone_no_sideways_scrolling(small_run, controls, tmp_path):
-    several = page([read_run(small_run.directory), read_run(controls)])
+    several = page(
+        [read_run(small_run.directory, small_run.directory.name), read_run(controls, controls.name)]
+    )
     found, console = in_browser(several, tmp_path)
     assert console == ""
     assert found["inner"] == 360
