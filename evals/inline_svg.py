@@ -26,7 +26,7 @@ VARIABLES = {
     GREY: "--grey",
 }
 """The page's variable for each colour that a chart may use."""
-_STYLE: dict[Any, Any] = {
+_STYLE = {
     "svg.fonttype": "none",
     "font.size": 9.5,
     "legend.fontsize": 9,
@@ -46,7 +46,9 @@ def chart(parts: list[str], description: str, height: int = HEIGHT) -> Iterator[
       description: what can be seen, for readers who cannot.
       height: in points.
     """
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": description}):
+    # The salt keeps the names of markers and clips apart from those of the page's other charts.
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
+    with matplotlib.rc_context(style):
         canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
         FigureCanvasSVG(canvas)
         axes = canvas.add_subplot()

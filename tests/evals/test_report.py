@@ -249,10 +249,10 @@ def in_browser(html: str, folder: Path, width: int = 360) -> tuple[dict, str]:
     framed = escape(html.replace("</body>", probe + "</body>"))
     outer = folder / "framed.html"
     outer.write_text(f'<iframe style="border:0; width:{width}px; height:900px" srcdoc="{framed}"></iframe>')
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
     profile = f"--user-data-dir={folder / 'profile'}"
     ended = subprocess.run(
-        [CHROMIUM, *flags, profile, outer.as_uri()],
+        [CHROMIUM, *flags, "--dump-dom", profile, outer.as_uri()],
         capture_output=True,
         text=True,
         timeout=300,
