@@ -266,10 +266,8 @@ def in_browser(html: str, folder: Path, width: int = 360) -> tuple[dict, str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
-def test_a_browser_has_no_complaints_and_a_phone_no_sideways_scrolling(small_run, controls, tmp_path):
-    several = page(
-        [read_run(small_run.directory, small_run.directory.name), read_run(controls, controls.name)]
-    )
+def test_a_browser_has_no_complaints_and_a_phone_no_sideways_scrolling(reported, controls, tmp_path):
+    several = page([reported, read_run(controls, controls.name)])
     found, console = in_browser(several, tmp_path)
     assert console == ""
     assert found["inner"] == 360
