@@ -5,6 +5,7 @@ runs/NAME/config.json      everything that decides the result, written before tr
           checkpoints/     the last one and the best one
           stages.json      seconds spent in each stage, over all sessions of the run
           results.json     the figures, and the plots beside it
+          evaluation.npz   the trials of one environment and the returns of the data, for the report
 """
 
 from dataclasses import dataclass

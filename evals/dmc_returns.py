@@ -29,6 +29,7 @@ from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
 from evals.environments import make_environments
+from evals.evaluation_record import RecordingPolicy, Rollout
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure, figure_table
 from evals.trials import RandomPolicy, TrialPolicy, run_trials
@@ -43,12 +44,14 @@ class ReturnReport:
       random_policy: float64 [E, trials], uniform random actions in the same environments.
       data: float64 [episodes], the training data.
       target: return that every trial aimed at.
+      rollout: what the first environment went through.
     """
 
     trials: np.ndarray
     random_policy: np.ndarray
     data: np.ndarray
     target: float
+    rollout: Rollout
 
     def trial_intervals(self) -> list[Interval]:
         """Mean of each trial over the environments, with its interval."""
@@ -100,6 +103,8 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     }
     returns = {}
     environments = make_environments(task, list(seeds), action_repeat)
+    recorded = RecordingPolicy(policies["agentic transformer"], environments)
+    policies["agentic transformer"] = recorded
     try:
         for name, policy in policies.items():
             with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
@@ -110,7 +115,9 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
                 returns[name] = run_trials(policy, environments, evaluation.trials, on_step)
     finally:
         environments.close()
-    return ReturnReport(returns["agentic transformer"], returns["random policy"], data, config.target)
+    return ReturnReport(
+        returns["agentic transformer"], returns["random policy"], data, config.target, recorded.rollout()
+    )
 
 
 def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSteps:
@@ -138,6 +145,30 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     return ChainSteps(**steps)
 
 
+def load_params(
+    run: Path, config: RunConfig, mesh: Mesh, checkpoint: Literal["last", "best"] = "last"
+) -> tuple[Params, int]:
+    """The parameters of a run's checkpoint, on ``mesh``, and the checkpoint's step.
+
+    Raises:
+      CheckpointError: there is none, or it does not fit the configuration.
+    """
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    checkpoints = Checkpoints(run / "checkpoints")
+    try:
+        step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
+        if step is None:
+            raise CheckpointError(f"{run} has no checkpoint; train it first")
+        optimizer = make_optimizer(config.training.optimizer, config.training.steps)
+        with jax.set_mesh(mesh):
+            like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
+            state, _ = checkpoints.restore(step, like)
+    finally:
+        checkpoints.close()
+    return state.params, step
+
+
 def main(
     run: Path,
     environments: int | None = None,
@@ -158,16 +189,8 @@ def main(
     config = replace(config, evaluation=replace(config.evaluation, **given))
     simulate_cpu_devices(8)
     mesh = make_mesh(config.mesh)
-    model = Model(config.model)
-    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
-    checkpoints = Checkpoints(run / "checkpoints")
-    step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
-    if step is None:
-        raise CheckpointError(f"{run} has no checkpoint; train it first")
-    with jax.set_mesh(mesh):
-        like = abstract_state(model, optimizer, mesh, config.model.transformer.rules)
-        state, _ = checkpoints.restore(step, like)
-    report = evaluate_returns(config, model, state.params, mesh)
+    params, step = load_params(run, config, mesh, checkpoint)
+    report = evaluate_returns(config, Model(config.model), params, mesh)
     rich.print(figure_table(report.figures(), f"{config.task}, checkpoint {step}"))
 
 

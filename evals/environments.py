@@ -8,14 +8,17 @@ AsyncVectorEnv, which would start a process (100 MB each when spawned) for every
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from agentic_ring.data.tasks import Task, flatten_observation, load_environment
 from agentic_ring.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from dm_control.rl.control import Environment
 
 
 class TrialSeeds(gymnasium.Wrapper):
@@ -63,6 +66,18 @@ class ActionRepeat(gymnasium.Wrapper):
         return observation, total, terminated, truncated, {}
 
 
+class PhysicsState(gymnasium.Wrapper):
+    """Lets MuJoCo's state be read, so that what happened can be drawn later."""
+
+    def __init__(self, env: gymnasium.Env, dm_control_environment: "Environment"):
+        super().__init__(env)
+        self._environment = dm_control_environment
+
+    def physics_state(self) -> np.ndarray:
+        """The state as it is now, a new float64 [P]: qpos and qvel."""
+        return np.array(self._environment.physics.get_state(), np.float64)
+
+
 class FlatObservation(gymnasium.ObservationWrapper):
     """Joins dm_control's named observations into one float32 vector [O], in ExoRL's order.
 
@@ -86,11 +101,12 @@ def make_environment(task: Task, seed: int, action_repeat: int) -> gymnasium.Env
         from shimmy import DmControlCompatibilityV0  # loads MuJoCo, so only after MUJOCO_GL is set
 
     environment = DmControlCompatibilityV0(dm_control_environment)
+    environment = PhysicsState(environment, dm_control_environment)
     environment = ActionRepeat(TrialSeeds(environment, seed), action_repeat)
     return FlatObservation(environment, task.domain.observation_dim)
 
 
-def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) -> VectorEnv:
+def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) -> SyncVectorEnv:
     """Environments of one task that step together: observations float32 [E, O], rewards float64 [E].
 
     Nothing resets by itself at an episode's end; ``reset(options={"trial": k})`` starts trial k in

@@ -36,22 +36,28 @@ def plot_loss(
     Raises:
       ArgumentError: no row has both.
     """
+    canvas, axes = titled_canvas(f"{task}: training loss")
+    draw_loss(axes, rows, BLUE)
+    axes.set_ylabel(quantity)
+    axes.legend(frameon=False)
+    save(canvas, path)
+
+
+def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
+    """The curves of ``plot_loss``, on axes where those of other runs may stand; errors as there."""
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
     if not pairs:
         raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
     steps, losses = np.array(pairs, np.float64).T
-    canvas, axes = titled_canvas(f"{task}: training loss")
-    axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, label="each logged step")
+    name = f"{run}, " if run else ""
+    axes.plot(steps, losses, color=colour, alpha=0.35, linewidth=1, label=f"{name}each logged step")
     window = max(1, len(losses) // 20)
     if window > 1:
         weights = np.full(window, 1 / window)
         centres = np.convolve(steps, weights, mode="valid")
         means = np.convolve(losses, weights, mode="valid")
-        axes.plot(centres, means, color=BLUE, linewidth=2, label=f"mean of {window} logged steps")
+        axes.plot(centres, means, color=colour, linewidth=2, label=f"{name}mean of {window} logged steps")
     axes.set_xlabel("optimiser step")
-    axes.set_ylabel(quantity)
-    axes.legend(frameon=False)
-    save(canvas, path)
 
 
 def plot_trial_returns(
@@ -123,6 +129,18 @@ def plot_data_returns(
     Raises:
       ArgumentError: no trajectories, or not one algorithm for each.
     """
+    canvas, axes = titled_canvas(f"{task}: returns of the training trajectories")
+    draw_data_returns(axes, returns, algorithms)
+    axes.axvline(random_policy, color="black", linestyle=":", label=f"random policy, {random_policy:.0f}")
+    axes.axvline(last_trial, color="black", linestyle="--", label=f"last trial, {last_trial:.0f}")
+    legend_below(canvas, axes)
+    save(canvas, path)
+
+
+def draw_data_returns(
+    axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
+) -> None:
+    """The stacked histogram of ``plot_data_returns``; arguments and errors as there."""
     returns = np.asarray(returns, np.float64)
     if returns.size == 0 or returns.size != len(algorithms):
         raise ArgumentError(
@@ -131,7 +149,6 @@ def plot_data_returns(
     # The largest group lowest in the stack, so that the small ones stay visible on top.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]
-    canvas, axes = titled_canvas(f"{task}: returns of the training trajectories")
     axes.hist(
         groups,
         bins=np.histogram_bin_edges(returns, bins=30).tolist(),
@@ -139,12 +156,8 @@ def plot_data_returns(
         color=[(BLUE, ORANGE, GREEN, PINK, GREY)[index % 5] for index in range(len(names))],
         label=[f"{name} ({len(group)})" for name, group in zip(names, groups, strict=True)],
     )
-    axes.axvline(random_policy, color="black", linestyle=":", label=f"random policy, {random_policy:.0f}")
-    axes.axvline(last_trial, color="black", linestyle="--", label=f"last trial, {last_trial:.0f}")
     axes.set_xlabel("return (sum of rewards)")
     axes.set_ylabel("trajectories")
-    legend_below(canvas, axes)
-    save(canvas, path)
 
 
 def titled_canvas(title: str) -> tuple[Canvas, Axes]:

@@ -141,6 +141,9 @@ def read_results(path: Path) -> Results:
         figures = tuple(Figure(**figure) for figure in content["figures"])
     except (TypeError, ArgumentError) as error:
         raise DataError(f"{path} holds a figure that cannot be read: {error}") from error
+    for name in ("hardware", "versions", "config", "wall_seconds"):
+        if not isinstance(content[name], dict):
+            raise DataError(f"{path}: {name} is a {type(content[name]).__name__}; expected names with values")
     content["figures"] = figures
     return Results(**content)
 
@@ -156,13 +159,13 @@ def figure_table(figures: Sequence[Figure], title: str) -> Table:
     table.add_column("unit")
     table.add_column("paper", justify="right")
     for figure in figures:
-        spread = "" if figure.low is None else f"{_short(figure.low)} to {_short(figure.high)}"
-        paper = _short(figure.paper)
-        table.add_row(figure.name, _short(figure.value), spread, str(figure.n), figure.unit, paper)
+        spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
+        paper = short_number(figure.paper)
+        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, paper)
     return table
 
 
-def _short(number: float | None) -> str:
+def short_number(number: float | None) -> str:
     """Four significant digits, whole numbers above that: 0.01234, 12.34, 123,456."""
     if number is None:
         return ""

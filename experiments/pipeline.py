@@ -23,6 +23,7 @@ from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from agentic_ring.training.state import Model, TrainState
 from evals.dmc_returns import ReturnReport
+from evals.evaluation_record import EvaluationRecord, write_record
 from evals.intervals import mean_interval
 from evals.memory import StepMemory
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
@@ -121,9 +122,12 @@ def all_figures(
 def write_report(
     config: RunConfig, report: ReturnReport, figures: list[Figure], stages: Stages, directory: Path
 ) -> None:
-    """Writes ``results.json`` and the plots."""
+    """Writes ``results.json``, ``evaluation.npz`` and the plots."""
     results = Results.of_this_process(asdict(config), stages.seconds, figures)
     write_results(directory / "results.json", results)
+    with TrajectoryStore.open(config.store) as store:
+        algorithms = store.algorithms
+    write_record(directory, EvaluationRecord(report.data, np.array(algorithms), report.rollout))
     plot_loss(directory / "loss.png", config.task, read_metrics(directory / "metrics.jsonl"))
     random_policy = mean_interval(report.random_policy.mean(axis=1))
     plot_trial_returns(
@@ -134,12 +138,11 @@ def write_report(
         data_median=float(np.median(report.data)),
         data_best=float(report.data.max()),
     )
-    with TrajectoryStore.open(config.store) as store:
-        plot_data_returns(
-            directory / "data_returns.png",
-            config.task,
-            report.data,
-            store.algorithms,
-            random_policy=random_policy.value,
-            last_trial=float(report.trials[:, -1].mean()),
-        )
+    plot_data_returns(
+        directory / "data_returns.png",
+        config.task,
+        report.data,
+        algorithms,
+        random_policy=random_policy.value,
+        last_trial=float(report.trials[:, -1].mean()),
+    )

@@ -123,13 +123,13 @@ class AgenticTransformer(nnx.Module):
         positions, segment_ids = token_positions(steps.position)
         if layout is not None:
             segment_ids = None  # padding comes after all steps that could attend to it
-        encoded = self.transformer(self._tokens(steps), positions, segment_ids, layout)
+        encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout)
         return self._actions(encoded)
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
         """Stores whole steps in an empty cache."""
         positions, segment_ids = token_positions(steps.position)
-        return self.transformer.prefill(self._tokens(steps), positions, segment_ids, cache)[1]
+        return self.transformer.prefill(self.tokens(steps), positions, segment_ids, cache)[1]
 
     def prefill_chunk(self, steps: ChainSteps, cache: KVCache) -> KVCache:
         """Stores the next whole steps after all that the cache holds.
@@ -137,7 +137,7 @@ class AgenticTransformer(nnx.Module):
         The tokens of the steps [B, S] are a multiple of the ring; the last ones may be padding.
         """
         positions, _ = token_positions(steps.position)
-        return self.transformer.prefill_chunk(self._tokens(steps), positions, cache)[1]
+        return self.transformer.prefill_chunk(self.tokens(steps), positions, cache)[1]
 
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
@@ -157,7 +157,7 @@ class AgenticTransformer(nnx.Module):
         Returns:
           Actions float32 [B, A], and the cache with the new tokens.
         """
-        tokens = jnp.concatenate([self._tokens(previous)[:, 2:], self._tokens(current)[:, :2]], axis=1)
+        tokens = jnp.concatenate([self.tokens(previous)[:, 2:], self.tokens(current)[:, :2]], axis=1)
         positions = jnp.concatenate(
             [token_positions(previous.position)[0][:, 2:], token_positions(current.position)[0][:, :2]],
             axis=1,
@@ -165,7 +165,7 @@ class AgenticTransformer(nnx.Module):
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
         return self._head(encoded[:, -1]), cache
 
-    def _tokens(self, steps: ChainSteps) -> jax.Array:
+    def tokens(self, steps: ChainSteps) -> jax.Array:
         """Embeds steps [B, S] as tokens [B, 4 S, D]."""
         dtype = jnp.dtype(self.config.transformer.dtype)
         scalars = jnp.stack([steps.reward, steps.completion], axis=-1)

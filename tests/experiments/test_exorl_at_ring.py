@@ -14,6 +14,7 @@ from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import store_path
 from evals import dmc_returns
+from evals.evaluation_record import read_record
 from evals.hardware import CompilerMissingError
 from evals.machines import machine
 from evals.results import read_results
@@ -73,6 +74,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
     assert 0 < results.figure("return/random_policy").value < 300
     assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert len(read_record(run).rollout.physics) == 2  # trials
     for plot in ("loss.png", "trial_returns.png", "data_returns.png"):
         assert (run / plot).read_bytes().startswith(b"\x89PNG")
 

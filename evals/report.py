@@ -1,0 +1,59 @@
+"""One HTML page of a run, or of several side by side: no server, no network, no script.
+
+    python evals/report.py runs/walker_run-demo-seed0
+    python evals/report.py runs/walker_run-demo-seed0 runs/walker_run-demo-seed1 --output report.html
+
+shows results and the paper's figures, the curves of trials and controls, loss, training data, the attention
+over trials, pictures of the first and last trial, and what it all was run with. A part that a run or this
+machine cannot give is left out, and the page says why.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from agentic_ring import cli
+from agentic_ring.errors import ConfigError
+from agentic_ring.files import replacing
+from agentic_ring.progress import say
+from evals.report_page import page
+from evals.report_run import read_run
+
+
+def run_names(runs: Sequence[Path]) -> list[str]:
+    """What each run is called on the page: its folder's name, or the whole path where two share that.
+
+    Raises:
+      ConfigError: a run was given twice.
+    """
+    paths = [str(run.resolve()) for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path} was given {paths.count(path)} times; name each run once")
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else paths
+
+
+def main(runs: tyro.conf.Positional[tuple[Path, ...]], output: Path | None = None) -> None:
+    """Writes the page of finished runs.
+
+    Args:
+      runs: Folders of runs, such as runs/walker_run-demo-seed0.
+      output: The page. Default: report.html in the run's folder; in this folder if there are several runs.
+    """
+    if not runs:
+        raise ConfigError("no run was given; name the folder of one, such as runs/walker_run-demo-seed0")
+    reported = []
+    for directory, name in zip(runs, run_names(runs), strict=True):
+        reported.append(read_run(directory, name))
+        for reason in reported[-1].missing.values():
+            say(f"{directory}: left out: {reason}")
+    path = output or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    with replacing(path) as beside:
+        beside.write_text(page(reported), encoding="utf-8")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
