@@ -17,7 +17,7 @@ def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
     """Finds or collects the episodes of a domain and brings their store up to date.
 
     Args:
-      domain: walker, cheetah or cartpole; one store serves all of its tasks.
+      domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
 
