@@ -78,7 +78,7 @@ class Relabeller:
                 )
 
     def _entries_determined_by_state(self, domain: Domain) -> np.ndarray:
-        """bool [O]."""
+        """Which dimensions of an observation are: bool [O]."""
         entries = self._first_task.get_observation(self._physics).items()
         return np.concatenate(
             [np.full(np.size(entry), name not in domain.force_entries) for name, entry in entries]

@@ -64,4 +64,4 @@ def make(task: str, seed: int = 0, **rendering: Any) -> gymnasium.Env:
 
 
 for _task in all_tasks():
-    gymnasium.register(f"agentic_ring/{_task}-v0", entry_point=make, kwargs={"task": _task})
+    gymnasium.register(f"agentic_ring/{_task}-v0", entry_point=f"{__name__}:make", kwargs={"task": _task})

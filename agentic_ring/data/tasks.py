@@ -29,6 +29,7 @@ class Domain:
       tasks: names of the tasks that share this physics.
       own_tasks: those of them that are not taken from dm_control's suite as they are, but from
         ``agentic_ring.data.domains``.
+      recorded_rewards: columns of the reward in ExoRL's files.
       force_entries: names of the observed entries that hold forces or accelerations, which the
         stored physics alone do not determine.
     """
@@ -42,6 +43,7 @@ class Domain:
     tasks: tuple[str, ...]
     own_tasks: tuple[str, ...] = ()
     force_entries: tuple[str, ...] = ()
+    recorded_rewards: int = 1
 
 
 _WALKER_OWN = ("flip", "run_backward")
@@ -58,7 +60,7 @@ DOMAINS = {
         Domain("cartpole", 5, 1, 4, 1000, 0.01, ("swingup", "swingup_sparse")),
         # dm_control's own tasks of this body take actions of other ranges.
         Domain("quadruped", 78, 12, 57, 1000, 0.02, _QUADRUPED, _QUADRUPED, ("imu", "force_torque")),
-        Domain("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS),
+        Domain("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS, recorded_rewards=4),
         Domain("jaco", 42, 9, 18, 250, 0.04, _FOUR_SPOTS, _FOUR_SPOTS, ("jaco_arm/joints_torque",)),
     )
 }

@@ -53,7 +53,7 @@ def test_jaco_is_paid_for_its_hand_within_five_centimetres_of_the_spot(name):
     _, vertical, horizontal = name.split("_")
     target = np.array([sides[horizontal], sides[vertical], 0.001])
     for distance, expected in ((0, 1), (0.049, 1), (0.1, 0.1), (0.3, 0)):
-        hand[:] = target + [0, 0, distance]
+        hand[:] = target + np.array([0, 0, distance])
         assert task.get_reward(physics) == pytest.approx(expected, abs=1e-6)
 
 

@@ -1,6 +1,7 @@
 """Cheetah's tasks beyond dm_control's ``run``: ExoRL's other way to run, and two ways to flip."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from dm_control.rl.control import Environment
 from dm_control.suite import cheetah
@@ -32,7 +33,7 @@ class _Cheetah(cheetah.Cheetah):
         super().__init__(random=random)
         self._movement = movement
 
-    def get_reward(self, physics: cheetah.Physics) -> float:
+    def get_reward(self, physics: cheetah.Physics) -> Any:
         momentum_about_y = physics.named.data.subtree_angmom["torso"][1]
         value = self._movement.direction * (momentum_about_y if self._movement.spin else physics.speed())
         goal = self._movement.goal

@@ -7,6 +7,7 @@ those of every other domain.
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 from dm_control import composer, mjcf
@@ -50,10 +51,9 @@ class _Reach(UnitActions):
         super().__init__(random=random)
         self._target = np.array(target)
         self._hand = hand
-        self._hand_site = hand.tool_center_point.full_identifier
-        self._place_hand = ToolCenterPointInitializer(
-            hand, arm, Uniform(_START_LOWER, _START_UPPER), workspaces.DOWN_QUATERNION
-        )
+        self._hand_site = hand.tool_center_point.full_identifier  # pyright: ignore[reportAttributeAccessIssue]
+        start = Uniform(_START_LOWER, _START_UPPER)  # pyright: ignore[reportArgumentType]
+        self._place_hand = ToolCenterPointInitializer(hand, arm, start, workspaces.DOWN_QUATERNION)
         observables = composer.NullTask(scene).observables
         self._observables = {name: entry for name, entry in observables.items() if entry.enabled}
 
@@ -62,13 +62,13 @@ class _Reach(UnitActions):
         self._place_hand(physics, self.random)
         super().initialize_episode(physics)
 
-    def get_observation(self, physics: mjcf.Physics) -> OrderedDict[str, np.ndarray]:
+    def get_observation(self, physics: mjcf.Physics) -> Any:
         # Copies, as some are views of the simulator's memory.
         return OrderedDict(
             (name, np.array(entry(physics, self.random))) for name, entry in self._observables.items()
         )
 
-    def get_reward(self, physics: mjcf.Physics) -> float:
+    def get_reward(self, physics: mjcf.Physics) -> Any:
         distance = np.linalg.norm(physics.named.data.site_xpos[self._hand_site] - self._target)
         return tolerance(distance, (0, _TARGET_RADIUS), margin=_TARGET_RADIUS)
 
@@ -82,7 +82,7 @@ def load(task: str, seed: int) -> Environment:
     arm.attach(hand)
     scene.attach_offset(arm, offset=robots.ARM_OFFSET)
     workspaces.add_target_site(
-        scene.mjcf_model.worldbody,
+        scene.mjcf_model.worldbody,  # pyright: ignore[reportOptionalMemberAccess]
         _TARGET_RADIUS,
         visible=True,
         rgba=constants.RED,

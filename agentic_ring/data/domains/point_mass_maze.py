@@ -6,6 +6,7 @@ the end of each arm, bodies touch, and the ball starts anywhere in the upper lef
 
 import xml.etree.ElementTree as ET
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 from dm_control.rl.control import Environment
@@ -36,13 +37,13 @@ class _Reach(base.Task):
         physics.data.qpos[:] = self.random.uniform(_START_LOWER, _START_UPPER)
         super().initialize_episode(physics)
 
-    def get_observation(self, physics: point_mass.Physics) -> OrderedDict[str, np.ndarray]:
+    def get_observation(self, physics: point_mass.Physics) -> Any:
         return OrderedDict(position=physics.position(), velocity=physics.velocity())
 
-    def get_reward(self, physics: point_mass.Physics) -> float:
+    def get_reward(self, physics: point_mass.Physics) -> Any:
         distance = np.linalg.norm(self._target - physics.named.data.geom_xpos["pointmass"])
         near = tolerance(distance, (0, _TARGET_RADIUS), margin=_TARGET_RADIUS)
-        small = tolerance(physics.control(), margin=1, value_at_margin=0, sigmoid="quadratic").mean()
+        small = np.mean(tolerance(physics.control(), margin=1, value_at_margin=0, sigmoid="quadratic"))
         return near * (small + 4) / 5
 
 

@@ -1,5 +1,7 @@
 """Quadruped's tasks as ExoRL has them: ``walk`` and ``run`` of dm_control, ``stand`` and ``jump``."""
 
+from typing import Any
+
 from dm_control.rl.control import Environment
 from dm_control.suite import common, quadruped
 from dm_control.utils.rewards import tolerance
@@ -20,7 +22,7 @@ class _Quadruped(UnitActions, quadruped.Move):
         super().__init__(desired_speed=_SPEEDS.get(task, 0.0), random=random)
         self._task = task
 
-    def get_reward(self, physics: quadruped.Physics) -> float:
+    def get_reward(self, physics: quadruped.Physics) -> Any:
         if self._task in _SPEEDS:
             return super().get_reward(physics)
         # Linear in the cosine of the torso's tilt, as quadruped's other tasks have it.
@@ -30,7 +32,7 @@ class _Quadruped(UnitActions, quadruped.Move):
         return upright * self._height(physics) if self._task == "jump" else upright
 
     @staticmethod
-    def _height(physics: quadruped.Physics) -> float:
+    def _height(physics: quadruped.Physics):
         height = physics.named.data.sensordata["center_of_mass"][2]
         bounds = (_JUMP_HEIGHT, float("inf"))
         return tolerance(height, bounds, margin=_JUMP_HEIGHT, value_at_margin=0.5, sigmoid="linear")

@@ -1,6 +1,7 @@
 """Walker's tasks beyond dm_control's: ``flip`` of ExoRL, and ``run_backward``."""
 
 from collections.abc import Callable
+from typing import Any
 
 from dm_control.rl.control import Environment
 from dm_control.suite import walker
@@ -12,14 +13,14 @@ _RUN_SPEED = 8.0
 _FLIP_MOMENTUM = 5.0
 
 
-def _run_backward(physics: walker.Physics) -> float:
+def _run_backward(physics: walker.Physics):
     """As dm_control rewards running, the other way."""
     bounds = (_RUN_SPEED, float("inf"))
     speed = -physics.horizontal_velocity()
     return tolerance(speed, bounds, margin=_RUN_SPEED / 2, value_at_margin=0.5, sigmoid="linear")
 
 
-def _flip(physics: walker.Physics) -> float:
+def _flip(physics: walker.Physics):
     """Angular momentum about the axis across the plane."""
     bounds = (_FLIP_MOMENTUM, float("inf"))
     momentum = physics.named.data.subtree_angmom["torso"][1]
@@ -32,11 +33,11 @@ _MOVEMENTS = {"flip": _flip, "run_backward": _run_backward}
 class _Walker(walker.PlanarWalker):
     """Stands, and moves in a way of its own."""
 
-    def __init__(self, movement: Callable[[walker.Physics], float], random: int):
+    def __init__(self, movement: Callable[[walker.Physics], Any], random: int):
         super().__init__(move_speed=0, random=random)  # whose reward is that for standing
         self._movement = movement
 
-    def get_reward(self, physics: walker.Physics) -> float:
+    def get_reward(self, physics: walker.Physics) -> Any:
         return super().get_reward(physics) * (5 * self._movement(physics) + 1) / 6
 
 
