@@ -43,7 +43,7 @@ class CollectConfig:
     """What to collect.
 
     Attributes:
-      domain: walker, cheetah or cartpole.
+      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
       collector: noise (random, ou), curiosity (rnd), task reward (td3), or the mix of them.
       tasks: tasks whose reward TD3 sees, its seeds taking them in turn; the domain's plan if none.
       episodes: how many, to the nearest whole round; the domain's plan if not given.

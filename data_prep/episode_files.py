@@ -54,6 +54,9 @@ def episode_file(path: Path) -> EpisodeFile:
 def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
     """Reads and checks one episode.
 
+    Where ExoRL recorded a reward for each task (``Domain.recorded_rewards``), that of the first is
+    kept; all are computed anew from the physics.
+
     Raises:
       DataError: the file cannot be read without pickles, or ``make_episode`` refuses its contents.
     """
@@ -68,6 +71,9 @@ def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"it is no readable .npz without pickles ({error})") from error
+    reward = contents.get("reward")
+    if reward is not None and reward.ndim == 2 and reward.shape[1] == domain.recorded_rewards:
+        contents["reward"] = reward[:, :1]
     episode = make_episode(contents, domain)
     if len(episode) != file.length:
         raise DataError(f"its name says {file.length} transitions, it holds {len(episode)}")

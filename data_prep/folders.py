@@ -10,6 +10,8 @@ Our own single explorers write to ``mini_{collector}``, so that nobody takes the
 import os
 from pathlib import Path
 
+OWN_COLLECTOR = "mix"
+"""What ``data_prep.collect`` makes unless told otherwise."""
 REWARD_FREE_SUFFIX = "_reward_free"
 
 

@@ -30,7 +30,7 @@ class DomainPlan:
 
     Attributes:
       action_repeat: control steps an action is held for.
-      tasks: whose reward the TD3 members see, one member each.
+      tasks: whose reward the TD3 members see, in turn.
       episodes: of `mix`.
       updates: TD3 critic updates for each decision of all environments together.
     """
@@ -41,12 +41,19 @@ class DomainPlan:
     updates: int
 
 
+# Learners take the tasks in turn: as many as there are, ``--members 4``, serve all four spots.
+_FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
+
 # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
 # run and one that walks serve all three tasks.
 PLANS = {
     "walker": DomainPlan(action_repeat=4, tasks=("run", "run", "walk"), episodes=400, updates=8),
     "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=300, updates=8),
     "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=320, updates=8),
+    "quadruped": DomainPlan(action_repeat=4, tasks=("run", "jump", "walk"), episodes=400, updates=8),
+    "point_mass_maze": DomainPlan(action_repeat=8, tasks=_FOUR_SPOTS, episodes=400, updates=8),
+    # Episodes of 250 steps, a quarter of the others', so more of them.
+    "jaco": DomainPlan(action_repeat=2, tasks=_FOUR_SPOTS, episodes=800, updates=8),
 }
 
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from agentic_ring import cli
 from agentic_ring.attention import padded_length
-from agentic_ring.data.tasks import Task, parse_task
+from agentic_ring.data.tasks import Task, all_tasks, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
@@ -67,7 +67,10 @@ def print_plan(preset: Preset, task: Task, mesh: Mesh, absent: NamedMachine | No
 
 
 def main(
-    task: Literal["walker_stand", "walker_run", "walker_walk", "cheetah_run", "cartpole_swingup"],
+    task: Annotated[
+        Literal[all_tasks()],  # pyright: ignore[reportInvalidTypeForm]
+        tyro.conf.arg(metavar="DOMAIN_TASK"),
+    ],
     preset: Annotated[
         Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")
     ] = None,
@@ -90,7 +93,7 @@ def main(
     """Trains the Agentic Transformer on trajectories of a task and rolls it out.
 
     Args:
-      task: What the trajectories are relabelled for and the model is evaluated on.
+      task: What the trajectories are relabelled for and the model is evaluated on, such as walker_run.
       preset: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters,
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Trajectories of a chain; more of them make the context longer. Default: the

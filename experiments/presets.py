@@ -63,7 +63,7 @@ class Preset:
 
 PRESETS = {
     # A laptop: 2 cores, 8 GiB, minutes. Decisions last several steps, so that chains of 4 whole
-    # episodes are 2K (cartpole) or 4K tokens (walker, cheetah).
+    # episodes are 2K (cartpole, maze, jaco) or 4K tokens (walker, cheetah, quadruped).
     "demo": Preset(
         transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
         trajectories=4,
@@ -73,7 +73,14 @@ PRESETS = {
         checkpoint_every=50,
         trials=4,
         accumulate=False,
-        action_repeat={"cartpole": 8, "walker": 4, "cheetah": 4},
+        action_repeat={
+            "cartpole": 8,
+            "walker": 4,
+            "cheetah": 4,
+            "quadruped": 4,
+            "point_mass_maze": 8,
+            "jaco": 2,
+        },
     ),
     # One accelerator: chains of 16 x 1000 steps, 64K tokens.
     "small": Preset(

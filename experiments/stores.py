@@ -6,8 +6,8 @@ from agentic_ring.data.tasks import Domain
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import say
 from data_prep.collect import CollectConfig, collect
-from data_prep.exorl import OWN_COLLECTOR, ConvertConfig, convert
-from data_prep.folders import collector_folder
+from data_prep.conversion import ConvertConfig, convert
+from data_prep.folders import OWN_COLLECTOR, collector_folder
 
 OWN_PREFIXES = ("mix", "mini_")
 """Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
@@ -17,7 +17,7 @@ def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
     """Finds or collects the episodes of a domain and brings their store up to date.
 
     Args:
-      domain: walker, cheetah or cartpole; one store serves all of its tasks.
+      domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
 

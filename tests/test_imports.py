@@ -92,6 +92,7 @@ EXTRAS = {
     "agentic_ring.serve.__main__": "serve",
     "agentic_ring.serve.app": "serve",
     "agentic_ring.serve.body_limit": "serve",
+    "data_prep.minari_datasets": "minari",
     "evals.harness": "harness",
     "evals.harness_model": "harness",
     "evals.torch_llama": "hf",

@@ -1,7 +1,8 @@
-"""The dm_control domains and tasks, and how ExoRL flattens what they observe."""
+"""The domains and tasks of ExoRL, and how it flattens what they observe."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +23,15 @@ class Domain:
     Attributes:
       observation_dim: O, length of the flattened observation.
       action_dim: A; every action component lies in [-1, 1].
-      physics_dim: length of MuJoCo's state, qpos and qvel.
+      physics_dim: length of MuJoCo's state: qpos, qvel and, where actuators have one, their activation.
       episode_steps: control steps an episode lasts; no task ends early.
       control_timestep_seconds: simulated time of one control step.
-      tasks: dm_control's task names that share this physics, as in ExoRL.
+      tasks: names of the tasks that share this physics.
+      own_tasks: those of them that are not taken from dm_control's suite as they are, but from
+        ``agentic_ring.data.domains``.
+      recorded_rewards: columns of the reward in ExoRL's files.
+      force_entries: names of the observed entries that hold forces or accelerations, which the
+        stored physics alone do not determine.
     """
 
     name: str
@@ -35,15 +41,27 @@ class Domain:
     episode_steps: int
     control_timestep_seconds: float
     tasks: tuple[str, ...]
+    own_tasks: tuple[str, ...] = ()
+    force_entries: tuple[str, ...] = ()
+    recorded_rewards: int = 1
 
+
+_WALKER_OWN = ("flip", "run_backward")
+_CHEETAH_OWN = ("run_backward", "flip", "flip_backward")
+_QUADRUPED = ("stand", "walk", "run", "jump")
+_FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
 
 DOMAINS = {
     domain.name: domain
     for domain in (
-        Domain("walker", 24, 6, 18, 1000, 0.025, ("stand", "walk", "run")),
-        Domain("cheetah", 17, 6, 18, 1000, 0.01, ("run",)),
+        Domain("walker", 24, 6, 18, 1000, 0.025, ("stand", "walk", "run", *_WALKER_OWN), _WALKER_OWN),
+        Domain("cheetah", 17, 6, 18, 1000, 0.01, ("run", *_CHEETAH_OWN), _CHEETAH_OWN),
         # ExoRL's two `balance` tasks pay the rewards of these two, from another initial state.
         Domain("cartpole", 5, 1, 4, 1000, 0.01, ("swingup", "swingup_sparse")),
+        # dm_control's own tasks of this body take actions of other ranges.
+        Domain("quadruped", 78, 12, 57, 1000, 0.02, _QUADRUPED, _QUADRUPED, ("imu", "force_torque")),
+        Domain("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS, recorded_rewards=4),
+        Domain("jaco", 42, 9, 18, 250, 0.04, _FOUR_SPOTS, _FOUR_SPOTS, ("jaco_arm/joints_torque",)),
     )
 }
 
@@ -59,6 +77,11 @@ class Task:
     def full_name(self) -> str:
         """Domain and task joined, such as ``walker_run``."""
         return f"{self.domain.name}_{self.name}"
+
+
+def all_tasks() -> tuple[str, ...]:
+    """The full names of every domain's tasks."""
+    return tuple(Task(domain, name).full_name for domain in DOMAINS.values() for name in domain.tasks)
 
 
 def domain_named(name: str) -> Domain:
@@ -103,7 +126,10 @@ def load_environment(task: Task, seed: int) -> Environment:
     without a display its default would fail on import.
     """
     os.environ.setdefault("MUJOCO_GL", "disabled")
-    from dm_control import suite  # after the line above, and slow to import
+    # What follows is slow to import, and must come after the line above.
+    if task.name in task.domain.own_tasks:
+        return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
+    from dm_control import suite
 
     return suite.load(task.domain.name, task.name, task_kwargs={"random": seed})
 

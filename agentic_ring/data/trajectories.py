@@ -115,6 +115,10 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
             raise DataError(f"{name} has shape {array.shape}, {expected}")
     if rows < 2:
         raise DataError(f"the episode has length {max(rows - 1, 0)}; it needs at least one transition")
+    if rows - 1 > domain.episode_steps:
+        raise DataError(
+            f"the episode has length {rows - 1}; those of {domain.name} last at most {domain.episode_steps}"
+        )
     for name in EPISODE_DTYPES:
         _require_finite(name, arrays[name])
     largest = float(np.abs(arrays["action"]).max())

@@ -14,8 +14,8 @@ from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, UnknownNameError
 from data_prep.collect import CollectConfig, collect
+from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import episode_file, read_episode
-from data_prep.exorl import ConvertConfig, convert
 from data_prep.folders import collector_folder
 from data_prep.relabel import Relabeller
 
@@ -134,8 +134,8 @@ def test_every_domain_is_explored_by_noise(domain, tmp_path):
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(UnknownNameError, match=r"'jaco'.*walker"):
-        CollectConfig(domain="jaco")
+    with pytest.raises(UnknownNameError, match=r"'humanoid'.*walker"):
+        CollectConfig(domain="humanoid")
     with pytest.raises(ConfigError, match=r"episodes is 0"):
         CollectConfig(episodes=0)
     with pytest.raises(UnknownNameError, match=r"task of walker 'fly'"):

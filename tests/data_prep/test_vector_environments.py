@@ -6,10 +6,12 @@ from data_prep.vector_environments import VectorEnvironments
 
 
 @pytest.mark.parametrize(
-    ("name", "action_repeat"), [("walker_run", 4), ("cheetah_run", 3), ("cartpole_swingup", 8)]
+    ("name", "action_repeat"),
+    [("walker_run", 4), ("cheetah_run", 3), ("cartpole_swingup", 8), ("jaco_reach_top_left", 4)],
 )
 def test_episodes_are_those_of_dm_control_without_action_repeat(name, action_repeat):
     task = parse_task(name)
+    steps = task.domain.episode_steps
     environments = VectorEnvironments(task.domain, [task, task], [task], action_repeat)
     generator = np.random.default_rng(0)
     actions, observations, rewards = [], [environments.reset([7, 8])], []
@@ -20,11 +22,11 @@ def test_episodes_are_those_of_dm_control_without_action_repeat(name, action_rep
         rewards.append(reward)
 
     for number, (seed, episode) in enumerate(zip([7, 8], environments.episodes(), strict=True)):
-        assert len(episode) == 1000
+        assert len(episode) == steps
         assert episode.action_repeat == action_repeat
         environment = load_environment(task, seed)
         time_step = environment.reset()
-        for row in range(1001):
+        for row in range(steps + 1):
             if row:
                 action = np.clip(actions[(row - 1) // action_repeat][number], -1, 1).astype(np.float32)
                 time_step = environment.step(action)
@@ -38,7 +40,7 @@ def test_episodes_are_those_of_dm_control_without_action_repeat(name, action_rep
         assert episode.action[0].tolist() == [0] * task.domain.action_dim
         assert episode.reward[0, 0] == 0
         assert (episode.discount == 1).all()
-        decided = np.append(np.arange(0, 1000, action_repeat), 1000)
+        decided = np.append(np.arange(0, steps, action_repeat), steps)
         np.testing.assert_array_equal(np.stack(observations)[:, number], episode.observation[decided])
         total = episode.reward.sum(dtype=np.float64)
         assert np.sum(rewards, axis=0)[number, 0] == pytest.approx(total, rel=1e-6)

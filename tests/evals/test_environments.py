@@ -6,7 +6,8 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from evals.environments import make_environment, make_environments
 
-TASKS = ("walker_run", "cheetah_run", "cartpole_swingup")
+SUITE_TASKS = ("walker_run", "cheetah_run", "cartpole_swingup")
+OWN_TASKS = ("walker_flip", "quadruped_jump", "point_mass_maze_reach_top_left", "jaco_reach_bottom_right")
 
 
 def actions(task_name: str, count: int, seed: int = 0) -> np.ndarray:
@@ -15,7 +16,7 @@ def actions(task_name: str, count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("task_name", TASKS)
+@pytest.mark.parametrize("task_name", SUITE_TASKS + OWN_TASKS)
 def test_observations_and_rewards_are_dm_controls_own_in_exorls_order(task_name):
     task = parse_task(task_name)
     ours = make_environment(task, seed=3, action_repeat=1)
@@ -33,7 +34,7 @@ def test_observations_and_rewards_are_dm_controls_own_in_exorls_order(task_name)
         assert reward == direct.task.get_reward(direct.physics)
 
 
-@pytest.mark.parametrize("task_name", TASKS)
+@pytest.mark.parametrize("task_name", SUITE_TASKS)
 def test_the_environment_is_shimmys_registered_one(task_name):
     task = parse_task(task_name)
     ours = make_environment(task, seed=0, action_repeat=1)

@@ -1,0 +1,97 @@
+"""A Jaco arm that brings its hand to one of four fixed spots on the floor, as in ExoRL.
+
+Arm, hand and initial states are those of dm_control's manipulation task ``reach_site_features``, as are
+the observations but for the target's position, which ExoRL leaves out. That task is built on
+dm_control's composer; this one is a suite task on the same model, so that the four are handled like
+those of every other domain.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from dm_control import composer, mjcf
+from dm_control.composer.initializers import ToolCenterPointInitializer
+from dm_control.composer.variation.distributions import Uniform
+from dm_control.entities.manipulators.base import RobotArm, RobotHand
+from dm_control.manipulation.shared import arenas, constants, observations, robots, workspaces
+from dm_control.rl.control import Environment
+from dm_control.utils.rewards import tolerance
+
+from agentic_ring.data.domains.unit_actions import UnitActions
+
+_TIME_LIMIT_SECONDS = 10.0
+_TARGET_RADIUS = 0.05
+_TARGETS = {
+    "reach_top_left": (-0.09, 0.09, 0.001),
+    "reach_top_right": (0.09, 0.09, 0.001),
+    "reach_bottom_left": (-0.09, -0.09, 0.001),
+    "reach_bottom_right": (0.09, -0.09, 0.001),
+}
+# Where the hand starts, in metres.
+_START_LOWER, _START_UPPER = (-0.2, -0.2, 0.02), (0.2, 0.2, 0.4)
+
+
+class _Reach(UnitActions):
+    """Nearness of the point between the fingers to the target.
+
+    Args:
+      scene: the arena, with the arm and the hand in it.
+      target: metres.
+    """
+
+    def __init__(
+        self,
+        scene: composer.Entity,
+        arm: RobotArm,
+        hand: RobotHand,
+        target: tuple[float, float, float],
+        random: int,
+    ):
+        super().__init__(random=random)
+        self._target = np.array(target)
+        self._hand = hand
+        self._hand_site = hand.tool_center_point.full_identifier  # pyright: ignore[reportAttributeAccessIssue]
+        start = Uniform(_START_LOWER, _START_UPPER)  # pyright: ignore[reportArgumentType]
+        self._place_hand = ToolCenterPointInitializer(hand, arm, start, workspaces.DOWN_QUATERNION)
+        observables = composer.NullTask(scene).observables
+        self._observables = {name: entry for name, entry in observables.items() if entry.enabled}
+
+    def initialize_episode(self, physics: mjcf.Physics) -> None:
+        self._hand.set_grasp(physics, close_factors=self.random.uniform())
+        self._place_hand(physics, self.random)
+        super().initialize_episode(physics)
+
+    def get_observation(self, physics: mjcf.Physics) -> Any:
+        # Copies, as some are views of the simulator's memory.
+        return OrderedDict(
+            (name, np.array(entry(physics, self.random))) for name, entry in self._observables.items()
+        )
+
+    def get_reward(self, physics: mjcf.Physics) -> Any:
+        distance = np.linalg.norm(physics.named.data.site_xpos[self._hand_site] - self._target)
+        return tolerance(distance, (0, _TARGET_RADIUS), margin=_TARGET_RADIUS)
+
+
+def load(task: str, seed: int) -> Environment:
+    """The environment of ``task``; its initial states come from ``seed``."""
+    target = _TARGETS[task]
+    scene = arenas.Standard()
+    arm = robots.make_arm(obs_settings=observations.PERFECT_FEATURES)
+    hand = robots.make_hand(obs_settings=observations.PERFECT_FEATURES)
+    arm.attach(hand)
+    scene.attach_offset(arm, offset=robots.ARM_OFFSET)
+    workspaces.add_target_site(
+        scene.mjcf_model.worldbody,  # pyright: ignore[reportOptionalMemberAccess]
+        _TARGET_RADIUS,
+        visible=True,
+        rgba=constants.RED,
+        name="target",
+        pos=target,
+    )
+    return Environment(
+        mjcf.Physics.from_mjcf_model(scene.mjcf_model),
+        _Reach(scene, arm, hand, target, random=seed),
+        time_limit=_TIME_LIMIT_SECONDS,
+        control_timestep=constants.CONTROL_TIMESTEP,
+    )

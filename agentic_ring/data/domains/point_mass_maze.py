@@ -1,0 +1,77 @@
+"""A ball in a square of four rooms, to be pushed from the upper left one to a spot in one of the four.
+
+dm_control's ``point_mass`` with ExoRL's changes: two walls cross in the middle and leave a passage at
+the end of each arm, bodies touch, and the ball starts anywhere in the upper left room.
+"""
+
+import xml.etree.ElementTree as ET
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from dm_control.rl.control import Environment
+from dm_control.suite import base, common, point_mass
+from dm_control.utils.rewards import tolerance
+
+_TIME_LIMIT_SECONDS = 20.0
+_TARGET_RADIUS = 0.015
+_TARGETS = {
+    "reach_top_left": (-0.15, 0.15, 0.01),
+    "reach_top_right": (0.15, 0.15, 0.01),
+    "reach_bottom_left": (-0.15, -0.15, 0.01),
+    "reach_bottom_right": (0.15, -0.15, 0.01),
+}
+# Half lengths in metres. The square reaches to 0.3, so the passages are 0.12 wide.
+_WALLS = {"wall_across": (0.18, 0.02, 0.02), "wall_along": (0.02, 0.18, 0.02)}
+_START_LOWER, _START_UPPER = (-0.29, 0.15), (-0.15, 0.29)
+
+
+class _Reach(base.Task):
+    """Nearness to the target, by up to a fifth less for large controls."""
+
+    def __init__(self, target: tuple[float, float, float], random: int):
+        super().__init__(random=random)
+        self._target = np.array(target)
+
+    def initialize_episode(self, physics: point_mass.Physics) -> None:
+        physics.data.qpos[:] = self.random.uniform(_START_LOWER, _START_UPPER)
+        super().initialize_episode(physics)
+
+    def get_observation(self, physics: point_mass.Physics) -> Any:
+        return OrderedDict(position=physics.position(), velocity=physics.velocity())
+
+    def get_reward(self, physics: point_mass.Physics) -> Any:
+        distance = np.linalg.norm(self._target - physics.named.data.geom_xpos["pointmass"])
+        near = tolerance(distance, (0, _TARGET_RADIUS), margin=_TARGET_RADIUS)
+        small = np.mean(tolerance(physics.control(), margin=1, value_at_margin=0, sigmoid="quadratic"))
+        return near * (small + 4) / 5
+
+
+def _model(target: tuple[float, float, float]) -> str:
+    """XML of the maze, made of dm_control's open square."""
+    model = ET.fromstring(point_mass.get_model_and_assets()[0])
+    del _found(model, "option/flag").attrib["contact"]
+    world = _found(model, "worldbody")
+    shown = _found(world, "geom[@name='target']")
+    shown.attrib.update({"pos": _numbers(target), "contype": "0", "conaffinity": "0"})
+    for name, size in _WALLS.items():
+        attributes = {"type": "box", "pos": "0 0 .02", "size": _numbers(size), "material": "decoration"}
+        ET.SubElement(world, "geom", attributes, name=name)
+    return ET.tostring(model, encoding="unicode")
+
+
+def _found(element: ET.Element, path: str) -> ET.Element:
+    child = element.find(path)
+    assert child is not None, f"dm_control's point_mass has no {path}"
+    return child
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(map(str, values))
+
+
+def load(task: str, seed: int) -> Environment:
+    """The environment of ``task``; its initial states come from ``seed``."""
+    target = _TARGETS[task]
+    physics = point_mass.Physics.from_xml_string(_model(target), common.ASSETS)
+    return Environment(physics, _Reach(target, random=seed), time_limit=_TIME_LIMIT_SECONDS)

@@ -1,0 +1,49 @@
+"""Quadruped's tasks as ExoRL has them: ``walk`` and ``run`` of dm_control, ``stand`` and ``jump``."""
+
+from typing import Any
+
+from dm_control.rl.control import Environment
+from dm_control.suite import common, quadruped
+from dm_control.utils.rewards import tolerance
+
+from agentic_ring.data.domains.unit_actions import UnitActions
+
+_TIME_LIMIT_SECONDS = 20.0
+_CONTROL_TIMESTEP_SECONDS = 0.02
+_SPEEDS = {"walk": 0.5, "run": 5.0}
+_JUMP_HEIGHT = 1.0
+_FLOOR_SIZE = 100.0  # only seen: the floor's plane has no end
+
+
+class _Quadruped(UnitActions, quadruped.Move):
+    """Rewards of all four tasks are that for an upright torso, times what the task asks for."""
+
+    def __init__(self, task: str, random: int):
+        super().__init__(desired_speed=_SPEEDS.get(task, 0.0), random=random)
+        self._task = task
+
+    def get_reward(self, physics: quadruped.Physics) -> Any:
+        if self._task in _SPEEDS:
+            return super().get_reward(physics)
+        # Linear in the cosine of the torso's tilt, as quadruped's other tasks have it.
+        upright = tolerance(
+            physics.torso_upright(), (1, float("inf")), margin=2, value_at_margin=0, sigmoid="linear"
+        )
+        return upright * self._height(physics) if self._task == "jump" else upright
+
+    @staticmethod
+    def _height(physics: quadruped.Physics):
+        height = physics.named.data.sensordata["center_of_mass"][2]
+        bounds = (_JUMP_HEIGHT, float("inf"))
+        return tolerance(height, bounds, margin=_JUMP_HEIGHT, value_at_margin=0.5, sigmoid="linear")
+
+
+def load(task: str, seed: int) -> Environment:
+    """The environment of ``task``; its initial states come from ``seed``."""
+    model = quadruped.make_model(floor_size=_FLOOR_SIZE)
+    return Environment(
+        quadruped.Physics.from_xml_string(model, common.ASSETS),
+        _Quadruped(task, random=seed),
+        time_limit=_TIME_LIMIT_SECONDS,
+        control_timestep=_CONTROL_TIMESTEP_SECONDS,
+    )

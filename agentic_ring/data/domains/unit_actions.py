@@ -1,0 +1,23 @@
+"""Actions in [-1, 1] for bodies whose actuators have other ranges."""
+
+import numpy as np
+from dm_control.mujoco import Physics
+from dm_control.suite import base
+
+
+class UnitActions(base.Task):
+    """A task that maps [-1, 1] onto each actuator's range.
+
+    As dm_control's ``action_scale`` wrapper does, with which ExoRL recorded (``dmc.py``), but as a part
+    of the task: the environment stays one of dm_control's own kind.
+    """
+
+    def action_spec(self, physics: Physics):
+        """[-1, 1] for each of the A actuators."""
+        return super().action_spec(physics).replace(minimum=-1.0, maximum=1.0)
+
+    def before_step(self, action: np.ndarray, physics: Physics) -> None:
+        """Sets the actuators to ``action`` [A]."""
+        lower, upper = physics.model.actuator_ctrlrange.T
+        scale = (upper - lower) / 2
+        super().before_step(lower + scale * (np.asarray(action, np.float64) + 1), physics)
