@@ -115,12 +115,11 @@ class Baseline:
                 preset.values, learner=replace(preset.values.learner, bc_alpha=self.bc_alpha), seed=seed
             )
         dims = domain.observation_dim, domain.action_dim
-        model = (
-            BehaviorCloningConfig(*dims)
-            if self.kind == "bc"
-            else DecisionTransformerConfig(*dims, max_timestep=data.longest)
-        )
-        return WindowLearner(model, self.best_share, replace(preset.windows, seed=seed))
+        if self.kind == "bc":
+            model, training = BehaviorCloningConfig(*dims), preset.cloning
+        else:
+            model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
+        return WindowLearner(model, self.best_share, replace(training, seed=seed))
 
     def train(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
         """See ``Method``."""

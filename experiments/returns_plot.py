@@ -6,7 +6,7 @@ import numpy as np
 
 from evals.plots import BLUE, GREY, ORANGE, error_bars, legend_below, save, titled_canvas
 from experiments.methods import METHODS
-from experiments.returns_table import FORMULA, ReturnsTable
+from experiments.returns_table import ReturnsTable
 
 
 def plot_returns(path: Path, table: ReturnsTable) -> None:
@@ -27,11 +27,11 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
         marker="o",
         linestyle="none",
         capsize=4,
-        label=f"interquartile mean and 95% over {table.seeds} training seeds",
+        label=f"IQM, 95% over seeds ({table.seeds})",
     )
-    axes.axhline(100, color=GREY, linestyle="--", label="reference: 95th percentile of the data")
+    axes.axhline(100, color=GREY, linestyle="--", label="95th percentile of the data")
     axes.axhline(0, color=GREY, linestyle=":", label="random policy")
     axes.set_xticks(places, [METHODS[method].title for method, _ in table.order], rotation=30, ha="right")
-    axes.set_ylabel(FORMULA)
+    axes.set_ylabel("normalised return")
     legend_below(canvas, axes)
     save(canvas, path)

@@ -134,7 +134,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
     notes = [
         f"Return of the last trial, normalised: {FORMULA}; the reference is the 95th percentile of the "
         "training returns, which every trial aims at too.",
-        f"In brackets the interval over {table.seeds} training seeds (95%, bootstrap, stratified by task)"
+        f"In brackets 95% bootstrap intervals over {table.seeds} training seeds, IQM's stratified by task."
         if table.seeds > 1
         else "One training seed, so that nothing is known of the spread over seeds.",
         "After a slash the paper's number.",
@@ -206,9 +206,9 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
     return TextTable("What fits", rows, [note])
 
 
-def _printed(cells: Mapping[str, float | str]) -> dict[str, str]:
+def _printed(cells: Mapping[str, Any]) -> dict[str, str]:
     """The paper's cells of a row, by our method."""
-    return {name: str(cells[method.paper]) for name, method in METHODS.items() if method.paper in cells}
+    return {name: str(cells[m.paper]) for name, m in METHODS.items() if m.paper and m.paper in cells}
 
 
 def _row(name: str, values: Mapping[str, str], printed: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError
@@ -68,7 +69,7 @@ def run_cell(cell: TableCell, output: Path) -> None:
       DataError: the cell was not prepared.
     """
     directory, method = cell.folder(output), method_named(cell.method)
-    config = read_config(directory, method.config_kind)
+    config: Any = read_config(directory, method.config_kind)
     stages = Stages()
     stages.keep_in(directory)
     with stages.stage("training"):

@@ -19,14 +19,16 @@ class TablePreset:
 
     Attributes:
       chains: the Agentic Transformer's; its trajectories are each column's own.
-      windows: how behaviour cloning and the Decision Transformer are trained.
+      cloning: how behaviour cloning is trained.
+      decision: how the Decision Transformer is.
       values: how TD3 and TD3+BC are.
       methods: columns that are trained unless others are asked for.
       seeds: training seeds of each cell.
     """
 
     chains: Preset
-    windows: TrainConfig
+    cloning: TrainConfig
+    decision: TrainConfig
     values: OfflineTD3Config
     methods: tuple[str, ...]
     seeds: int
@@ -52,6 +54,11 @@ _WINDOWS = TrainConfig(
     checkpoint_every=10_000,
     log_every=100,
 )
+_DEMO_WINDOWS = replace(
+    _WINDOWS,
+    log_every=20,
+    optimizer=replace(_WINDOWS.optimizer, learning_rate=1e-3, warmup_steps=100),
+)
 # denisyarats/exorl: config.yaml, agent/td3.yaml and agent/td3_bc.yaml.
 _VALUES = OfflineTD3Config(
     TD3Config(hidden=1024, batch=1024, learning_rate=1e-4, horizon=1, discount=0.99, policy_delay=1),
@@ -62,13 +69,8 @@ _VALUES = OfflineTD3Config(
 TABLE_PRESETS = {
     "demo": TablePreset(
         chains=PRESETS["demo"],
-        windows=replace(
-            _WINDOWS,
-            steps=2000,
-            checkpoint_every=500,
-            log_every=20,
-            optimizer=replace(_WINDOWS.optimizer, learning_rate=1e-3, warmup_steps=100),
-        ),
+        cloning=replace(_DEMO_WINDOWS, steps=10_000, checkpoint_every=2500),
+        decision=replace(_DEMO_WINDOWS, steps=2000, batch_size=16, checkpoint_every=500),
         values=replace(
             _VALUES,
             learner=replace(_VALUES.learner, hidden=256, batch=256, learning_rate=1e-3),
@@ -80,14 +82,16 @@ TABLE_PRESETS = {
     ),
     "small": TablePreset(
         chains=PRESETS["small"],
-        windows=_WINDOWS,
+        cloning=_WINDOWS,
+        decision=_WINDOWS,
         values=_VALUES,
         methods=(*_BASELINES, "at_ring_4", "at_blockwise_4", "at_ring_32"),
         seeds=3,
     ),
     "paper": TablePreset(
         chains=PRESETS["paper"],
-        windows=_WINDOWS,
+        cloning=_WINDOWS,
+        decision=_WINDOWS,
         values=_VALUES,
         methods=(*_BASELINES, "at_memory_efficient_32", "at_blockwise_32", "at_blockwise_128", "at_ring_128"),
         seeds=5,

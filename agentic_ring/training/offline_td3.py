@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.data.decisions import Decisions, DrawnBatches
 from agentic_ring.errors import ConfigError
@@ -74,9 +74,17 @@ def train_td3(
     shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
     dims = data.observation.shape[1], data.action.shape[1]
 
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
     def fresh() -> TrainState:
         state = init_population(learner, *dims, jnp.array([config.seed]))
-        return TrainState(jnp.zeros((), jnp.int32), state._asdict(), ())
+        return jax.device_put(TrainState(jnp.zeros((), jnp.int32), state._asdict(), ()), everywhere)
+
+    def like() -> TrainState:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            jax.eval_shape(fresh),
+        )
 
     def improve(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
         learned = update(learner, TD3State(**state.params), batch)
@@ -89,7 +97,7 @@ def train_td3(
             config.loop,
             improve,
             fresh,
-            lambda: jax.eval_shape(fresh),
+            like,
             DrawnBatches(lambda generator: data.transitions(generator, shape), config.seed),
             checkpoints,
             metrics,

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @cache
@@ -17,18 +18,19 @@ def exorl_return(task: str) -> float | None:
     return next((row[-1] for row in tables()["table5_exorl_return"]["rows"] if row[0] == task), None)
 
 
-def exorl_rows() -> dict[str, dict[str, float | str]]:
+def exorl_rows() -> dict[str, dict[str, Any]]:
     """Table 5: by task of ours the paper's cells by column; the paper does not say which target Jaco has."""
     table = tables()["table5_exorl_return"]
-    names = {"jaco_reach": "jaco_reach_top_left"}
     return {
-        names.get(task, task): dict(zip(table["columns"][1:], cells, strict=True))
+        "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
+            zip(table["columns"][1:], cells, strict=True)
+        )
         for task, *cells in table["rows"]
         if task != "total_average"
     }
 
 
-def exorl_averages() -> dict[str, float | str]:
+def exorl_averages() -> dict[str, Any]:
     """Table 5's last row, by column."""
     table = tables()["table5_exorl_return"]
     return dict(zip(table["columns"][1:], table["rows"][-1][1:], strict=True))

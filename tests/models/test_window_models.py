@@ -1,6 +1,7 @@
 """Behaviour cloning and the Decision Transformer: what they may see, and that they learn it."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,16 @@ def windows(generator, count=6):
     )
 
 
-def predictions(config, given):
+@cache
+def initial(config):
+    """A fresh model as a compiled function of windows."""
     model = Model(config)
-    return np.asarray(model.bind(model.init_params(jax.random.key(0)))(given))
+    params = model.init_params(jax.random.key(0))
+    return jax.jit(lambda given: model.bind(params)(given))
+
+
+def predictions(config, given):
+    return np.asarray(initial(config)(given))
 
 
 def changed(given, field, place):
@@ -96,7 +104,7 @@ def fitted(config, batch_of, steps):
 
     for _ in range(steps):
         params, state = update(params, state, batch_of())
-    return lambda given: np.asarray(model.bind(params)(given))
+    return jax.jit(lambda given: model.bind(params)(given))
 
 
 def test_cloning_recovers_a_linear_policy():
@@ -130,7 +138,7 @@ def test_the_decision_transformer_does_what_its_target_says():
             np.ones((64, WINDOW), np.float32),
         )
 
-    predict = fitted(DECISION, batch_of, 60)
+    predict = fitted(DECISION, batch_of, 150)
     test = batch_of().windows
     np.testing.assert_allclose(predict(test)[:, 0], test.action[:, 0], atol=0.15)
 
