@@ -197,7 +197,7 @@ def test_normalised_returns_and_the_order(tmp_path):
     assert (
         "| walker_run | 0.0 (0.0 to 0.0) | 50.0 (50.0 to 50.0) | 75.0 (50.0 to 100.0) / 49.82 |" in markdown
     )
-    assert "| DT | 137.5 " in markdown
+    assert "| DT | 150.0 " in markdown
     # On one task DT wins, on the other it does half the time.
     assert texts[2].rows[0]["P(better than the next)"].startswith("0.88 ")
     fits = {row["method"]: row for row in texts[3].rows}
