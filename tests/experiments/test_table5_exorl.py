@@ -1,6 +1,5 @@
 """Table 5 from flags to files, on real cartpole episodes, with learners that train in seconds."""
 
-import csv
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ from data_prep.collect import CollectConfig, collect
 from evals.hardware import CompilerMissingError
 from evals.intervals import Interval
 from evals.results import Figure, Results
+from evals.rows import read_rows
 from experiments import methods, paper, table5_cells, table5_exorl, table5_presets
 from experiments.chain_memory import ChainCell
 from experiments.methods import METHODS, Agentic
@@ -92,7 +92,7 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     assert [cell.method for cell in cells_run] == ["random", "dt", "td3_bc"]
     assert "67.56" in printed, "the paper's DT"
     assert "not this quantity" in printed
-    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    rows = read_rows(tmp_path / "table.csv")
     assert list(rows[0])[:6] == ["task", "method", "trajectories", "seed", "trial", "return"]
     assert {(row["method"], row["trial"]) for row in rows} == {
         (method, trial) for method in ("random", "dt", "td3_bc") for trial in ("1", "2", "best_of_trials")
