@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.tasks import Domain, Task, task_named
+from agentic_ring.training.td3 import TD3Config
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.noise import NoiseExplorer
 from data_prep.collectors.population import Learner, PopulationExplorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.rnd import RNDLearner
-from data_prep.collectors.td3 import TD3Config, TD3Learner
+from data_prep.collectors.td3 import TD3Learner
 
 # Half noise spoils imitation, and reward-free exploration alone has no good episodes to end a chain:
 # shares of `mix` that were found to work. What remains is TD3.

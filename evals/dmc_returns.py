@@ -19,13 +19,13 @@ from agentic_ring import cli
 from agentic_ring.data.chains import ChainLoader
 from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import CheckpointError
 from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.progress import progress
-from agentic_ring.run import RunConfig, load_config
+from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
 from evals.environments import make_environments
@@ -55,11 +55,11 @@ class ReturnReport:
 
     def trial_intervals(self) -> list[Interval]:
         """Mean of each trial over the environments, with its interval."""
-        return [mean_interval(returns) for returns in self.trials.T]
+        return trial_intervals(self.trials)
 
     def figures(self, paper: float | None = None) -> list[Figure]:
         """All of it as figures; ``paper`` stands beside the last trial and the best one."""
-        figures = [
+        return [
             Figure.of("return/random_policy", mean_interval(self.random_policy.mean(axis=1)), "return"),
             *(
                 Figure(
@@ -68,12 +68,27 @@ class ReturnReport:
                 for name, quantile in DATA_QUANTILES.items()
             ),
             Figure("return/target", self.target, "return", n=len(self.data)),
+            *trial_figures(self.trials, paper),
         ]
-        for number, interval in enumerate(self.trial_intervals(), start=1):
-            figures.append(Figure.of(f"return/trial_{number}", interval, "return"))
-        figures.append(Figure.of("return/last_trial", self.trial_intervals()[-1], "return", paper))
-        best = mean_interval(self.trials.max(axis=1))
-        return [*figures, Figure.of("return/best_of_trials", best, "return", paper)]
+
+
+def trial_intervals(returns: np.ndarray) -> list[Interval]:
+    """Mean of each trial over the environments, of returns [E, trials]."""
+    return [mean_interval(trial) for trial in returns.T]
+
+
+def trial_figures(returns: np.ndarray, paper: float | None = None) -> list[Figure]:
+    """Each trial of returns [E, trials], the last, and the mean over environments of their best trial."""
+    trials = trial_intervals(returns)
+    best = mean_interval(returns.max(axis=1))
+    return [
+        *(
+            Figure.of(f"return/trial_{number}", trial, "return")
+            for number, trial in enumerate(trials, start=1)
+        ),
+        Figure.of("return/last_trial", trials[-1], "return", paper),
+        Figure.of("return/best_of_trials", best, "return", paper),
+    ]
 
 
 DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
@@ -85,39 +100,57 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     evaluation, action_repeat = config.evaluation, config.chains.action_repeat
     with TrajectoryStore.open(config.store) as store:
         data = store.returns(task.name)
-        prompt = read_prompt(store, config, mesh.shape["ring"]) if evaluation.prompt_trajectories else None
+    random_policy = RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed)
+    policy = in_context_policy(config, model, params, mesh)
+    by_chance, _ = roll_out(random_policy, "random policy", task, action_repeat, evaluation)
+    returns, rollout = roll_out(policy, "agentic transformer", task, action_repeat, evaluation)
+    return ReturnReport(returns, by_chance, data, config.target, rollout)
+
+
+def in_context_policy(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> InContextPolicy:
+    """The policy of a trained Agentic Transformer, with its prompt read."""
+    evaluation = config.evaluation
+    prompt = None
+    if evaluation.prompt_trajectories:
+        with TrajectoryStore.open(config.store) as store:
+            prompt = read_prompt(store, config, mesh.shape["ring"])
+    decisions = -(-parse_task(config.task).domain.episode_steps // config.chains.action_repeat)
+    return InContextPolicy(
+        model,
+        params,
+        mesh,
+        config.scaling,
+        config.target,
+        evaluation.environments,
+        decisions * evaluation.trials,
+        prompt,
+    )
+
+
+def roll_out(
+    policy: TrialPolicy, name: str, task: Task, action_repeat: int, evaluation: EvaluationConfig
+) -> tuple[np.ndarray, Rollout]:
+    """Undiscounted returns float64 [E, trials] of a policy, in the environments that every policy meets.
+
+    Beside them what the first environment went through.
+
+    Args:
+      name: of the policy, for the progress bar.
+    """
     seeds = range(evaluation.first_seed, evaluation.first_seed + evaluation.environments)
     decisions = -(-task.domain.episode_steps // action_repeat)
-    policies: dict[str, TrialPolicy] = {
-        "random policy": RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed),
-        "agentic transformer": InContextPolicy(
-            model,
-            params,
-            mesh,
-            config.scaling,
-            config.target,
-            evaluation.environments,
-            decisions * evaluation.trials,
-            prompt,
-        ),
-    }
-    returns = {}
     environments = make_environments(task, list(seeds), action_repeat)
-    recorded = RecordingPolicy(policies["agentic transformer"], environments)
-    policies["agentic transformer"] = recorded
+    recorded = RecordingPolicy(policy, environments)
     try:
-        for name, policy in policies.items():
-            with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
+        with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
 
-                def on_step(trial: int, step: int) -> None:
-                    advance(trial * decisions + step + 1, f"trial {trial + 1}")
+            def on_step(trial: int, step: int) -> None:
+                advance(trial * decisions + step + 1, f"trial {trial + 1}")
 
-                returns[name] = run_trials(policy, environments, evaluation.trials, on_step)
+            returns = run_trials(recorded, environments, evaluation.trials, on_step)
     finally:
         environments.close()
-    return ReturnReport(
-        returns["agentic transformer"], returns["random policy"], data, config.target, recorded.rollout()
-    )
+    return returns, recorded.rollout()
 
 
 def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSteps:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.files import replacing
 from agentic_ring.provenance import git_commit, versions
+from agentic_ring.run_folder import Dataclass
 from evals.llama_step import SHAPES, LlamaStep, Method, Precision
 from evals.machines import NamedMachine, machine
-from evals.memory import fits
+from evals.memory import TrainStep, fits
 from evals.memory_model import MemoryModel
 
 LEAST_CONTEXT = 1024
@@ -32,6 +33,41 @@ QUESTION_SECONDS = 1800
 
 class CompilerFailedError(AgenticRingError, RuntimeError):
     """A program that does not compile, for a reason other than memory."""
+
+
+class Step(Protocol):
+    """A training step that can be compiled."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences of an update."""
+        ...
+
+    @property
+    def config(self) -> Any:
+        """The model and how it is computed."""
+        ...
+
+    @property
+    def train_step(self) -> TrainStep:
+        """To compile."""
+        ...
+
+
+class Question(Dataclass, Protocol):
+    """What can be asked at a context, named by ``str``."""
+
+    @property
+    def machine(self) -> NamedMachine:
+        """What it is compiled for."""
+        ...
+
+    def step(self, context: int, devices: tuple[Any, ...]) -> Step:
+        """The step for sequences of this many tokens."""
+        ...
+
+
+Asked = TypeVar("Asked", bound=Question)
 
 
 @dataclass(frozen=True)
@@ -77,7 +113,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Generic[Asked]):
     """What the compiler said of one cell at one context.
 
     Attributes:
@@ -93,7 +129,7 @@ class Finding:
       commit, jax: what asked.
     """
 
-    cell: Cell
+    cell: Asked
     context: int
     verdict: Literal["fits", "does not fit", "error"]
     needed: float | None
@@ -106,7 +142,7 @@ class Finding:
     jax: str = jax.__version__
 
 
-def ask(cell: Cell, context: int) -> Finding:
+def ask(cell: Asked, context: int) -> Finding[Asked]:
     """Compiles a cell's program, in this process.
 
     Raises:
@@ -144,17 +180,19 @@ def ask(cell: Cell, context: int) -> Finding:
     return finding
 
 
-class Findings:
+class Findings(Generic[Asked]):
     """Answers on disk, one JSON file a question.
 
     Args:
       folder: made if need be.
+      kind: of the cells that are asked about.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, kind: Callable[..., Any] = Cell):
         self._folder = folder
+        self._kind = kind
 
-    def path(self, cell: Cell, context: int) -> Path:
+    def path(self, cell: Asked, context: int) -> Path:
         """Where the answer lies: a hash of the program's configuration, machine and compiler."""
         machine, installed = cell.machine, versions()
         step = cell.step(context, (None,) * machine.devices)
@@ -169,15 +207,15 @@ class Findings:
         digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{digest[:24]}.json"
 
-    def get(self, cell: Cell, context: int) -> Finding | None:
+    def get(self, cell: Asked, context: int) -> Finding[Asked] | None:
         """The answer, if it is there; a file that was damaged counts as none."""
         try:
             stored = json.loads(self.path(cell, context).read_text())
-            return Finding(**{**stored, "cell": Cell(**stored["cell"])})
+            return Finding(**{**stored, "cell": self._kind(**stored["cell"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def put(self, finding: Finding) -> None:
+    def put(self, finding: Finding[Asked]) -> None:
         """Keeps an answer."""
         with replacing(self.path(finding.cell, finding.context)) as beside:
             beside.write_text(json.dumps(asdict(finding), indent=1) + "\n")
@@ -243,7 +281,7 @@ def search_finely(
         tried.append(reach)
 
 
-class Asker:
+class Asker(Generic[Asked]):
     """Puts questions to processes of their own, and keeps the answers.
 
     Args:
@@ -251,11 +289,11 @@ class Asker:
       findings: what is known already.
     """
 
-    def __init__(self, command: Callable[[Cell, int], list[str]], findings: Findings):
+    def __init__(self, command: Callable[[Asked, int], list[str]], findings: Findings[Asked]):
         self._command = command
         self._findings = findings
 
-    def __call__(self, cell: Cell, context: int) -> Finding:
+    def __call__(self, cell: Asked, context: int) -> Finding[Asked]:
         """The answer, from disk or by compiling; an error is an answer too, but not kept."""
         known = self._findings.get(cell, context)
         if known is not None:

@@ -1,7 +1,8 @@
 """The stages of a run: configuration, training, evaluation, and what is left on disk."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight import StratifiedSampler
-from agentic_ring.data.scaling import measure_scaling
+from agentic_ring.data.scaling import Scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.mesh import MeshShape
@@ -31,6 +32,39 @@ from evals.results import Figure, Results, write_results
 from experiments.presets import Preset
 
 
+@dataclass(frozen=True)
+class DataFacts:
+    """What a run's configuration takes from its data.
+
+    Attributes:
+      action_repeat: control steps of a decision.
+      scaling: see ``Scaling``.
+      longest: decisions of the longest trajectory.
+      target: the chosen quantile of the returns of all that a policy acted in.
+    """
+
+    action_repeat: int
+    scaling: Scaling
+    longest: int
+    target: float
+
+
+def measure_data(
+    store_path: Path, task: Task, action_repeats: Mapping[str, int], target_quantile: float
+) -> DataFacts:
+    """Reads a store once; decisions last as long as the preset has them for the domain, or less."""
+    with TrajectoryStore.open(store_path) as store:
+        held = int(np.gcd.reduce(store.action_repeats))
+        action_repeat = math.gcd(held, action_repeats.get(task.domain.name, 1))
+        returns = store.returns(task.name)[store.learnable]
+        return DataFacts(
+            action_repeat,
+            measure_scaling(store, task.name, action_repeat),
+            longest=-(-int(store.lengths.max()) // action_repeat),
+            target=float(np.quantile(returns, target_quantile)),
+        )
+
+
 def resolve(
     preset: Preset,
     preset_name: str,
@@ -41,14 +75,10 @@ def resolve(
     seed: int,
 ) -> RunConfig:
     """The whole configuration of a run: the preset, and what the data decides."""
-    with TrajectoryStore.open(store_path) as store:
-        held = int(np.gcd.reduce(store.action_repeats))
-        action_repeat = math.gcd(held, preset.action_repeat.get(task.domain.name, 1))
-        scaling = measure_scaling(store, task.name, action_repeat)
-        returns = store.returns(task.name)[store.learnable]
-        longest = -(-int(store.lengths.max()) // action_repeat)
-    training = preset.training(preset.trajectories * longest, mesh.shape["data"] * mesh.shape["fsdp"], seed)
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
+    data = measure_data(store_path, task, preset.action_repeat, evaluation.target_quantile)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    training = preset.training(preset.trajectories * data.longest, shards, seed)
     return RunConfig(
         task=task.full_name,
         preset=preset_name,
@@ -57,15 +87,15 @@ def resolve(
         chains=ChainConfig(
             task=task.name,
             trajectories=preset.trajectories,
-            action_repeat=action_repeat,
+            action_repeat=data.action_repeat,
             loss_extent=loss_extent,
             seed=seed,
         ),
-        scaling=scaling,
-        model=preset.model(task.domain, max_timestep=longest),
+        scaling=data.scaling,
+        model=preset.model(task.domain, max_timestep=data.longest),
         training=training,
         evaluation=evaluation,
-        target=float(np.quantile(returns, evaluation.target_quantile)),
+        target=data.target,
     )
 
 

@@ -18,7 +18,6 @@ from agentic_ring.data.batches import GlobalBatches
 from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.errors import DataError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
 
@@ -72,12 +71,7 @@ class ChainLoader:
     """
 
     def __init__(self, store: TrajectoryStore, config: ChainConfig, scaling: Scaling, ring: int):
-        held = int(np.gcd.reduce(store.action_repeats))
-        if held % config.action_repeat:
-            raise DataError(
-                f"the trajectories hold an action for {held} steps, so decisions of {config.action_repeat} "
-                f"steps cannot be read from them; use an action repeat that divides {held}"
-            )
+        store.require_held(config.action_repeat)
         self._store = store
         self._config = config
         self._scaling = scaling

@@ -30,7 +30,7 @@ import numpy as np
 from agentic_ring.data.sealed_file import FileKind, check_seal, verify_seal
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
-from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError
 
 STORE = FileKind(
     name="agentic_ring trajectory store",
@@ -143,6 +143,19 @@ class TrajectoryStore:
     def learnable(self) -> np.ndarray:
         """Whether a policy acted in each episode, so that it may be imitated: bool [E]."""
         return np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
+
+    def require_held(self, action_repeat: int) -> None:
+        """Checks that decisions of ``action_repeat`` steps can be read from the episodes.
+
+        Raises:
+          DataError: some actions are not held for so long.
+        """
+        held = int(np.gcd.reduce(self.action_repeats))
+        if held % action_repeat:
+            raise DataError(
+                f"the trajectories hold an action for {held} steps, so decisions of {action_repeat} "
+                f"steps cannot be read from them; use an action repeat that divides {held}"
+            )
 
     def verify(self) -> None:
         """Reads every byte.

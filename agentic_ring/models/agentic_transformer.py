@@ -24,7 +24,7 @@ from flax import nnx
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.layout import Layout
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.layers import Linear, gathered
+from agentic_ring.models.layers import Linear, embedding_table, gathered
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
@@ -104,9 +104,9 @@ class AgenticTransformer(nnx.Module):
         self.embed_action = Linear(next(keys), config.action_dim, width, rules, embed_axis=1)
         # Reward and completion share one token, so a step stays at 4.
         self.embed_reward = Linear(next(keys), 2, width, rules, embed_axis=1)
-        self.embed_timestep = _table(next(keys), config.max_timestep, width)
+        self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         self.embed_trajectory = (
-            _table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
+            embedding_table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
         )
         self.transformer = Transformer(next(keys), config.transformer)
         self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
@@ -204,8 +204,3 @@ def token_positions(step_position: jax.Array) -> tuple[jax.Array, jax.Array]:
     tokens = jnp.where(step_position[..., None] < 0, EMPTY_SLOT, tokens)
     tokens = tokens.reshape(step_position.shape[0], -1)
     return tokens, jnp.where(tokens < 0, -1, 0)
-
-
-def _table(key: jax.Array, rows: int, width: int) -> nnx.Param:
-    value = 0.02 * jax.random.normal(key, (rows, width), jnp.float32)
-    return nnx.Param(value, logical_axes=(None, "embed"))

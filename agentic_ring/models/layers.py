@@ -16,6 +16,12 @@ def weight(
     return nnx.Param(value, logical_axes=logical_axes)
 
 
+def embedding_table(key: jax.Array, rows: int, width: int) -> nnx.Param:
+    """A float32 table [rows, D], normal with deviation 0.02."""
+    value = 0.02 * jax.random.normal(key, (rows, width), jnp.float32)
+    return nnx.Param(value, logical_axes=(None, "embed"))
+
+
 class Linear(nnx.Module):
     """x [..., I] -> [..., O] with a bias."""
 

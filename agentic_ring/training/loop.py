@@ -102,48 +102,84 @@ def train(
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
     learning_rate = learning_rate_schedule(config.optimizer, config.steps)
+    train_step = jax.jit(
+        make_train_step(model, loss_function, optimizer, config.optimizer.accumulation),
+        donate_argnames="state",
+    )
+
+    def fresh() -> TrainState:
+        params = None if start is None else start()
+        return init_state(model, optimizer, config.seed, mesh, rules, params)
+
     with jax.set_mesh(mesh):
-        if checkpoints.last_step is None:
-            params = None if start is None else start()
-            state = init_state(model, optimizer, config.seed, mesh, rules, params)
-        else:
-            like = abstract_state(model, optimizer, mesh, rules)
-            state, data_state = checkpoints.restore(checkpoints.last_step, like)
-            batches.set_state(data_state)
-            say(f"resuming from step {checkpoints.last_step} of {config.steps}")
-        update = jax.jit(
-            make_train_step(model, loss_function, optimizer, config.optimizer.accumulation),
-            donate_argnames="state",
+        return run_updates(
+            config,
+            lambda state, batch: train_step(state, batch, frozen),
+            fresh,
+            lambda: abstract_state(model, optimizer, mesh, rules),
+            batches,
+            checkpoints,
+            metrics,
+            learning_rate=lambda step: float(jnp.asarray(learning_rate(step - 1))),
+            tokens=lambda batch: batch.weight.size * tokens_per_place,
         )
-        first = int(state.step)
-        clock = time.monotonic()
-        recent: list[float] = []
-        with progress("training", config.steps) as advance:
-            for step in range(first + 1, config.steps + 1):
-                batch = next(batches)
-                state, measured = update(state, batch, frozen)
-                loss = float(measured["loss"])
-                if not math.isfinite(loss):
-                    raise NonFiniteLossError(_non_finite_message(step, loss, checkpoints.last_step))
-                recent.append(loss)
-                now = time.monotonic()
-                tokens_per_second = batch.weight.size * tokens_per_place / (now - clock)
-                clock = now
-                if step % config.log_every == 0 or step == config.steps:
-                    metrics.write(
-                        step,
-                        {
-                            "loss": loss,
-                            "gradient_norm": float(measured["gradient_norm"]),
-                            "learning_rate": float(jnp.asarray(learning_rate(step - 1))),
-                            "tokens_per_second": tokens_per_second,
-                        },
-                    )
-                if step % config.checkpoint_every == 0 or step == config.steps:
-                    # One batch's loss is too noisy to tell which checkpoint is best.
-                    checkpoints.save(step, state, batches.get_state(), sum(recent) / len(recent))
-                    recent.clear()
-                advance(step, f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s")
+
+
+def run_updates(
+    config: TrainConfig,
+    update: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]],
+    fresh: Callable[[], TrainState],
+    like: Callable[[], TrainState],
+    batches: Batches,
+    checkpoints: Checkpoints,
+    metrics: MetricsLog,
+    *,
+    learning_rate: Callable[[int], float],
+    tokens: Callable[[Any], int],
+) -> TrainState:
+    """Applies any learner's updates up to ``config.steps``, from the newest checkpoint where there is one.
+
+    Args:
+      config: of which the optimiser is the learner's own business.
+      update: one update, and its measures, ``loss`` among them; may donate the state.
+      fresh: makes the state to start from.
+      like: its shapes and shardings, to restore a checkpoint into.
+      batches, checkpoints, metrics: as in ``train``.
+      learning_rate: of an update, counted from 1.
+      tokens: in a batch, for the speed.
+
+    Raises:
+      NonFiniteLossError, CheckpointError: as in ``train``.
+    """
+    if checkpoints.last_step is None:
+        state = fresh()
+    else:
+        state, data_state = checkpoints.restore(checkpoints.last_step, like())
+        batches.set_state(data_state)
+        say(f"resuming from step {checkpoints.last_step} of {config.steps}")
+    first = int(state.step)
+    clock = time.monotonic()
+    recent: list[float] = []
+    with progress("training", config.steps) as advance:
+        for step in range(first + 1, config.steps + 1):
+            batch = next(batches)
+            state, measured = update(state, batch)
+            loss = float(measured["loss"])
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(_non_finite_message(step, loss, checkpoints.last_step))
+            recent.append(loss)
+            now = time.monotonic()
+            tokens_per_second = tokens(batch) / (now - clock)
+            clock = now
+            if step % config.log_every == 0 or step == config.steps:
+                values = {name: float(value) for name, value in measured.items()}
+                values |= {"learning_rate": learning_rate(step), "tokens_per_second": tokens_per_second}
+                metrics.write(step, values)
+            if step % config.checkpoint_every == 0 or step == config.steps:
+                # One batch's loss is too noisy to tell which checkpoint is best.
+                checkpoints.save(step, state, batches.get_state(), sum(recent) / len(recent))
+                recent.clear()
+            advance(step, f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s")
     return state
 
 

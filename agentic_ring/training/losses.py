@@ -9,16 +9,26 @@ import jax.numpy as jnp
 
 from agentic_ring.data.chains import ChainBatch
 from agentic_ring.models.agentic_transformer import AgenticTransformer
+from agentic_ring.models.behavior_cloning import BehaviorCloning
+from agentic_ring.models.decision_transformer import DecisionTransformer
 from agentic_ring.models.llama import Llama, TokenBatch
+from agentic_ring.models.windows import WindowBatch
 
 
 def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
     """Weighted sum of squared action errors, each averaged over the action's components."""
-    predicted = model(batch.steps, batch.layout)
-    error = jnp.mean(jnp.square(predicted - batch.steps.action), axis=-1)
-    return jnp.sum(batch.weight * error)
+    return _squared_error(model(batch.steps, batch.layout), batch.steps.action, batch.weight)
+
+
+def window_loss(model: BehaviorCloning | DecisionTransformer, batch: WindowBatch) -> jax.Array:
+    """The same of windows; a model that predicts the last action alone has weight there alone."""
+    return _squared_error(model(batch.windows), batch.windows.action, batch.weight)
 
 
 def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
     """Weighted sum of the cross entropy of each token's target, in nats."""
     return jnp.sum(batch.weight * model.cross_entropy(batch))
+
+
+def _squared_error(predicted: jax.Array, action: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.sum(weight * jnp.mean(jnp.square(predicted - action), axis=-1))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from data_prep.collectors.networks import Parameters, apply_mlp, init_mlp
-from data_prep.collectors.td3 import TD3Config, TD3State, act, init_population, update
+from agentic_ring.models.perceptron import Parameters, apply_mlp, init_mlp
+from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
 
 # Normalised observations beyond this many deviations count as this many (URLB).
 _OBSERVATION_CLIP = 5.0

@@ -1,71 +1,11 @@
-"""TD3 (arXiv 1802.09477), a population of learners updated by one compiled call.
-
-Members differ in seed and in the task whose reward they see; the weights of all of them carry a
-leading axis P, and a call scans over many updates.
-"""
+"""TD3 as an explorer: a population that learns the rewards of its tasks while it acts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from data_prep.collectors.networks import Parameters, apply_mlp, init_mlp
-
-
-@dataclass(frozen=True)
-class TD3Config:
-    """Hyperparameters; the noise is URLB's (std .2, clip .3), the rest is set for cheap updates.
-
-    Small batches learn as much per update as large ones here, and updates are what the time goes to.
-
-    Attributes:
-      horizon: decisions of an n-step return.
-      discount: per decision.
-      policy_delay: critic updates before each actor update.
-    """
-
-    hidden: int = 256
-    batch: int = 64
-    learning_rate: float = 1e-3
-    horizon: int = 3
-    discount: float = 0.98
-    target_rate: float = 0.01
-    target_noise: float = 0.2
-    target_noise_clip: float = 0.3
-    policy_delay: int = 2
-
-
-class TD3State(NamedTuple):
-    """Everything that an update changes."""
-
-    actor: Parameters
-    critics: Parameters  # leading axis 2
-    target_critics: Parameters
-    target_actor: Parameters
-    actor_optimizer: optax.OptState
-    critic_optimizer: optax.OptState
-    key: jax.Array  # key data, which unlike keys can be saved as they are
-
-
-def init_population(config: TD3Config, observation_dim: int, action_dim: int, seeds: jax.Array) -> TD3State:
-    """One independent learner for each of ``seeds`` [P]."""
-    return jax.vmap(partial(_init_member, config, observation_dim, action_dim))(seeds)
-
-
-def _init_member(config: TD3Config, observation_dim: int, action_dim: int, seed: jax.Array) -> TD3State:
-    actor_key, critic_key, key = jax.random.split(jax.random.key(seed), 3)
-    hidden = (config.hidden, config.hidden)
-    actor = init_mlp(actor_key, (observation_dim, *hidden, action_dim))
-    sizes = (observation_dim + action_dim, *hidden, 1)
-    critics = jax.vmap(lambda k: init_mlp(k, sizes))(jax.random.split(critic_key, 2))
-    optimizer = optax.adam(config.learning_rate)
-    optimizers = (optimizer.init(actor), optimizer.init(critics))
-    return TD3State(actor, critics, critics, actor, *optimizers, jax.random.key_data(key))
+from agentic_ring.training.td3 import TD3Config, act, init_population, update
 
 
 class TD3Learner:
@@ -102,73 +42,3 @@ class TD3Learner:
         own = np.arange(len(self._columns)), slice(None), self._columns
         reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
         self.state = update(self.config, self.state, batches | {"reward": reward})
-
-
-@jax.jit
-def act(actor: Parameters, observation: jax.Array) -> jax.Array:
-    """Deterministic actions: observation [P, M, O] -> [P, M, A]."""
-    return jnp.tanh(jax.vmap(apply_mlp)(actor, observation))
-
-
-@partial(jax.jit, static_argnums=0)
-def update(config: TD3Config, state: TD3State, batches: dict[str, jax.Array]) -> TD3State:
-    """Runs U rounds of ``policy_delay`` critic updates and one actor update for every member.
-
-    Args:
-      batches: observation, next_observation [U, delay, P, B, O], action [U, delay, P, B, A], reward
-        [U, delay, P, B].
-    """
-
-    def body(state: TD3State, batch: dict[str, jax.Array]) -> tuple[TD3State, None]:
-        return jax.vmap(partial(_update_member, config), in_axes=(0, 1))(state, batch), None
-
-    return jax.lax.scan(body, state, batches)[0]
-
-
-def _update_member(config: TD3Config, state: TD3State, batch: dict[str, jax.Array]) -> TD3State:
-    for step in range(config.policy_delay):
-        state = _update_critics(config, state, {name: array[step] for name, array in batch.items()})
-    return _update_actor(config, state, batch["observation"][-1])
-
-
-def _critics(critics: Parameters, observation: jax.Array, action: jax.Array) -> jax.Array:
-    inputs = jnp.concatenate([observation, action], -1)
-    return jax.vmap(apply_mlp, in_axes=(0, None))(critics, inputs)[..., 0]
-
-
-def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Array]) -> TD3State:
-    key, noise_key = jax.random.split(jax.random.wrap_key_data(state.key))
-    next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
-    noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
-    noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
-    next_action = jnp.clip(next_action + noise, -1, 1)
-    next_value = _critics(state.target_critics, batch["next_observation"], next_action).min(0)
-    target = batch["reward"] + config.discount**config.horizon * next_value
-
-    def loss(critics: Parameters) -> jax.Array:
-        return jnp.mean((_critics(critics, batch["observation"], batch["action"]) - target) ** 2, -1).sum()
-
-    gradient = jax.grad(loss)(state.critics)
-    critics, optimizer = _descend(config, state.critics, gradient, state.critic_optimizer)
-    targets = optax.incremental_update(critics, state.target_critics, config.target_rate)
-    return state._replace(
-        critics=critics, target_critics=targets, critic_optimizer=optimizer, key=jax.random.key_data(key)
-    )
-
-
-def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array) -> TD3State:
-    def loss(actor: Parameters) -> jax.Array:
-        return -_critics(state.critics, observation, jnp.tanh(apply_mlp(actor, observation)))[0].mean()
-
-    actor, optimizer = _descend(config, state.actor, jax.grad(loss)(state.actor), state.actor_optimizer)
-    # The actor's target moves once per delay, so it takes the delay's share of the step at once.
-    rate = 1 - (1 - config.target_rate) ** config.policy_delay
-    target = optax.incremental_update(actor, state.target_actor, rate)
-    return state._replace(actor=actor, target_actor=target, actor_optimizer=optimizer)
-
-
-def _descend(
-    config: TD3Config, parameters: Parameters, gradient: Parameters, state: optax.OptState
-) -> tuple[Parameters, optax.OptState]:
-    updates, state = optax.adam(config.learning_rate).update(gradient, state)
-    return jax.tree.map(jnp.add, parameters, updates), state

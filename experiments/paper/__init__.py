@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @cache
@@ -15,6 +16,24 @@ def tables() -> dict:
 def exorl_return(task: str) -> float | None:
     """Table 5, Agentic Transformer with ring attention on 128 trajectories; None for other tasks."""
     return next((row[-1] for row in tables()["table5_exorl_return"]["rows"] if row[0] == task), None)
+
+
+def exorl_rows() -> dict[str, dict[str, Any]]:
+    """Table 5: by task of ours the paper's cells by column; the paper does not say which target Jaco has."""
+    table = tables()["table5_exorl_return"]
+    return {
+        "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
+            zip(table["columns"][1:], cells, strict=True)
+        )
+        for task, *cells in table["rows"]
+        if task != "total_average"
+    }
+
+
+def exorl_averages() -> dict[str, Any]:
+    """Table 5's last row, by column."""
+    table = tables()["table5_exorl_return"]
+    return dict(zip(table["columns"][1:], table["rows"][-1][1:], strict=True))
 
 
 @dataclass(frozen=True)

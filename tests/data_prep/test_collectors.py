@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.collectors.networks import apply_mlp
+from agentic_ring.models.perceptron import apply_mlp
+from agentic_ring.training.td3 import TD3Config
 from data_prep.collectors.noise import NoiseExplorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.rnd import RNDLearner
-from data_prep.collectors.td3 import TD3Config, TD3Learner
+from data_prep.collectors.td3 import TD3Learner
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -9,6 +9,7 @@ from agentic_ring.errors import ArgumentError
 from evals.intervals import (
     RESAMPLES,
     Interval,
+    improvement_interval,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
@@ -181,3 +182,37 @@ def test_wilson_refuses_what_is_no_share(successes, trials):
 def test_wilson_refuses_a_confidence_that_is_none():
     with pytest.raises(ArgumentError, match="confidence is 1"):
         wilson_interval(1, 2, confidence=1.0)
+
+
+@given(hnp.arrays(np.float64, (2, 4, 3), elements=scores))
+@settings(max_examples=20, deadline=None)
+def test_the_probability_of_improvement_is_mann_whitneys(both):
+    own, other = both
+    expected = np.mean(
+        [
+            scipy.stats.mannwhitneyu(own[:, task], other[:, task], method="asymptotic").statistic / 16
+            for task in range(3)
+        ]
+    )
+    found = improvement_interval(own, other)
+    assert found.value == pytest.approx(expected)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low <= found.high <= 1
+    assert improvement_interval(other, own).value == pytest.approx(1 - expected)
+
+
+def test_a_method_that_always_wins_improves_surely():
+    own = np.arange(12.0).reshape(6, 2)
+    assert improvement_interval(own + 100, own) == Interval(1.0, 1.0, 1.0, 6)
+    tied = improvement_interval(own, own)
+    assert tied.value == 0.5
+    assert tied.low is not None
+    assert tied.low < 0.4
+    assert improvement_interval(own[:1], own[:1]) == Interval(0.5, None, None, 1)
+
+
+@pytest.mark.parametrize("other", [np.ones((3, 2)), np.ones(4)])
+def test_improvement_needs_matrices_alike(other):
+    with pytest.raises(ArgumentError, match=r"matrices \[runs, tasks\] alike"):
+        improvement_interval(np.ones((4, 2)), other)

@@ -1,0 +1,163 @@
+"""The decisions of a store in memory, for learners that draw single transitions or short windows.
+
+Everything about a batch follows from the seed and the batch's number, as with chains.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from agentic_ring.data.hindsight import returns_to_go
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.models.windows import WindowBatch, Windows
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Rows of chosen episodes one after another; each ends with a row for what followed its last decision.
+
+    Attributes:
+      observation: float32 [R, O], normalised.
+      action: float32 [R, A].
+      reward: float32 [R], that a decision earned, scaled.
+      return_to_go: float32 [R], what the episode earned from there on, scaled.
+      timestep: int32 [R] within the episode, in decisions.
+      rows: int [N], the rows that are decisions.
+    """
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    return_to_go: np.ndarray
+    timestep: np.ndarray
+    rows: np.ndarray
+
+    def transitions(self, generator: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Draws transitions uniformly: observation, next_observation [*shape, O], action, reward."""
+        rows = self.rows[generator.integers(len(self.rows), size=shape)]
+        return {
+            "observation": self.observation[rows],
+            "action": self.action[rows],
+            "reward": self.reward[rows],
+            "next_observation": self.observation[rows + 1],
+        }
+
+    def windows(
+        self, generator: np.random.Generator, count: int, length: int, loss_extent: Literal["all", "last"]
+    ) -> WindowBatch:
+        """Draws windows [count, length], their last decisions uniformly: episodes in proportion to length.
+
+        Args:
+          loss_extent: which actions of a window bear loss.
+        """
+        last = self.rows[generator.integers(len(self.rows), size=count)]
+        rows = last[:, None] + np.arange(1 - length, 1)
+        present = rows >= (last - self.timestep[last])[:, None]
+        rows = np.where(present, rows, last[:, None])
+
+        def field(values: np.ndarray) -> np.ndarray:
+            mask = present.reshape(*present.shape, *(1,) * (values.ndim - 1))
+            return np.where(mask, values[rows], np.zeros((), values.dtype))
+
+        windows = Windows(
+            return_to_go=field(self.return_to_go),
+            observation=field(self.observation),
+            action=field(self.action),
+            timestep=field(self.timestep),
+            present=present,
+        )
+        weight = present.astype(np.float32)
+        if loss_extent == "last":
+            weight[:, :-1] = 0
+        return WindowBatch(windows, weight)
+
+
+def read_decisions(
+    store: TrajectoryStore, task: str, action_repeat: int, scaling: Scaling, episodes: np.ndarray
+) -> Decisions:
+    """Reads the episodes with these indices.
+
+    Raises:
+      DataError: no episodes, or actions of the store are not held for ``action_repeat`` steps.
+    """
+    store.require_held(action_repeat)
+    if not len(episodes):
+        raise DataError(f"no episode of {store.path} was chosen; learning needs at least one")
+    parts = [_read_episode(store, task, action_repeat, scaling, int(episode)) for episode in episodes]
+    ends = np.cumsum([len(part["reward"]) for part in parts])
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Decisions(**joined, rows=np.setdiff1d(np.arange(ends[-1]), ends - 1))
+
+
+def _read_episode(
+    store: TrajectoryStore, task: str, action_repeat: int, scaling: Scaling, index: int
+) -> dict[str, np.ndarray]:
+    stored = store.episode(index)
+    starts = np.arange(0, len(stored.episode), action_repeat)
+    earned = np.add.reduceat(stored.rewards[task][1:].astype(np.float64), starts)
+    to_go = returns_to_go(np.append(earned, 0.0), float(earned.sum()))
+    return {
+        "observation": scaling.observation(stored.episode.observation[np.append(starts, -1)]),
+        "action": np.concatenate([stored.episode.action[starts + 1], stored.episode.action[:1]]),
+        "reward": (np.append(earned, 0.0) / scaling.reward_scale).astype(np.float32),
+        "return_to_go": to_go / np.float32(scaling.return_scale),
+        "timestep": np.arange(len(starts) + 1, dtype=np.int32),
+    }
+
+
+def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray, share: float) -> np.ndarray:
+    """The best episodes that together have ``share`` of the steps of all that a policy acted in.
+
+    Args:
+      returns: [E].
+      lengths: [E], steps.
+      may_lead: bool [E], whether a policy acted.
+      share: in (0, 1]; one episode is taken in any case.
+
+    Returns:
+      Indices in descending return.
+
+    Raises:
+      ConfigError: the share is out of range.
+      DataError: no policy acted in any episode.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"the share of best episodes is {share}; expected one in (0, 1]")
+    candidates = np.flatnonzero(may_lead)
+    if not len(candidates):
+        raise DataError("no policy acted in any episode, so there is nothing to imitate; collect more")
+    best_first = candidates[np.argsort(-returns[candidates], kind="stable")]
+    steps = np.cumsum(lengths[best_first])
+    return best_first[: max(1, int(np.searchsorted(steps, share * steps[-1], side="right")))]
+
+
+class DrawnBatches:
+    """An endless iterator of batches, each drawn from a generator of its own.
+
+    Args:
+      draw: makes a batch.
+      seed: with the batch's number it alone decides what is drawn.
+    """
+
+    def __init__(self, draw: Callable[[np.random.Generator], Any], seed: int):
+        self._draw = draw
+        self._seed = seed
+        self._number = 0
+
+    def __next__(self) -> Any:
+        """The next batch."""
+        batch = self._draw(np.random.default_rng((self._seed, self._number)))
+        self._number += 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the iterator stands."""
+        return {"batch": self._number}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state that ``get_state`` gave."""
+        self._number = int(state["batch"])

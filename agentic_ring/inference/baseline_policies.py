@@ -1,0 +1,92 @@
+"""Acting without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.trials``."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
+from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.windows import Windows
+from agentic_ring.training.state import Model, Params
+
+
+class ReactivePolicy:
+    """Acts on the present observation alone.
+
+    Args:
+      choose: actions [E, A] in [-1, 1] for normalised observations [E, O].
+      scaling: that of the training data.
+    """
+
+    def __init__(self, choose: Callable[[np.ndarray], np.ndarray], scaling: Scaling):
+        self._choose = choose
+        self._scaling = scaling
+
+    def begin_trial(self) -> None:
+        """Nothing to forget."""
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        return self._choose(self._scaling.observation(observation))
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Nothing to learn."""
+
+
+class WindowPolicy:
+    """Acts on the last decisions of the trial, aiming at a target where the model knows returns.
+
+    Args:
+      model, params: behaviour cloning or a Decision Transformer, trained.
+      scaling: that of the training data.
+      target: return that every trial aims at, unscaled.
+      num_environments: E.
+    """
+
+    def __init__(
+        self,
+        model: Model[BehaviorCloningConfig] | Model[DecisionTransformerConfig],
+        params: Params,
+        scaling: Scaling,
+        target: float,
+        num_environments: int,
+    ):
+        self._config = model.config
+        self._scaling = scaling
+        self._target = target
+        self._environments = num_environments
+        self._params = params
+        self._predict = jax.jit(lambda params, windows: model.bind(params)(windows)[:, -1])
+
+    def begin_trial(self) -> None:
+        """Forgets the trial before and starts at the full target."""
+        shape = (self._environments, self._config.window)
+        self._windows = Windows(
+            return_to_go=np.zeros(shape, np.float32),
+            observation=np.zeros((*shape, self._config.observation_dim), np.float32),
+            action=np.zeros((*shape, self._config.action_dim), np.float32),
+            timestep=np.zeros(shape, np.int32),
+            present=np.zeros(shape, bool),
+        )
+        self._return_to_go = np.full(self._environments, self._target)
+        self._timestep = 0
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        self._windows = jax.tree.map(lambda field: np.roll(field, -1, axis=1), self._windows)
+        windows = self._windows
+        windows.return_to_go[:, -1] = self._return_to_go / self._scaling.return_scale
+        windows.observation[:, -1] = self._scaling.observation(observation)
+        windows.action[:, -1] = 0
+        windows.timestep[:, -1] = self._timestep
+        windows.present[:, -1] = True
+        action = np.asarray(self._predict(self._params, windows))
+        windows.action[:, -1] = action
+        return action
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Takes the rewards float32 [E] of the actions just given."""
+        self._return_to_go = self._return_to_go - reward
+        self._timestep += 1

@@ -1,0 +1,92 @@
+"""Decision Transformer (arXiv 2106.01345) on the project's stack.
+
+    R s a  R s a  ...  R s a        K decisions, three tokens each; the action is predicted at its state
+
+The recipe is kzl/decision-transformer's (``gym/experiment.py``): K = 20, 3 layers of one head and width
+128, an embedding of the timestep added to all three tokens. Where the stack departs from that GPT-2:
+blocks with RMSNorm, rotary positions and a gated feedforward of as many parameters, no LayerNorm of the
+embeddings, no dropout. Windows are drawn by their last decision, so that beginnings of trajectories, which
+every rollout passes through, are seen in training.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.layers import Linear, embedding_table, gathered
+from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.models.windows import Windows
+
+TOKENS_PER_DECISION = 3
+_STATE_TOKEN = 1
+
+
+@dataclass(frozen=True)
+class DecisionTransformerConfig:
+    """The stack and what it reads.
+
+    Attributes:
+      max_timestep: decisions of the longest trajectory.
+      window: decisions K that it sees.
+    """
+
+    observation_dim: int
+    action_dim: int
+    max_timestep: int
+    window: int = 20
+    transformer: TransformerConfig = field(
+        default_factory=lambda: TransformerConfig(width=128, layers=3, heads=1, ffn_width=344, remat="none")
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("observation_dim", "action_dim", "max_timestep", "window"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def build(self, key: jax.Array) -> "DecisionTransformer":
+        """The model with fresh parameters."""
+        return DecisionTransformer(key, self)
+
+
+class DecisionTransformer(nnx.Module):
+    """Predicts each decision's action from what the window shows before it."""
+
+    def __init__(self, key: jax.Array, config: DecisionTransformerConfig):
+        keys = iter(jax.random.split(key, 6))
+        width, rules = config.transformer.width, config.transformer.rules
+        self.embed_return = Linear(next(keys), 1, width, rules, embed_axis=1)
+        self.embed_observation = Linear(next(keys), config.observation_dim, width, rules, embed_axis=1)
+        self.embed_action = Linear(next(keys), config.action_dim, width, rules, embed_axis=1)
+        self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
+        self.transformer = Transformer(next(keys), config.transformer)
+        self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
+        self.config = config
+
+    def __call__(self, windows: Windows) -> jax.Array:
+        """Actions float32 [B, K, A] in [-1, 1], each predicted at its own decision's state token."""
+        tokens = self._tokens(windows)
+        batch, length, width = tokens.shape
+        positions = jnp.arange(length, dtype=jnp.int32)[None]
+        present = jnp.repeat(windows.present, TOKENS_PER_DECISION, axis=1)
+        encoded = self.transformer(tokens, positions, jnp.where(present, 0, -1))
+        states = encoded.reshape(batch, -1, TOKENS_PER_DECISION, width)[:, :, _STATE_TOKEN]
+        return jnp.tanh(self.action_head(self.transformer.norm(states)).astype(jnp.float32))
+
+    def _tokens(self, windows: Windows) -> jax.Array:
+        """Embeds windows [B, K] as tokens [B, 3 K, D]."""
+        config = self.config.transformer
+        dtype = jnp.dtype(config.dtype)
+        tokens = jnp.stack(
+            [
+                self.embed_return(windows.return_to_go[..., None].astype(dtype)),
+                self.embed_observation(windows.observation.astype(dtype)),
+                self.embed_action(windows.action.astype(dtype)),
+            ],
+            axis=2,
+        )
+        place = gathered(self.embed_timestep, config.rules, dtype)[windows.timestep]
+        batch, length = windows.timestep.shape
+        return (tokens + place[:, :, None]).reshape(batch, TOKENS_PER_DECISION * length, -1)

@@ -1,0 +1,107 @@
+"""TD3 and TD3+BC on stored transitions, without acting.
+
+As ExoRL trains them (denisyarats/exorl: ``agent/td3.py``, ``agent/td3_bc.py``), with the networks and
+updates that the project explores with. What differs from ExoRL: a target actor and the first critic
+alone for the actor's gradient, as in the TD3 paper; every hidden layer is normalised, theirs only the
+first.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring.data.decisions import Decisions, DrawnBatches
+from agentic_ring.errors import ConfigError
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import TrainConfig, run_updates
+from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.state import TrainState
+from agentic_ring.training.td3 import TD3Config, TD3State, init_population, temporal_difference, update
+
+
+@dataclass(frozen=True)
+class OfflineTD3Config:
+    """The learner, and how long it learns.
+
+    Attributes:
+      learner: TD3's settings; one-decision returns, as stored transitions are drawn singly.
+      updates: of the actor; the critics have ``learner.policy_delay`` times as many.
+      updates_per_call: compiled into one call, after which the loss is looked at.
+      checkpoint_every: updates of the actor between two checkpoints.
+      seed: decides weights, batches and target noise.
+    """
+
+    learner: TD3Config
+    updates: int
+    updates_per_call: int = 50
+    checkpoint_every: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.learner.horizon != 1:
+            raise ConfigError(
+                f"horizon is {self.learner.horizon}; stored transitions are one decision, use 1"
+            )
+        for name in ("updates", "checkpoint_every"):
+            value = getattr(self, name)
+            if self.updates_per_call < 1 or value < 1 or value % self.updates_per_call:
+                raise ConfigError(
+                    f"{name} is {value}; expected a multiple of updates_per_call {self.updates_per_call}"
+                )
+
+    @property
+    def loop(self) -> TrainConfig:
+        """The same for ``run_updates``, which counts calls."""
+        calls = self.updates // self.updates_per_call
+        return TrainConfig(
+            calls, self.learner.batch, checkpoint_every=self.checkpoint_every // self.updates_per_call
+        )
+
+
+def train_td3(
+    config: OfflineTD3Config, data: Decisions, mesh: Mesh, checkpoints: Checkpoints, metrics: MetricsLog
+) -> TD3State:
+    """Trains one learner, from its newest checkpoint where there is one; arrays have a leading axis 1.
+
+    Raises:
+      NonFiniteLossError: the values diverged.
+      CheckpointError: the newest checkpoint cannot be read.
+    """
+    learner = config.learner
+    shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
+    dims = data.observation.shape[1], data.action.shape[1]
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def fresh() -> TrainState:
+        state = init_population(learner, *dims, jnp.array([config.seed]))
+        return jax.device_put(TrainState(jnp.zeros((), jnp.int32), state._asdict(), ()), everywhere)
+
+    def like() -> TrainState:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            jax.eval_shape(fresh),
+        )
+
+    def improve(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+        learned = update(learner, TD3State(**state.params), batch)
+        last = {name: array[-1, -1] for name, array in batch.items()}
+        loss = temporal_difference(learner, learned, last)[0]
+        return TrainState(state.step + 1, learned._asdict(), ()), {"loss": loss}
+
+    with jax.set_mesh(mesh):
+        state = run_updates(
+            config.loop,
+            improve,
+            fresh,
+            like,
+            DrawnBatches(lambda generator: data.transitions(generator, shape), config.seed),
+            checkpoints,
+            metrics,
+            learning_rate=lambda _: learner.learning_rate,
+            tokens=lambda batch: batch["reward"].size,
+        )
+    return TD3State(**state.params)

@@ -1,0 +1,130 @@
+"""Returns of every method on the ExoRL tasks (Table 5), on the same data, environments and seeds.
+
+    python experiments/table5_exorl.py                                       # the demo on a CPU
+    python experiments/table5_exorl.py --tasks cartpole_swingup --methods bc dt at_ring_4 --seeds 3
+
+finds or collects the data, trains and rolls out each cell in a process of its own, and writes the table
+beside the paper's to runs/table5-PRESET. Run the same command again after an interruption: cells that are
+done stay, one that was stopped goes on.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import tyro
+from rich.console import Console
+
+from agentic_ring import cli
+from agentic_ring.data.tasks import DOMAINS, parse_task
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.progress import progress
+from data_prep.folders import data_root
+from evals.longest_context import ask
+from evals.machines import machine
+from experiments import paper
+from experiments.chain_memory import ChainCell, in_words, kept_findings, memory_findings
+from experiments.methods import method_named
+from experiments.returns_plot import plot_returns
+from experiments.returns_table import RANDOM, ReturnsTable, write_table
+from experiments.stores import prepare_store
+from experiments.table5_cells import TableCell, prepare_cell, run_cell, run_cells
+from experiments.table5_presets import TABLE_PRESETS
+
+SIMULATED_DEVICES = 8
+TABLE_WIDTH = 200
+"""Characters, also where the terminal is narrower or there is none: broken cells are hard to read."""
+
+KNOWN_TASKS = tuple(
+    task
+    for task in paper.exorl_rows()
+    if task in [f"{domain.name}_{name}" for domain in DOMAINS.values() for name in domain.tasks]
+)
+"""The paper's rows."""
+
+left_out = tyro.conf.arg(help_behavior_hint="")
+
+
+def answer_memory(method: str, hardware: str, output: Path) -> None:
+    """Asks a compiler about one method and keeps the answer, in this process."""
+    jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
+    cell = ChainCell(hardware, method)
+    finding = ask(cell, cell.context)
+    kept_findings(output).put(finding)
+    print(f"{cell}: {in_words(finding)} {finding.message}".rstrip())
+
+
+def main(
+    preset: Annotated[Literal["demo", "small", "paper"] | None, left_out] = None,
+    tasks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = KNOWN_TASKS,
+    methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
+    seeds: Annotated[int | None, left_out] = None,
+    output: Annotated[Path | None, left_out] = None,
+    data: Annotated[Path | None, left_out] = None,
+    collector: Annotated[str | None, left_out] = None,
+    workers: int = max(1, (os.cpu_count() or 1) // 2),
+    hardware: str = "8xA100",
+    cell: Annotated[tuple[str, str, int] | None, left_out] = None,
+    fit: Annotated[tuple[str, str] | None, left_out] = None,
+) -> None:
+    """Trains and rolls out every method on every task and prints the table beside the paper's.
+
+    Args:
+      preset: Size: demo (two cores, under two hours), small (one accelerator) or paper (350M parameters,
+        512K tokens). Default: demo on a CPU, small on anything else.
+      tasks: Rows; the paper's where absent.
+      methods: Columns, such as bc, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32; the preset's where
+        absent.
+      seeds: Training seeds of each cell. Default: the preset's.
+      output: Folder of the table and its cells. Default: runs/table5-PRESET.
+      data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
+      collector: ExoRL collector to read, such as rnd. Default: the one that is there; if there is none,
+        data is collected here and now.
+      workers: Cells at a time; one that trains a ring takes about two cores.
+      hardware: Machine that the 350M model is compiled for at each context, such as 8xA100 or TPUv3-512.
+      cell: Only fill one prepared cell: its task, method and seed.
+      fit: Only ask whether the 350M model fits: a method and a machine.
+    """
+    simulate_cpu_devices(SIMULATED_DEVICES)
+    name = preset or ("demo" if jax.default_backend() == "cpu" else "small")
+    chosen = TABLE_PRESETS[name]
+    folder = output or Path("runs") / f"table5-{name}"
+    if cell is not None:
+        run_cell(TableCell(*cell), folder)
+        return
+    if fit is not None:
+        answer_memory(*fit, folder)
+        return
+    seeds = chosen.seeds if seeds is None else seeds
+    if workers < 1 or seeds < 1:
+        raise ConfigError(f"workers is {workers} and seeds {seeds}; both must be at least 1")
+    machine(hardware)
+    columns = tuple(dict.fromkeys((RANDOM, *(methods or chosen.methods))))
+    domains = {task: parse_task(task).domain for task in dict.fromkeys(tasks)}
+    for method in columns:
+        method_named(method)
+    if not domains:
+        raise ConfigError(f"no task was given; choose some of: {', '.join(KNOWN_TASKS)}")
+    root = data or data_root()
+    stores = {domain: prepare_store(domain, root, collector) for domain in dict.fromkeys(domains.values())}
+    # Seed by seed and task by task, so that an early stop leaves whole rows.
+    cells = [TableCell(task, method, seed) for seed in range(seeds) for task in domains for method in columns]
+    for each in cells:
+        prepare_cell(each, chosen, name, stores[domains[each.task]], folder)
+    with progress("cells", len(cells)) as advance:
+        for done, each in enumerate(run_cells(cells, folder, workers), start=1):
+            advance(done, str(each))
+    found = {each: results for each in cells if (results := each.results(folder)) is not None}
+    table = ReturnsTable(tuple(domains), columns, seeds, found)
+    memory = {name: in_words(finding) for name, finding in memory_findings(hardware, folder).items()}
+    for each in write_table(folder, table, memory, hardware):
+        Console(width=TABLE_WIDTH).print(each.rich())
+        print("\n".join(each.notes))
+    plot_returns(folder / "table.png", table)
+    print(f"written to {folder}: table.md, table.csv, table.png and cells")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from agentic_ring.data.decisions import DrawnBatches, best_episodes, read_decisions
+from agentic_ring.data.scaling import measure_scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.errors import ConfigError, DataError
+from tests.data.synthetic import TASK, random_store
+
+LENGTHS = [9, 4, 12]
+REPEAT = 2
+
+
+@pytest.fixture
+def store(tmp_path):
+    with TrajectoryStore.open(random_store(tmp_path / "store.h5", LENGTHS, action_repeat=REPEAT)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def decisions(store):
+    scaling = measure_scaling(store, TASK, REPEAT)
+    return read_decisions(store, TASK, REPEAT, scaling, np.array([0, 2]))
+
+
+def test_rows_are_the_decisions_of_the_chosen_episodes(store, decisions):
+    scaling = measure_scaling(store, TASK, REPEAT)
+    assert len(decisions.rows) == 5 + 6  # of 9 and 12 steps, the last of 9 lasting one
+    for first, episode in ((0, 0), (6, 2)):
+        stored = store.episode(episode)
+        length = len(stored.episode)
+        rewards = stored.rewards[TASK][1:]
+        for decision, start in enumerate(range(0, length, REPEAT)):
+            row = first + decision
+            earned = rewards[start : start + REPEAT].sum()
+            np.testing.assert_allclose(decisions.reward[row] * scaling.reward_scale, earned, rtol=1e-5)
+            to_go = rewards[start:].sum()
+            np.testing.assert_allclose(
+                decisions.return_to_go[row] * scaling.return_scale, to_go, rtol=1e-4, atol=1e-5
+            )
+            np.testing.assert_array_equal(decisions.action[row], stored.episode.action[start + 1])
+            np.testing.assert_allclose(
+                decisions.observation[row + 1],
+                scaling.observation(stored.episode.observation[min(start + REPEAT, length)]),
+                rtol=1e-6,
+            )
+            assert decisions.timestep[row] == decision
+
+
+def test_transitions_stay_within_episodes(decisions):
+    drawn = decisions.transitions(np.random.default_rng(0), (50, 40))
+    assert drawn["observation"].shape == (50, 40, 5)
+    successor = {bytes(decisions.observation[row]): decisions.observation[row + 1] for row in decisions.rows}
+    assert {bytes(seen) for seen in drawn["observation"].reshape(-1, 5)} == set(successor)
+    following = [successor[bytes(seen)] for seen in drawn["observation"].reshape(-1, 5)]
+    np.testing.assert_array_equal(drawn["next_observation"].reshape(-1, 5), following)
+
+
+@pytest.mark.parametrize("extent", ["all", "last"])
+def test_windows_end_at_a_decision_and_begin_with_its_episode(decisions, extent):
+    batch = decisions.windows(np.random.default_rng(0), 300, 4, extent)
+    windows = batch.windows
+    assert windows.present[:, -1].all()
+    assert set(windows.present.sum(axis=1)) == {1, 2, 3, 4}
+    # Present decisions are consecutive; the first decision is where padding ends.
+    steps = windows.timestep
+    inside = windows.present[:, :-1]
+    assert (np.diff(steps, axis=1)[inside] == 1).all()
+    padded = ~inside.all(axis=1)
+    assert (steps[padded][np.arange(padded.sum()), (~windows.present[padded]).sum(axis=1)] == 0).all()
+    for field in (windows.observation, windows.action, windows.return_to_go[..., None]):
+        assert (field[~windows.present] == 0).all()
+    counted = windows.present.sum() if extent == "all" else len(steps)
+    assert batch.weight.sum() == counted
+    assert (batch.weight[:, -1] == 1).all()
+
+
+def test_the_best_share_is_a_share_of_steps():
+    returns, lengths = np.array([5.0, 9.0, 7.0, 8.0]), np.array([10, 10, 60, 20])
+    policy = np.array([True, True, True, True])
+    assert best_episodes(returns, lengths, policy, 0.3).tolist() == [1, 3]
+    assert best_episodes(returns, lengths, policy, 0.29).tolist() == [1]
+    assert best_episodes(returns, lengths, policy, 0.01).tolist() == [1], "one in any case"
+    assert best_episodes(returns, lengths, policy, 1.0).tolist() == [1, 3, 2, 0]
+    noise = np.array([True, False, True, True])
+    assert best_episodes(returns, lengths, noise, 0.3).tolist() == [3], "of 90 steps; noise is not imitated"
+
+
+def test_bad_shares_and_data_are_named(store):
+    with pytest.raises(ConfigError, match="share of best episodes is 0"):
+        best_episodes(np.ones(2), np.ones(2), np.ones(2, bool), 0.0)
+    with pytest.raises(DataError, match="no policy acted"):
+        best_episodes(np.ones(2), np.ones(2), np.zeros(2, bool), 0.5)
+    scaling = measure_scaling(store, TASK, 1)
+    with pytest.raises(DataError, match="hold an action for 2 steps, so decisions of 3"):
+        read_decisions(store, TASK, 3, scaling, np.array([0]))
+    with pytest.raises(DataError, match="no episode"):
+        read_decisions(store, TASK, 1, scaling, np.array([], int))
+
+
+def test_batches_follow_from_seed_and_number_alone():
+    def batches(seed):
+        return DrawnBatches(lambda generator: generator.normal(size=3), seed)
+
+    first = batches(1)
+    drawn = [next(first) for _ in range(4)]
+    again = batches(1)
+    again.set_state({"batch": 2})
+    np.testing.assert_array_equal(next(again), drawn[2])
+    assert again.get_state() == {"batch": 3}
+    assert not np.array_equal(next(batches(2)), drawn[0])

@@ -1,0 +1,151 @@
+"""Behaviour cloning and the Decision Transformer: what they may see, and that they learn it."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
+from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.windows import WindowBatch, Windows
+from agentic_ring.training.losses import window_loss
+from agentic_ring.training.state import Model
+
+WINDOW, OBSERVATION, ACTION = 4, 3, 2
+CLONING = BehaviorCloningConfig(OBSERVATION, ACTION, WINDOW, width=32, layers=2)
+DECISION = DecisionTransformerConfig(
+    OBSERVATION,
+    ACTION,
+    max_timestep=10,
+    window=WINDOW,
+    transformer=TransformerConfig(width=32, layers=1, heads=1, ffn_width=64, remat="none"),
+)
+
+
+def windows(generator, count=6):
+    return Windows(
+        return_to_go=generator.uniform(0, 1, (count, WINDOW)).astype(np.float32),
+        observation=generator.normal(size=(count, WINDOW, OBSERVATION)).astype(np.float32),
+        action=generator.uniform(-1, 1, (count, WINDOW, ACTION)).astype(np.float32),
+        timestep=np.tile(np.arange(WINDOW, dtype=np.int32), (count, 1)),
+        present=np.ones((count, WINDOW), bool),
+    )
+
+
+@cache
+def initial(config):
+    """A fresh model as a compiled function of windows."""
+    model = Model(config)
+    params = model.init_params(jax.random.key(0))
+    return jax.jit(lambda given: model.bind(params)(given))
+
+
+def predictions(config, given):
+    return np.asarray(initial(config)(given))
+
+
+def changed(given, field, place):
+    values = getattr(given, field).copy()
+    values[:, place] += 1 if values.dtype != np.int32 else 5
+    return replace(given, **{field: values})
+
+
+def test_cloning_sees_observations_and_nothing_else():
+    given = windows(np.random.default_rng(0))
+    before = predictions(CLONING, given)
+    assert before.shape == (6, 1, ACTION)
+    assert np.abs(before).max() <= 1
+    for field in ("return_to_go", "action", "timestep"):
+        np.testing.assert_array_equal(predictions(CLONING, changed(given, field, -1)), before)
+    for place in range(WINDOW):
+        assert not np.array_equal(predictions(CLONING, changed(given, "observation", place)), before)
+
+
+@pytest.mark.parametrize(
+    ("field", "own"), [("return_to_go", True), ("observation", True), ("timestep", True), ("action", False)]
+)
+def test_the_decision_transformer_sees_the_past_and_its_own_state_but_not_its_action(field, own):
+    given = windows(np.random.default_rng(0))
+    before = predictions(DECISION, given)
+    assert before.shape == (6, WINDOW, ACTION)
+    place = 2
+    moved = ~np.isclose(predictions(DECISION, changed(given, field, place)), before, atol=1e-6).all((0, 2))
+    assert moved.tolist() == [False, False, own, True]
+
+
+def test_the_decision_transformer_does_not_see_what_is_absent():
+    given = windows(np.random.default_rng(0))
+    given.present[:, :2] = False
+    before = predictions(DECISION, given)[:, 2:]
+    for field in ("return_to_go", "observation", "action", "timestep"):
+        after = predictions(DECISION, changed(changed(given, field, 0), field, 1))[:, 2:]
+        np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def fitted(config, batch_of, steps):
+    """Parameters after some updates of Adam, as a function of windows."""
+    model, optimizer = Model(config), optax.adam(3e-3)
+    params = model.init_params(jax.random.key(0))
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(params, state, batch):
+        gradient = jax.grad(lambda p: window_loss(model.bind(p), batch) / jnp.maximum(batch.weight.sum(), 1))(
+            params
+        )
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(steps):
+        params, state = update(params, state, batch_of())
+    return jax.jit(lambda given: model.bind(params)(given))
+
+
+def test_cloning_recovers_a_linear_policy():
+    generator = np.random.default_rng(0)
+    gain = np.array([[0.5, -0.2], [0.1, 0.3], [-0.4, 0.2]], np.float32)
+
+    def batch_of():
+        given = windows(generator, 256)
+        action = np.tanh(given.observation @ gain)
+        weight = np.zeros((256, WINDOW), np.float32)
+        weight[:, -1] = 1
+        return WindowBatch(replace(given, action=action), weight)
+
+    predict = fitted(CLONING, batch_of, 400)
+    test = batch_of().windows
+    error = np.square(predict(test)[:, 0] - test.action[:, -1]).mean()
+    assert error < 0.02 * np.square(test.action[:, -1]).mean()
+
+
+def test_the_decision_transformer_does_what_its_target_says():
+    """Data acts well where the return to go is high and the other way where it is low."""
+    generator = np.random.default_rng(0)
+
+    def batch_of():
+        given = windows(generator, 64)
+        good = given.return_to_go[:, :1] > 0.5
+        sign = np.where(good, 1, -1)[..., None].astype(np.float32)
+        action = (0.8 * sign * np.ones_like(given.action)).astype(np.float32)
+        return WindowBatch(
+            replace(given, action=action, return_to_go=np.repeat(good, WINDOW, 1).astype(np.float32)),
+            np.ones((64, WINDOW), np.float32),
+        )
+
+    predict = fitted(DECISION, batch_of, 150)
+    test = batch_of().windows
+    np.testing.assert_allclose(predict(test)[:, 0], test.action[:, 0], atol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"), [(CLONING, "layers"), (CLONING, "window"), (DECISION, "max_timestep")]
+)
+def test_sizes_below_one_are_named(config, field):
+    with pytest.raises(ConfigError, match=f"{field} is 0"):
+        replace(config, **{field: 0})

@@ -1,0 +1,84 @@
+"""TD3 and TD3+BC on transitions whose best policy is known."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from agentic_ring.data.decisions import Decisions
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
+from agentic_ring.training.td3 import TD3Config, act
+
+BEST = 0.3
+LEARNER = TD3Config(hidden=64, batch=64, horizon=1, discount=0.0)
+CONFIG = OfflineTD3Config(LEARNER, updates=600, updates_per_call=50, checkpoint_every=300)
+
+
+@pytest.fixture(scope="module")
+def bandit() -> Decisions:
+    """Episodes of one decision: uniform actions, which earn the more, the nearer they are to ``BEST``."""
+    generator = np.random.default_rng(0)
+    rows = np.arange(0, 4000, 2)
+    observation = generator.normal(size=(4000, 2)).astype(np.float32)
+    action = generator.uniform(-1, 1, (4000, 1)).astype(np.float32)
+    reward = -np.square(action[:, 0] - BEST)
+    return Decisions(observation, action, reward, reward, np.zeros(4000, np.int32), rows)
+
+
+def policy_of(config, data, folder):
+    checkpoints, metrics = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "metrics.jsonl", 0)
+    try:
+        state = train_td3(config, data, make_mesh(MeshShape(ring=1), jax.devices()[:1]), checkpoints, metrics)
+    finally:
+        metrics.close()
+        checkpoints.close()
+    return state
+
+
+def actions(state):
+    observation = np.random.default_rng(1).normal(size=(1, 100, 2)).astype(np.float32)
+    return np.asarray(act(state.actor, observation))
+
+
+def test_td3_finds_the_best_action_and_imitation_holds_it_back(bandit, tmp_path):
+    best = actions(policy_of(CONFIG, bandit, tmp_path / "td3"))
+    np.testing.assert_allclose(best.mean(), BEST, atol=0.1)
+    # A small alpha counts values little: the policy stays with the mean of the data.
+    cautious = replace(CONFIG, learner=replace(LEARNER, bc_alpha=0.01))
+    held = actions(policy_of(cautious, bandit, tmp_path / "td3_bc"))
+    np.testing.assert_allclose(held.mean(), 0.0, atol=0.1)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "td3" / "metrics.jsonl")]
+    assert len(losses) == 12
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_stopped_run_ends_as_if_it_had_not_stopped(bandit, tmp_path):
+    short = replace(CONFIG, updates=200, checkpoint_every=100)
+    whole = policy_of(short, bandit, tmp_path / "whole")
+    policy_of(replace(short, updates=100), bandit, tmp_path / "stopped")
+    resumed = policy_of(short, bandit, tmp_path / "stopped")
+    np.testing.assert_array_equal(actions(resumed), actions(whole))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learner": replace(LEARNER, horizon=3)}, "horizon is 3"),
+        ({"updates": 120}, "updates is 120; expected a multiple of updates_per_call 50"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"updates_per_call": 0}, "updates_per_call 0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIG, **change)
+
+
+def test_alpha_must_be_positive():
+    with pytest.raises(ConfigError, match=r"bc_alpha is -1\.0"):
+        replace(LEARNER, bc_alpha=-1.0)
