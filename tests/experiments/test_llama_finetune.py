@@ -125,6 +125,7 @@ def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_p
         llama_finetune.main(conversations=(chats,), template="plain", output=folder, seed=1)
 
 
+@pytest.mark.slow
 def test_lora_changes_projections_alone_and_learns(run, chats, tmp_path):
     folder = run / "model"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -150,6 +150,7 @@ def test_tokens_are_handed_on_as_they_come(model, greedy):
     assert [row for row, _ in seen] == [0, 1] * NEW
 
 
+@pytest.mark.slow
 def test_what_is_drawn_depends_neither_on_the_batch_nor_on_the_mesh(folder, model):
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
     alone = TextEngine(model).generate(PROMPTS[:1], NEW, sampling=sampling)[0].tokens

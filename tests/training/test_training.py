@@ -67,6 +67,7 @@ def test_a_killed_run_goes_on_bit_for_bit(store, tmp_path):
     assert losses(killed) == losses(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does(store, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
