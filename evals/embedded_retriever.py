@@ -2,4 +2,9 @@
 
 from pathlib import Path
 
+from evals.line_keys import KeyKind
+
 EMBEDDED = Path(__file__).parent / "retriever"
+
+EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
+"""The keys that it was trained on."""

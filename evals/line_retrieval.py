@@ -20,6 +20,7 @@ from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from evals.answer_number import Rule
+from evals.embedded_retriever import EMBEDDED_KEYS
 from evals.endpoint_reader import EndpointReader, Patience
 from evals.line_keys import KeyKind
 from evals.line_run import LineRun, LineRunConfig
@@ -45,7 +46,7 @@ def main(
     timeout: float = Patience.timeout,
     requests_per_minute: Annotated[float | None, left_out(metavar="N")] = None,
     num_samples: int = 50,
-    questions_per_document: int = 25,
+    questions_per_document: int = 50,
     line_idx: KeyKind = "LRT-NL",
     max_new_tokens: int = 100,
     score: Rule = "last",
@@ -87,6 +88,11 @@ def main(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {max_new_tokens}; an answer needs at least 1")
     if endpoint is None:
+        if model is None and line_idx not in EMBEDDED_KEYS:
+            raise ConfigError(
+                f"line_idx is {line_idx}; the embedded retriever knows {' and '.join(EMBEDDED_KEYS)} alone. "
+                "Give another --model for other keys"
+            )
         simulate_cpu_devices(devices)
         reader = open_reader(model, contexts, template, allow_extrapolation)
     else:

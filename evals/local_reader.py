@@ -95,11 +95,6 @@ def open_reader(
       ConfigError: it was not made for a length, or the longest does not fit into memory.
       DataError: it cannot be read.
     """
-    if model is None and not EMBEDDED.exists():
-        raise ConfigError(
-            "no retriever comes with this version; give a model's folder or name with --model, or an "
-            "--endpoint"
-        )
     folder = EMBEDDED if model is None else model_folder(model)
     fields, longest = read_json(folder / "config.json"), max(contexts, default=0)
     if longest:

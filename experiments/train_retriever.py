@@ -52,7 +52,7 @@ MADE_FOR = FARTHEST_POSITION
 """Tokens."""
 SHARPER = QueryScaling(floor=64, scale=0.35)
 """Queries' scaling as the model is used: records are far longer than those of training, and softmax over more
-keys is flatter. Chosen on records of seed 1 at 4K and 16K tokens; results are those of seed 0."""
+keys is flatter. Chosen on records of seed 1 at 4K to 64K tokens; results are those of seed 0."""
 TESTED_ROWS = 64
 
 

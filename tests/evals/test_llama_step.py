@@ -40,7 +40,8 @@ def test_methods_differ_in_memory_alone(small):
         np.testing.assert_allclose(losses(method), expected, rtol=1e-5, err_msg=method)
 
 
-@pytest.mark.parametrize("remat", [pytest.param("offload", marks=pytest.mark.slow), "attention"])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["offload", "attention"])
 def test_what_is_kept_changes_nothing(small, remat):
     np.testing.assert_allclose(losses("ring", remat), losses("ring"), rtol=1e-6)
 

@@ -129,7 +129,7 @@ def test_cloning_and_rings_fill_their_cells_too(data, tiny_demo, cells_run, tmp_
     assert [cell.method for cell in cells_run] == ["random", "bc10", "at_ring_4", "at_blockwise_4"]
 
 
-def test_the_registry_holds_every_method_of_the_paper_and_the_issue():
+def test_the_registry_holds_every_method_of_the_paper_and_the_td_baselines():
     expected = {"random", "bc", "bc10", "dt", "td3", "td3_bc"} | {
         f"at_{attention}_{count}"
         for attention in ("vanilla", "memory_efficient", "blockwise", "ring")

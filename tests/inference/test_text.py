@@ -59,10 +59,10 @@ def greedy(whole):
 
 
 FEW = [
-    (MeshShape(ring=1), 1, 16),
     (MeshShape(ring=4), 4, 32),
 ]
 MANY = [
+    (MeshShape(ring=1), 1, 16),
     (MeshShape(ring=1), 1, 1024),
     (MeshShape(ring=8), 8, 48),
     (MeshShape(data=2, ring=2, tensor=2), 8, 32),

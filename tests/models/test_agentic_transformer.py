@@ -40,7 +40,7 @@ def expected_losses() -> list[float]:
     "shape",
     [
         MeshShape(ring=8),
-        MeshShape(fsdp=4, ring=2),
+        pytest.param(MeshShape(fsdp=4, ring=2), marks=pytest.mark.slow),
         pytest.param(MeshShape(data=2, ring=4), marks=pytest.mark.slow),
         pytest.param(MeshShape(data=2, fsdp=2, ring=1, tensor=2), marks=pytest.mark.slow),
         pytest.param(MeshShape(ring=4, tensor=2), marks=pytest.mark.slow),
@@ -54,14 +54,19 @@ def test_the_loss_does_not_change_with_the_mesh(shape, expected_losses):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": "full"},
-        {"remat": "attention"},
-        {"remat": "offload"},
-        {"head_groups": 2},
         {"head_groups": 2, "remat": "full"},
         {"ffn_chunk": 3},
-        {"attention_kernel": "vanilla"},
-        {"attention_strategy": "local"},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {"remat": "full"},
+                {"remat": "attention"},
+                {"remat": "offload"},
+                {"head_groups": 2},
+                {"attention_kernel": "vanilla"},
+                {"attention_strategy": "local"},
+            )
+        ),
     ],
     ids=str,
 )

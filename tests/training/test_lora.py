@@ -100,7 +100,7 @@ def test_the_sum_is_base_and_scaled_product():
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_an_update_moves_adapters_alone_and_lowers_the_loss(dtype):
     model, frozen = LoraModel(CONFIG, LoraConfig(4), dtype), frozen_weights(dtype)
     before = jax.tree.map(np.asarray, frozen)
@@ -136,6 +136,7 @@ def test_gradients_are_those_of_the_sum():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, plain)
 
 
+@pytest.mark.slow
 def test_no_sum_of_all_layers_is_ever_there():
     def temporary(layers):
         deep = replace(CONFIG, transformer=replace(STACK, width=64, ffn_width=512, layers=layers))
