@@ -1,4 +1,4 @@
-"""The retriever that comes with the project: it opens, is labelled, and answers what it was made to answer."""
+"""The retriever that comes with the project: it opens, is labelled, and answers what it was trained for."""
 
 import pytest
 
