@@ -1,7 +1,6 @@
 """The small retriever as it is trained: a LLaMA, and what its first layer is asked directly."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,13 +94,10 @@ def answer_logits(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
 
 def _encoded(llama: Llama, lesson: Lesson) -> tuple[jax.Array, jax.Array]:
     """[B, T, D] after the first layer and after the last."""
-
-    def apply(x: jax.Array, block: Any) -> tuple[jax.Array, None]:
-        return block(x, lesson.positions, None, None), None
-
-    blocks = llama.transformer.blocks
-    first, _ = apply(llama.embedded(lesson.tokens), jax.tree.map(lambda leaf: leaf[0], blocks))
-    last, _ = jax.lax.scan(apply, first, jax.tree.map(lambda leaf: leaf[1:], blocks))
+    stack = llama.transformer
+    first = last = stack.block(0)(llama.embedded(lesson.tokens), lesson.positions, None, None)
+    for index in range(1, stack.config.layers):
+        last = stack.block(index)(last, lesson.positions, None, None)
     return first, last
 
 
