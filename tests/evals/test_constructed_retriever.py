@@ -68,6 +68,7 @@ def test_every_answer_is_right_at_64k(folder):
     assert right_answers(folder, 16_350, MeshShape(ring=2), 2, 2048) == QUESTIONS
 
 
+@pytest.mark.slow
 def test_wrong_rotary_positions_would_be_seen(folder, tmp_path):
     wrong = shutil.copytree(folder, tmp_path / "wrong")
     fields = json.loads((wrong / "config.json").read_text())

@@ -34,6 +34,7 @@ def test_one_call_and_the_emulated_ring_are_attention_with_its_gradients():
         np.testing.assert_allclose(emulated, wanted, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_script_runs_both_sections(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(contest, "MATMUL", {"cpu": 64})
     rows_to = tmp_path / "rows.csv"

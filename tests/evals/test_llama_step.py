@@ -59,6 +59,7 @@ def test_the_mesh_spreads_a_width_that_does_not_divide(small, monkeypatch):
             assert shard.size * 8 == weight.size, weight.shape
 
 
+@pytest.mark.slow
 def test_each_method_needs_less_than_the_one_before(monkeypatch):
     shape, context = Shape(64, 1024, 2, 2, vocab_size=64), 4096
     monkeypatch.setitem(llama_step.SHAPES, "tiny", shape)

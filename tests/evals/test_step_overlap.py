@@ -1,6 +1,7 @@
 """What a step sends, from a schedule's text and from a compiled step."""
 
 import jax
+import pytest
 
 from evals import llama_step
 from evals.llama_step import LlamaStep, Shape
@@ -56,6 +57,7 @@ def test_small_arrays_are_left_out():
     assert sent(PROGRAM, smallest=257) == []
 
 
+@pytest.mark.slow
 def test_a_real_step_sends_a_ring_and_its_weights(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", Shape(64, 128, 2, 8, vocab_size=128))
     monkeypatch.setattr(llama_step, "CHUNK", 8)

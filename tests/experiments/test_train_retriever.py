@@ -104,6 +104,7 @@ def test_positions_rise_and_reach_far_but_not_beyond_the_farthest(vocabulary):
     assert (positions[:, -1] < 256).sum() >= 10  # rows as they are
 
 
+@pytest.mark.slow
 def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, monkeypatch):
     stages = (
         train_retriever.LessonStage(128, 2, 4, steps=2, learning_rate=1e-3),

@@ -76,6 +76,7 @@ def test_the_ways_to_compute_agree(changes, expected_losses):
     )
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_whole_batch(expected_losses):
     accumulated = losses(tiny_config(), MeshShape(data=2, ring=4), accumulation=2)
     np.testing.assert_allclose(accumulated, expected_losses, rtol=2e-5)
@@ -111,6 +112,7 @@ def test_padding_changes_nothing():
     np.testing.assert_array_equal(after[:, :61], predict(STEPS)[:, :61])
 
 
+@pytest.mark.slow
 def test_the_trajectory_index_is_not_seen_unless_asked():
     other = dataclasses.replace(STEPS, trajectory=STEPS.trajectory[:, ::-1])
     np.testing.assert_array_equal(predict(other), predict(STEPS))

@@ -119,6 +119,7 @@ def test_an_update_moves_adapters_alone_and_lowers_the_loss(dtype):
     assert held <= 2 * model.parameter_count() + 4
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_sum():
     """Of A and B, through the merged weight that a plain model has."""
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
