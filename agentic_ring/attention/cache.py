@@ -83,6 +83,12 @@ def cache_specs(rules: ShardingRules, dtype: CacheDtype, layers: int) -> KVCache
     return KVCache(entries, entries, positions, filled, calls)
 
 
+def specs_of(cache: KVCache, rules: ShardingRules) -> KVCache:
+    """The PartitionSpec of every array of this cache, in a cache's place."""
+    dtype = "float32" if cache.keys[0].scales is None else "int8"  # all without scales have the same specs
+    return cache_specs(rules, dtype, len(cache.keys))
+
+
 def layer_specs(layer: CachedLayer, rules: ShardingRules) -> CachedLayer:
     """The PartitionSpec of every array of one layer of a cache."""
     slots: Any = rules.spec("batch", "sequence")
@@ -194,8 +200,7 @@ def _stored(
     positions_spec: PartitionSpec,
     rules: ShardingRules,
 ) -> KVCache:
-    dtype = "float32" if cache.keys[0].scales is None else "int8"  # all without scales have the same specs
-    specs = cache_specs(rules, dtype, len(cache.keys))
+    specs = specs_of(cache, rules)
     run = on_shards(local, (specs, entries_spec, entries_spec, positions_spec), specs)
     return run(cache, keys, values, positions)
 

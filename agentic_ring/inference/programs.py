@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed
+from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed, specs_of
 from agentic_ring.attention.cache import first_row as one_row
 from agentic_ring.attention.cache_storage import CacheDtype
+from agentic_ring.errors import ArgumentError
 from agentic_ring.inference.sampling import SamplingValues, choose
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.layer_by_layer import layer_by_layer, suits
@@ -207,6 +208,22 @@ class Programs:
         stack = self.model.config.transformer
         specs = cache_specs(rules, self.cache_dtype or stack.dtype, stack.layers)
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def place(self, cache: KVCache) -> KVCache:
+        """A document's cache, filled on other devices, on these; only to be attended to.
+
+        Raises:
+          ArgumentError: it does not divide over the ring.
+        """
+        ring, slots = self.mesh.shape["ring"], cache.positions.shape[1]
+        if slots % ring:
+            raise ArgumentError(
+                f"the document has {slots} slots, which do not divide over a ring of {ring}; read it in "
+                f"chunks of a multiple of {ring} tokens"
+            )
+        full = replace(cache, filled=jnp.full(ring, slots // ring, jnp.int32))
+        specs = specs_of(full, replace(self.rules, batch=()))
+        return jax.device_put(full, jax.tree.map(partial(NamedSharding, self.mesh), specs))
 
     @property
     def _per_row(self) -> NamedSharding:

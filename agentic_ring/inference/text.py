@@ -18,7 +18,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.cache_storage import CacheDtype
@@ -160,6 +160,20 @@ class TextEngine:
                 advance(min(piece.first + piece.size, len(tokens)))
             logits, cache = programs.first_row(programs.weights, cache, last)
         return Document(cache, len(tokens), logits)
+
+    def adopt(self, document: Document) -> Document:
+        """A document that another engine read with the same model, on this engine's devices.
+
+        What reads fastest need not write fastest: reading keeps many devices busy, while a single token
+        passes through few of them faster ("prefill-decode disaggregation", arXiv 2401.09670).
+
+        Raises:
+          ArgumentError: its cache does not divide over this engine's ring.
+        """
+        logits = document.next_logits
+        if logits is not None:
+            logits = jax.device_put(logits, NamedSharding(self._mesh, PartitionSpec()))
+        return replace(document, cache=self.programs.place(document.cache), next_logits=logits)
 
     def generate(
         self,

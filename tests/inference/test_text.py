@@ -92,6 +92,36 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chu
         np.testing.assert_allclose(answer.log_probabilities, values, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("reader", "writer", "dtype"),
+    [
+        ((MeshShape(tensor=2), 2, 32), MANY[0], "float32"),
+        pytest.param(FEW[0], (MeshShape(ring=2), 2, 48), "int8", marks=pytest.mark.slow),
+        pytest.param(MANY[0], (MeshShape(data=2, ring=2), 4, 32), "float32", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_one_engine_goes_on_from_what_another_read(reader, writer, dtype, folder, greedy):
+    document = engine_on(folder, *reader, cache_dtype=dtype).read(TEXT)
+    engine = engine_on(folder, *writer)
+    adopted = engine.adopt(document)
+    answers = engine.generate(PROMPTS, NEW, document=adopted)
+    tolerance = 2e-4 if dtype == "float32" else 0.2
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens, values = greedy(TEXT + prompt)
+        assert answer.tokens == tokens
+        np.testing.assert_allclose(answer.log_probabilities, values, atol=tolerance)
+    # The logits after the document moved with it: what follows can be scored with nothing before it.
+    opening, _ = greedy(TEXT)
+    assert engine.score([([], opening[:1])], document=adopted)[0].greedy
+
+
+def test_a_document_that_does_not_divide_over_the_ring_is_not_adopted(folder, model):
+    document = TextEngine(model, chunk=49).read(TEXT[:49])
+    with pytest.raises(ArgumentError, match="49 slots, which do not divide over a ring of 4"):
+        engine_on(folder, *FEW[0]).adopt(document)
+
+
 @pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:], ids=str)
 def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, count, chunk, folder, greedy):
     answers = engine_on(folder, shape, count, chunk).generate(PROMPTS, NEW)
