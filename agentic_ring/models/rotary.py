@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.errors import ConfigError
 
 _PIECE_BITS = 8
 _PIECES = 4
+_QUARTER_TURN = 2**30
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,17 @@ def rotary(
     fractions = jnp.zeros((), jnp.uint32)
     for piece, frequency in enumerate(frequencies):
         fractions += ((place >> (_PIECE_BITS * piece)) & (2**_PIECE_BITS - 1)) * jnp.asarray(frequency)
-    # As a signed number a fraction of a turn is an angle between minus half a turn and half a turn.
-    angles = fractions.astype(jnp.int32).astype(jnp.float32) * (2 * math.pi / 2**32)
     factor = attention_factor(scaling)
-    sin, cos = factor * jnp.sin(angles), factor * jnp.cos(angles)
+
+    def wave(behind: jax.Array) -> jax.Array:
+        # As a signed number a fraction of a turn is an angle between minus half a turn and half a turn.
+        angles = (fractions - behind).astype(jnp.int32).astype(jnp.float32) * (2 * math.pi / 2**32)
+        return factor * jnp.cos(angles)
+
+    # On a CPU XLA would work out the waves anew for every head, which takes longer than all else that is
+    # done here; what a loop leaves is worked out once.
+    behind = jnp.array([0, _QUARTER_TURN], jnp.uint32)
+    cos, sin = jax.lax.map(wave, behind) if mesh_platform() == "cpu" else jax.vmap(wave)(behind)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 

@@ -111,7 +111,9 @@ class Llama(nnx.Module):
         # Looked up as it is stored, in training in float32: the gradient of a frequent token is a sum
         # over all the places where it stands.
         rules, dtype = self.config.transformer.rules, jnp.dtype(self.config.transformer.dtype)
-        table = whole(self.embedding[...], (None, "embed"), rules, self.embedding[...].dtype)
+        # Few tokens are looked up where their rows lie and sent on; for many, rows cost less than tokens.
+        vocabulary = "vocab" if tokens.size < self.config.vocab_size else None
+        table = whole(self.embedding[...], (vocabulary, "embed"), rules, self.embedding[...].dtype)
         return table[tokens].astype(dtype)
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
