@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import jax
@@ -65,6 +66,17 @@ class Hardware:
     def limit(self) -> float:
         """Bytes that a program is allowed: of a GPU's memory the share that a careful user gives JAX."""
         return self.memory * (GPU_MEMORY_FRACTION if self.platform == "cuda" else 1.0)
+
+    @property
+    def compiler_installed(self) -> bool:
+        """Whether ``describe`` can be asked, in a process where JAX has not looked for devices yet."""
+        packages = ("libtpu",) if self.platform == "tpu" else ("jax_cuda13_plugin", "jax_cuda12_plugin")
+        return any(find_spec(package) for package in packages)
+
+    @property
+    def compiler_extra(self) -> str:
+        """What to install where it is not."""
+        return "aot" if self.platform == "tpu" else "cuda13"
 
 
 _GIB = 2.0**30

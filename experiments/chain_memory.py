@@ -14,7 +14,6 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.progress import say
-from evals.hardware import CompilerMissingError
 from evals.longest_context import Asker, Finding, Findings
 from evals.machines import NamedMachine, machine
 from evals.memory import TrainStep, chain_step
@@ -104,10 +103,12 @@ def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]
     """
     findings = kept_findings(output)
     asker = Asker(lambda cell, _: _command(cell, output), findings)
-    try:
-        machine(hardware).describe()
-    except CompilerMissingError as error:
-        say(f"what fits {hardware} is not asked: {error}")
+    asked = machine(hardware).hardware
+    if not asked.compiler_installed:
+        say(
+            f"what fits {hardware} is not asked, as its compiler is not here; "
+            f"pip install 'agentic_ring[{asked.compiler_extra}]'"
+        )
         known = {name: findings.get(cell, cell.context) for name, cell in _cells(hardware).items()}
         return {name: finding for name, finding in known.items() if finding is not None}
     return {name: asker(cell, cell.context) for name, cell in _cells(hardware).items()}

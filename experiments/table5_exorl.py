@@ -88,14 +88,14 @@ def main(
       fit: Only ask whether the 350M model fits: a method and a machine.
     """
     simulate_cpu_devices(SIMULATED_DEVICES)
+    if fit is not None:  # before JAX looks for devices: it would look for a driver as well
+        answer_memory(*fit, output or Path("runs") / "table5")
+        return
     name = preset or ("demo" if jax.default_backend() == "cpu" else "small")
     chosen = TABLE_PRESETS[name]
     folder = output or Path("runs") / f"table5-{name}"
     if cell is not None:
         run_cell(TableCell(*cell), folder)
-        return
-    if fit is not None:
-        answer_memory(*fit, folder)
         return
     seeds = chosen.seeds if seeds is None else seeds
     if workers < 1 or seeds < 1:
