@@ -4,7 +4,8 @@ The entropy of the states seen is estimated from particles: how far each is from
 neighbours in the batch, in the features that ICM learns. As in URLB (rll-research/url_benchmark:
 ``agent/icm_apt.py``): k is 12, the distances count in units of their mean, and the reward is the log
 of one plus their average. The particles are the observations that actions lead to, as with our other
-explorers, where URLB takes those before; there are as many as transitions of an update.
+explorers, where URLB takes those before; there are as many as transitions of an update. The reward
+counts from its mean, in deviations, as that of ``icm.py``.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class APT:
     def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         loss, _ = self.icm.judge(parameters, batch)
         particles = jax.lax.stop_gradient(encode(parameters, batch["next_observation"]))
-        return loss, particle_reward(particles, self.neighbours)
+        return loss, jax.nn.standardize(particle_reward(particles, self.neighbours))
 
 
 def particle_reward(particles: jax.Array, neighbours: int) -> jax.Array:

@@ -4,7 +4,9 @@ Features are learned with two tasks on them: to tell the action from the feature
 which keeps what the actions touch, and to foretell those after it. As in URLB
 (rll-research/url_benchmark: ``agent/icm.py``) both losses count alike and the reward is
 ``log(1 + error)``; the features are those of its ``agent/icm_apt.py``, narrower (64 of 512) as all
-networks here. Its ``icm.py`` foretells the observation itself.
+networks here. Its ``icm.py`` foretells the observation itself. Ours counts the reward from its mean
+over the batch, in deviations: where no episode ends early an offset changes nothing but how much the
+critic has to learn, and updates are few here.
 """
 
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ class ICM:
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
         trunk, forward, inverse = jax.random.split(key, 3)
         return {
-            "trunk": init_mlp(trunk, (observation_dim, self.features)),
+            "trunk": init_mlp(trunk, (observation_dim + 1, self.features)),
             "forward": init_mlp(forward, (self.features + action_dim, self.hidden, self.features)),
             "inverse": init_mlp(inverse, (2 * self.features, self.hidden, action_dim)),
         }
@@ -43,10 +45,12 @@ class ICM:
         told = jnp.tanh(apply_mlp(parameters["inverse"], jnp.concatenate([before, after], -1)))
         error = jnp.sum((after - foretold) ** 2, -1)
         loss = error.mean() + jnp.sum((batch["action"] - told) ** 2, -1).mean()
-        return loss, jnp.log1p(jnp.sqrt(error))
+        return loss, jax.nn.standardize(jnp.log1p(jnp.sqrt(error)))
 
 
 def encode(parameters: Any, observation: jax.Array) -> jax.Array:
     """The features that ICM learns: [..., O] -> [..., F], in (-1, 1)."""
     (layer,) = parameters["trunk"]
-    return jnp.tanh(jax.nn.standardize(observation @ layer["weight"] + layer["bias"]))
+    # Beside a constant an observation keeps its length, which standardising would take from it.
+    inputs = jnp.concatenate([observation, jnp.ones((*observation.shape[:-1], 1))], -1)
+    return jnp.tanh(jax.nn.standardize(inputs @ layer["weight"] + layer["bias"]))
