@@ -86,7 +86,7 @@ def hardware() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "cpu": _cpu_model(),
-        "cores": usable_cores(),
+        "cores": _usable_cores(),
         "memory_gib": _memory_gib(),
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
@@ -127,8 +127,7 @@ def _cpu_model() -> str:
     return apple or platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
+def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -27,7 +27,6 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import Advance, progress
-from agentic_ring.provenance import usable_cores
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.skills import append_skill
@@ -40,9 +39,6 @@ from data_prep.schedule import PLANS, Job, Schedule, round_generator
 from data_prep.vector_environments import decisions_of
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
-
-# A process takes some seconds to start, in which another steps through some episodes.
-_EPISODES_WORTH_A_PROCESS = 24
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,7 @@ class CollectConfig:
       action_repeat: control steps an action is held for; the domain's plan if not given.
       members: learners with seeds of their own, trained as one population.
       environments: environments of each member.
-      processes: that the environments step in; the episodes are the same however many. A core each,
-        but none that would not pay, if not given.
+      processes: that the environments step in; the episodes are the same however many.
       output: data folder; $AGENTIC_RING_DATA or ./data if not given.
     """
 
@@ -72,7 +67,7 @@ class CollectConfig:
     action_repeat: int | None = None
     members: int = 3
     environments: int = 4
-    processes: int | None = None
+    processes: int = 1
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -146,8 +141,8 @@ def _run_job(
     explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, ledgers))
     if done:
         explorer.restore(ledger.load_state(job.name, done, explorer.state()))
-    processes = config.processes or _worthwhile_processes((job.rounds - done) * len(job.tasks))
-    with open_environments(domain, job.tasks, job.reward_tasks, action_repeat, processes) as environments:
+    settings = domain, job.tasks, job.reward_tasks, action_repeat
+    with open_environments(*settings, config.processes) as environments:
         for number in range(done, job.rounds):
             generator = round_generator(config.seed, job.name, number)
             seeds = generator.integers(2**31, size=len(job.tasks)).tolist()
@@ -158,10 +153,6 @@ def _run_job(
             best = max(float(episode.reward.sum()) for episode in collected)
             finished = sum(len(each.labels()) for each in ledgers.values())
             advance(finished, f"{job.name}, best return of the round {best:.0f}")
-
-
-def _worthwhile_processes(episodes: int) -> int:
-    return min(usable_cores(), -(-episodes // _EPISODES_WORTH_A_PROCESS))
 
 
 def _run_round(

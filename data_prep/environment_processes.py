@@ -74,15 +74,14 @@ class _EnvironmentProcesses:
         bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
         self._shares = [slice(*pair) for pair in pairwise(bounds)]
         context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
-        self._connections: list[Connection] = []
+        pipes = [context.Pipe() for _ in self._shares]
+        self._connections = [here for here, _ in pipes]
         self._processes = []
-        for share in self._shares:
-            here, there = context.Pipe()
+        for share, (_, there) in zip(self._shares, pipes, strict=True):
             settings = (domain, tasks[share], reward_tasks, action_repeat)
             process = context.Process(target=_serve, args=(there, settings), daemon=True)
             process.start()
             there.close()
-            self._connections.append(here)
             self._processes.append(process)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:

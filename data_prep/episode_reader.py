@@ -13,7 +13,6 @@ from agentic_ring.data.store import StoredEpisode
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode, is_held
 from agentic_ring.errors import DataError
-from agentic_ring.provenance import usable_cores
 from data_prep.episode_files import read_episode
 from data_prep.episode_sources import Source
 from data_prep.relabel import Relabeller
@@ -75,7 +74,8 @@ def read_all(
     if not sources:
         return
     if processes is None:
-        processes = min(usable_cores(), -(-len(sources) // _EPISODES_WORTH_A_PROCESS))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(cores, -(-len(sources) // _EPISODES_WORTH_A_PROCESS))
     if processes <= 1:
         reader = EpisodeReader(reading)
         for source in sources:

@@ -93,7 +93,7 @@ def random_cells(tmp_path_factory):
 
 
 def cheetah_cells(collector, root):
-    size = {"episodes": 24, "members": 1, "environments": 2, "seed": 0}
+    size = {"episodes": 20, "members": 1, "environments": 2, "seed": 0}
     collect(CollectConfig("cheetah", collector, **size, output=root))
     return coverage(collector_cells(root, "cheetah", f"mini_{collector}"))
 
