@@ -7,7 +7,8 @@ from agentic_ring.data.tasks import DOMAINS, load_environment, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
 from data_prep.collect import CollectConfig, collect
-from data_prep.coverage import (
+from data_prep.folders import collector_folder
+from data_prep.state_coverage import (
     COORDINATES,
     Coordinate,
     CoverageConfig,
@@ -16,7 +17,6 @@ from data_prep.coverage import (
     coverage,
     main,
 )
-from data_prep.folders import collector_folder
 from data_prep.vector_environments import VectorEnvironments
 
 

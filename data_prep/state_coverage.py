@@ -1,7 +1,7 @@
 """How much of the state space the episodes of each collector reach.
 
-    python -m data_prep.coverage --domain point_mass_maze
-    python -m data_prep.coverage --domain walker --collectors mini_random mini_icm
+    python -m data_prep.state_coverage --domain point_mass_maze
+    python -m data_prep.state_coverage --domain walker --collectors mini_random mini_icm
 
 A few coordinates of the state are cut into cells, and the cells that were entered are counted: of all
 episodes, and of the first so many as the smallest collection has, as only those can be compared.
