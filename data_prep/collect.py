@@ -27,15 +27,18 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import Advance, progress
+from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.replay import Replay
+from data_prep.collectors.skills import append_skill
+from data_prep.environment_processes import Environments, open_environments
 from data_prep.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder, data_root
 from data_prep.ledger import LABEL, Ledger
 from data_prep.relabel import Relabeller
 from data_prep.schedule import PLANS, Job, Schedule, round_generator
-from data_prep.vector_environments import VectorEnvironments
+from data_prep.vector_environments import decisions_of
 
-Collector = Literal["random", "ou", "rnd", "td3", "mix"]
+Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class CollectConfig:
 
     Attributes:
       domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
-      collector: noise (random, ou), curiosity (rnd), task reward (td3), or the mix of them.
+      collector: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn), task reward (td3), or
+        the mix of noise, rnd and td3.
       tasks: tasks whose reward TD3 sees, its seeds taking them in turn; the domain's plan if none.
       episodes: how many, to the nearest whole round; the domain's plan if not given.
       seed: fixes everything.
       action_repeat: control steps an action is held for; the domain's plan if not given.
       members: learners with seeds of their own, trained as one population.
       environments: environments of each member.
+      processes: that the environments step in; the episodes are the same however many.
       output: data folder; $AGENTIC_RING_DATA or ./data if not given.
     """
 
@@ -62,11 +67,12 @@ class CollectConfig:
     action_repeat: int | None = None
     members: int = 3
     environments: int = 4
+    processes: int = 1
     output: Path | None = None
 
     def __post_init__(self) -> None:
         domain_named(self.domain)
-        for name in ("episodes", "action_repeat", "members", "environments"):
+        for name in ("episodes", "action_repeat", "members", "environments", "processes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -103,14 +109,14 @@ def collect(config: CollectConfig) -> CollectionSummary:
     jobs = schedule.jobs(config.collector)
     settings = asdict(config) | {"episodes": episodes, "action_repeat": action_repeat}
     settings["tasks"] = list(config.tasks)
-    del settings["output"]
+    del settings["output"], settings["processes"]
     root = config.output or data_root()
     ledgers = {job.folder: Ledger(collector_folder(root, domain.name, job.folder)) for job in jobs}
     for ledger in ledgers.values():
         ledger.begin(settings)
     with progress(f"collecting {domain.name}", sum(job.episodes for job in jobs)) as advance:
         for job in jobs:
-            _run_job(job, domain, action_repeat, config.seed, ledgers, advance)
+            _run_job(job, domain, action_repeat, config, ledgers, advance)
     for ledger in ledgers.values():
         ledger.forget_states()
     return CollectionSummary(
@@ -121,48 +127,66 @@ def collect(config: CollectConfig) -> CollectionSummary:
 
 
 def _run_job(
-    job: Job, domain: Domain, action_repeat: int, seed: int, ledgers: dict[str, Ledger], advance: Advance
+    job: Job,
+    domain: Domain,
+    action_repeat: int,
+    config: CollectConfig,
+    ledgers: dict[str, Ledger],
+    advance: Advance,
 ) -> None:
     ledger = ledgers[job.folder]
     done = sum(label["job"] == job.name for label in ledger.labels()) // len(job.tasks)
     if done == job.rounds:
         return
-    environments = VectorEnvironments(domain, job.tasks, job.reward_tasks, action_repeat)
-    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, environments.decisions, ledgers))
+    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, ledgers))
     if done:
         explorer.restore(ledger.load_state(job.name, done, explorer.state()))
-    for number in range(done, job.rounds):
-        generator = round_generator(seed, job.name, number)
-        observation = environments.reset(generator.integers(2**31, size=len(job.tasks)).tolist())
-        explorer.begin_round(generator, observation)
-        for _ in range(environments.decisions):
-            action = explorer.act(observation).astype(np.float32)
-            explorer.learn()  # runs on while the environments step
-            observation, reward = environments.step(action)
-            explorer.observe(action, reward, observation)
-        collected = environments.episodes()
-        labels = [label | {"round": number, "action_repeat": action_repeat} for label in explorer.labels()]
-        ledger.add_round(job.name, number + 1, collected, labels, explorer.state())
-        best = max(float(episode.reward.sum()) for episode in collected)
-        finished = sum(len(each.labels()) for each in ledgers.values())
-        advance(finished, f"{job.name}, best return of the round {best:.0f}")
+    settings = domain, job.tasks, job.reward_tasks, action_repeat
+    with open_environments(*settings, config.processes) as environments:
+        for number in range(done, job.rounds):
+            generator = round_generator(config.seed, job.name, number)
+            seeds = generator.integers(2**31, size=len(job.tasks)).tolist()
+            collected = _run_round(explorer, environments, generator, seeds)
+            about = {"round": number, "action_repeat": action_repeat}
+            labels = [label | about for label in explorer.labels()]
+            ledger.add_round(job.name, number + 1, collected, labels, explorer.state())
+            best = max(float(episode.reward.sum()) for episode in collected)
+            finished = sum(len(each.labels()) for each in ledgers.values())
+            advance(finished, f"{job.name}, best return of the round {best:.0f}")
 
 
-def _fill_replay(
-    job: Job, domain: Domain, action_repeat: int, decisions: int, ledgers: dict[str, Ledger]
-) -> Replay:
+def _run_round(
+    explorer: Explorer, environments: Environments, generator: np.random.Generator, seeds: Sequence[int]
+) -> list[Episode]:
+    """One episode in every environment."""
+    observation = environments.reset(seeds)
+    explorer.begin_round(generator, observation)
+    for _ in range(environments.decisions):
+        action = explorer.act(observation).astype(np.float32)
+        explorer.learn()  # runs on while the environments step
+        observation, reward = environments.step(action)
+        explorer.observe(action, reward, observation)
+    return environments.episodes()
+
+
+def _fill_replay(job: Job, domain: Domain, action_repeat: int, ledgers: dict[str, Ledger]) -> Replay:
     """A replay with room for the job, holding its episodes so far and those of the jobs it starts from."""
     used = (job.name, *job.starts_from)
     labelled = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
     before = [(ledger, label) for ledger, label in labelled if label["job"] in used]
     size = len(before) + job.episodes
-    replay = Replay(size, decisions, domain.observation_dim, domain.action_dim, len(job.reward_tasks))
+    seen = domain.observation_dim + job.skills
+    decisions = decisions_of(domain, action_repeat)
+    replay = Replay(size, decisions, seen, domain.action_dim, len(job.reward_tasks))
     names = [task.name for task in job.reward_tasks]
     relabeller = Relabeller(domain, names) if names else None
     for ledger, label in before:
         episode = read_episode(episode_file(ledger.buffer / label["file"]), domain)
         rewards = relabeller.rewards(episode) if relabeller else {}
-        replay.add_episode(*_decisions(episode, [rewards[name] for name in names], action_repeat))
+        observation, *taken = _decisions(episode, [rewards[name] for name in names], action_repeat)
+        if job.skills:
+            observation = append_skill(observation, label["skill"], job.skills)
+        replay.add_episode(observation, *taken)
     return replay
 
 

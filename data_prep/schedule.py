@@ -8,11 +8,16 @@ import numpy as np
 
 from agentic_ring.data.tasks import Domain, Task, task_named
 from agentic_ring.training.td3 import TD3Config
+from data_prep.collectors.apt import APT
+from data_prep.collectors.curious import Curiosity, CuriousLearner
+from data_prep.collectors.diayn import DIAYN
 from data_prep.collectors.explorer import Explorer
+from data_prep.collectors.icm import ICM
 from data_prep.collectors.noise import NoiseExplorer
 from data_prep.collectors.population import Learner, PopulationExplorer
 from data_prep.collectors.replay import Replay
-from data_prep.collectors.rnd import RNDLearner
+from data_prep.collectors.rnd import RND
+from data_prep.collectors.skills import SkillExplorer
 from data_prep.collectors.td3 import TD3Learner
 
 # Half noise spoils imitation, and reward-free exploration alone has no good episodes to end a chain:
@@ -21,6 +26,8 @@ RND_SHARE = 0.3
 OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
+_CURIOSITIES: dict[str, Curiosity] = {"rnd": RND(), "icm": ICM(), "icm_apt": APT(), "diayn": DIAYN()}
+_SKILLS = {"diayn": DIAYN().skills}
 # Uniform actions fill a replay that starts empty up to here.
 _FIRST_LEARN_SIZE = 1000
 
@@ -67,8 +74,9 @@ class Job:
       rounds: episodes in every environment.
       tasks: [E], initial states and recorded reward of each environment.
       reward_tasks: rewards that the explorer observes.
-      starts_from: jobs whose episodes fill the replay at the start.
       make_explorer: given the replay.
+      starts_from: jobs whose episodes fill the replay at the start.
+      skills: that an episode has one of, as its label says; 0 where there are none.
     """
 
     name: str
@@ -78,6 +86,7 @@ class Job:
     reward_tasks: list[Task]
     make_explorer: Callable[[Replay], Explorer]
     starts_from: tuple[str, ...] = ()
+    skills: int = 0
 
     @property
     def episodes(self) -> int:
@@ -119,12 +128,12 @@ class Schedule:
             return [
                 self._noise_job("random", reward_free, RANDOM_SHARE),
                 self._noise_job("ou", reward_free, OU_SHARE),
-                self._rnd_job(reward_free, RND_SHARE),
+                self._curious_job("rnd", reward_free, RND_SHARE),
                 self._td3_job(rest, 1 - RND_SHARE - OU_SHARE - RANDOM_SHARE),
             ]
         folder = f"mini_{collector}"
-        if collector == "rnd":
-            return [self._rnd_job(folder, 1.0)]
+        if collector in _CURIOSITIES:
+            return [self._curious_job(collector, folder, 1.0)]
         if collector == "td3":
             return [self._td3_job(folder, 1.0)]
         return [self._noise_job(collector, folder, 1.0)]
@@ -145,14 +154,20 @@ class Schedule:
 
         return Job(kind, folder, self._rounds(share), self._plain_tasks, [], make)
 
-    def _rnd_job(self, folder: str, share: float) -> Job:
-        def make(replay: Replay) -> Explorer:
-            config = TD3Config(horizon=1)
-            learner = RNDLearner(config, self.domain.observation_dim, self.domain.action_dim, self._seeds())
-            labels = [{"algorithm": "rnd", "task": None, "learner_seed": seed} for seed in self._seeds()]
-            return self._population(learner, replay, labels, updates=1)
+    def _curious_job(self, name: str, folder: str, share: float) -> Job:
+        skills = _SKILLS.get(name, 0)
 
-        return Job("rnd", folder, self._rounds(share), self._plain_tasks, [], make, _NOISE_JOBS)
+        def make(replay: Replay) -> Explorer:
+            dims = self.domain.observation_dim + skills, self.domain.action_dim
+            config = TD3Config(horizon=1)
+            learner = CuriousLearner(_CURIOSITIES[name], config, *dims, self._seeds(), skills)
+            labels = [{"algorithm": name, "task": None, "learner_seed": seed} for seed in self._seeds()]
+            explorer = self._population(learner, replay, labels, updates=1)
+            return SkillExplorer(explorer, skills) if skills else explorer
+
+        # Episodes of noise have no skill.
+        starts_from = () if skills else _NOISE_JOBS
+        return Job(name, folder, self._rounds(share), self._plain_tasks, [], make, starts_from, skills)
 
     def _td3_job(self, folder: str, share: float) -> Job:
         tasks = member_tasks(self.domain, self.tasks, self.members)

@@ -17,6 +17,7 @@ from data_prep.collect import CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder
+from data_prep.ledger import Ledger
 from data_prep.relabel import Relabeller
 
 SMALL = {"domain": "cartpole", "members": 2, "environments": 1, "seed": 3}
@@ -172,6 +173,35 @@ def test_killed_collection_ends_as_if_it_had_never_stopped(tmp_path):
     assert len(labels.read_text().splitlines()) < 10
     subprocess.run(arguments(killed), check=True, timeout=240, capture_output=True)
     assert digests(killed) == digests(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["icm_apt", "diayn"])
+def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stopped(
+    collector, tmp_path, monkeypatch
+):
+    """Learning starts in the fifth round of six, and the interruption comes after it."""
+
+    def collected(name, processes):
+        size = {"episodes": 12, "members": 1, "environments": 2, "processes": processes}
+        return collect(CollectConfig("cartpole", collector, **size, output=tmp_path / name))
+
+    whole = collected("whole", processes=1)
+    assert {label["algorithm"] for label in labels_of(whole.folders[0])} == {"random", collector}
+
+    def interrupted(ledger, job, done, *contents):
+        if done == 6:
+            raise KeyboardInterrupt
+        add_round(ledger, job, done, *contents)
+
+    add_round = Ledger.add_round
+    monkeypatch.setattr(Ledger, "add_round", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collected("stopped", processes=1)
+    monkeypatch.undo()
+    stopped = collected("stopped", processes=2)
+    assert stopped.episodes == whole.episodes == 12
+    assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
 
 
 def test_full_disk_leaves_no_half_episode(tmp_path):

@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 
 from agentic_ring.models.perceptron import apply_mlp
 from agentic_ring.training.td3 import TD3Config
+from data_prep.collectors.apt import APT, particle_reward
+from data_prep.collectors.curious import CuriousLearner
+from data_prep.collectors.diayn import DIAYN
+from data_prep.collectors.icm import ICM
 from data_prep.collectors.noise import NoiseExplorer
+from data_prep.collectors.population import PopulationExplorer
 from data_prep.collectors.replay import Replay
-from data_prep.collectors.rnd import RNDLearner
+from data_prep.collectors.rnd import RND
+from data_prep.collectors.skills import SkillExplorer
 from data_prep.collectors.td3 import TD3Learner
 
 
@@ -108,10 +114,18 @@ def test_population_members_do_not_touch_each_other():
         np.testing.assert_allclose(np.asarray(both)[1:], one, rtol=2e-4, atol=2e-5)
 
 
-def test_rnd_is_curious_about_what_it_has_not_seen():
+@pytest.mark.parametrize(
+    "curiosity",
+    [
+        pytest.param(RND(), id="rnd"),
+        pytest.param(APT(), id="icm_apt"),
+        pytest.param(ICM(), id="icm", marks=pytest.mark.slow),
+    ],
+)
+def test_curious_learner_comes_to_prefer_what_it_has_not_seen(curiosity):
     """Most actions lead to one place, some to ever new ones: the policy comes to prefer the latter."""
     config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
-    learner = RNDLearner(config, 3, 1, seeds=[0, 1])
+    learner = CuriousLearner(curiosity, config, 3, 1, seeds=[0, 1])
     generator = np.random.default_rng(0)
     learner.begin_round(generator.normal(size=(1000, 3)).astype(np.float32))
     for _ in range(30):
@@ -128,9 +142,65 @@ def test_rnd_is_curious_about_what_it_has_not_seen():
     assert (action.mean((1, 2)) > 0.3).all()
 
 
-def test_rnd_refuses_returns_over_several_decisions():
+def test_curious_learner_refuses_returns_over_several_decisions():
     with pytest.raises(ValueError, match=r"horizon is 3"):
-        RNDLearner(TD3Config(horizon=3), 3, 1, seeds=[0])
+        CuriousLearner(RND(), TD3Config(horizon=3), 3, 1, seeds=[0])
+
+
+@pytest.mark.parametrize("neighbours", [1, 3, 12])
+def test_particle_reward_is_that_of_every_distance_measured(neighbours):
+    particles = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    distances = np.linalg.norm(particles[:, None] - particles, axis=-1)
+    nearest = np.sort(distances, axis=1)[:, 1 : neighbours + 1]  # the first is the particle itself
+    expected = np.log1p((nearest / nearest.mean()).mean(1))
+    np.testing.assert_allclose(particle_reward(jnp.array(particles), neighbours), expected, rtol=1e-4)
+
+
+def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
+    """The action is what can be seen next: two skills end at actions far apart."""
+    config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
+    learner = CuriousLearner(DIAYN(skills=2, hidden=32), config, 1 + 2, 1, seeds=[0, 1], skills=2)
+    generator = np.random.default_rng(0)
+    one_hot = np.eye(2, dtype=np.float32)
+    learner.begin_round(np.zeros((10, 3), np.float32))
+    for _ in range(30):
+        shape = learner.batch_shape(40)
+        skill = one_hot[generator.integers(2, size=shape)]
+        observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
+        action = np.stack([learner.act(step) for step in observation.reshape(-1, *shape[2:], 3)])
+        action = np.clip(action + generator.normal(0, 0.3, action.shape), -1, 1).reshape(*shape, 1)
+        learner.update(
+            {
+                "observation": observation,
+                "action": action.astype(np.float32),
+                "next_observation": np.concatenate([action, skill], -1).astype(np.float32),
+                "reward": np.zeros((*shape, 0), np.float32),
+            }
+        )
+    asked = np.concatenate([np.zeros((2, 1), np.float32), one_hot], -1)
+    actions = learner.act(np.stack([asked, asked]))
+    assert (np.abs(actions[:, 0] - actions[:, 1]) > 0.5).all()
+    followed = {"next_observation": learner._normalise(actions), "skill": np.stack([one_hot, one_hot])}
+    _, reward = jax.vmap(DIAYN(skills=2, hidden=32).judge)(learner.state.parameters, followed)
+    assert (reward > np.log(2) / 2).all()  # a guess is worth 0, certainty log 2
+
+
+def test_skill_of_an_episode_stands_behind_every_observation_and_in_its_label():
+    learner = CuriousLearner(DIAYN(skills=4), TD3Config(horizon=1), 3 + 4, 1, seeds=[0, 1], skills=4)
+    replay = Replay(6, decisions=2, observation_dim=3 + 4, action_dim=1, rewards=0)
+    labels = [{"algorithm": "diayn", "learner_seed": seed} for seed in (0, 1)]
+    population = PopulationExplorer(learner, replay, labels, 3, 0.3, 2, 2, first_learn_size=1000)
+    explorer = SkillExplorer(population, skills=4)
+    observation = np.random.default_rng(0).normal(size=(3, 6, 3)).astype(np.float32)
+    explorer.begin_round(np.random.default_rng(5), observation[0])
+    for following in observation[1:]:
+        explorer.observe(explorer.act(following), np.zeros((6, 0)), following)
+    skills = [label["skill"] for label in explorer.labels()]
+    assert len(skills) == 6
+    assert len(set(skills)) > 1
+    seen = replay.observations().reshape(6, 3, 7)
+    np.testing.assert_array_equal(seen[..., :3], observation.transpose(1, 0, 2))
+    np.testing.assert_array_equal(seen[..., 3:], np.eye(4)[skills][:, None].repeat(3, 1))
 
 
 @pytest.mark.parametrize("kind", ["random", "ou"])

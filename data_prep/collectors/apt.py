@@ -1,0 +1,52 @@
+"""Active pre-training (arXiv 2103.04551): the reward is the distance to the nearest particles.
+
+The entropy of the states seen is estimated from particles: how far each is from its k nearest
+neighbours in the batch, in the features that ICM learns. As in URLB (rll-research/url_benchmark:
+``agent/icm_apt.py``): k is 12, the distances count in units of their mean, and the reward is the log
+of one plus their average. The particles are the observations that actions lead to, as with our other
+explorers, where URLB takes those before; there are as many as transitions of an update. The reward
+counts from its mean, in deviations, as that of ``icm.py``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from data_prep.collectors.curious import Batch
+from data_prep.collectors.icm import ICM, encode
+
+
+@dataclass(frozen=True)
+class APT:
+    """See ``curious.Curiosity``.
+
+    Attributes:
+      icm: whose features the particles lie in.
+      neighbours: k.
+    """
+
+    icm: ICM = field(default_factory=ICM)
+    neighbours: int = 12
+
+    def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
+        return self.icm.init(key, observation_dim, action_dim)
+
+    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        loss, _ = self.icm.judge(parameters, batch)
+        particles = jax.lax.stop_gradient(encode(parameters, batch["next_observation"]))
+        return loss, jax.nn.standardize(particle_reward(particles, self.neighbours))
+
+
+def particle_reward(particles: jax.Array, neighbours: int) -> jax.Array:
+    """log(1 + mean distance to the nearest, in units of its mean), [N, F] -> [N].
+
+    A particle does not count among its own neighbours; with fewer others than ``neighbours`` all count.
+    """
+    squares = jnp.sum(particles**2, -1)
+    squared = squares[:, None] + squares - 2 * particles @ particles.T
+    others = jnp.where(jnp.eye(len(particles), dtype=bool), jnp.inf, squared)
+    nearest = -jax.lax.top_k(-others, min(neighbours, len(particles) - 1))[0]
+    distance = jnp.sqrt(jnp.maximum(nearest, 0))
+    return jnp.log1p(jnp.mean(distance / (distance.mean() + 1e-8), -1))

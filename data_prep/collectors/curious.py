@@ -1,0 +1,124 @@
+"""Learners that see no task: TD3 on a reward that they give themselves."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
+
+# Normalised observations beyond this many deviations count as this many (URLB: ``agent/rnd.py``).
+_OBSERVATION_CLIP = 5.0
+
+Batch = dict[str, jax.Array]
+"""observation [B, O], action [B, A], next_observation [B, O] and skill [B, S] of B transitions."""
+
+
+class Curiosity(Protocol):
+    """What one member finds worth seeing, and how it learns it; hashable, as it is compiled in."""
+
+    def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
+        """The parameters, a pytree; observation_dim does not count the skill."""
+        ...
+
+    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The loss that the parameters descend, a scalar, and the reward of each transition, [B]."""
+        ...
+
+
+class CuriousState(NamedTuple):
+    """Everything that an update changes; the leading axis is P."""
+
+    td3: TD3State
+    parameters: Any
+    optimizer: optax.OptState
+
+
+class CuriousLearner:
+    """A population of curious learners; see ``population.Learner``.
+
+    Observations are normalised by all that was seen until the round began, for the curiosity alone.
+
+    Args:
+      seeds: [P].
+      skills: S, trailing entries of an observation that say what skill is asked for.
+    """
+
+    def __init__(
+        self,
+        curiosity: Curiosity,
+        config: TD3Config,
+        observation_dim: int,
+        action_dim: int,
+        seeds: Sequence[int],
+        skills: int = 0,
+    ):
+        self.config, self.horizon, self.discount = config, config.horizon, config.discount
+        if config.horizon != 1:
+            raise ValueError(f"horizon is {config.horizon}; novelty is known for one decision only, use 1")
+        self._curiosity, self._members = curiosity, len(seeds)
+        self._seen = observation_dim - skills
+        keys = jax.vmap(jax.random.key)(jnp.array(seeds))
+        parameters = jax.vmap(lambda key: curiosity.init(key, self._seen, action_dim))(keys)
+        optimizer = jax.vmap(optax.adam(config.learning_rate).init)(parameters)
+        td3 = init_population(config, observation_dim, action_dim, jnp.array(seeds))
+        self.state = CuriousState(td3, parameters, optimizer)
+
+    def batch_shape(self, updates: int) -> tuple[int, ...]:
+        delay = self.config.policy_delay
+        return (-(-updates // delay), delay, self._members, self.config.batch)
+
+    def begin_round(self, observation: np.ndarray) -> None:
+        seen = observation[:, : self._seen]
+        self._mean, self._deviation = seen.mean(0), seen.std(0) + 1e-3
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(act(self.state.td3.actor, observation))
+
+    def update(self, batches: dict[str, np.ndarray]) -> None:
+        judged = {
+            "observation": self._normalise(batches["observation"]),
+            "action": batches["action"],
+            "next_observation": self._normalise(batches["next_observation"]),
+            "skill": batches["observation"][..., self._seen :],
+        }
+        td3, parameters, optimizer = self.state
+        parameters, optimizer, reward = _study(
+            self._curiosity, self.config.learning_rate, parameters, optimizer, judged
+        )
+        td3 = update(self.config, td3, batches | {"reward": reward})
+        self.state = CuriousState(td3, parameters, optimizer)
+
+    def _normalise(self, observation: np.ndarray) -> np.ndarray:
+        deviations = (observation[..., : self._seen] - self._mean) / self._deviation
+        return np.clip(deviations, -_OBSERVATION_CLIP, _OBSERVATION_CLIP)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _study(
+    curiosity: Curiosity, learning_rate: float, parameters: Any, optimizer: optax.OptState, batches: Batch
+) -> tuple[Any, optax.OptState, jax.Array]:
+    """Trains on batches [U, delay, P, B, ...], one step for each of U.
+
+    Returns:
+      Parameters, optimizer state, and the rewards [U, delay, P, B] as they were before each step.
+    """
+
+    def member(parameters: Any, optimizer: optax.OptState, batch: Batch):
+        count = batch["action"].shape[:2]
+        together = {name: array.reshape(math.prod(count), -1) for name, array in batch.items()}
+        gradient, reward = jax.grad(curiosity.judge, has_aux=True)(parameters, together)
+        updates, optimizer = optax.adam(learning_rate).update(gradient, optimizer)
+        return jax.tree.map(jnp.add, parameters, updates), optimizer, reward.reshape(count)
+
+    def step(carry: tuple[Any, optax.OptState], batch: Batch):
+        parameters, optimizer, reward = jax.vmap(member, (0, 0, 1), (0, 0, 1))(*carry, batch)
+        return (parameters, optimizer), reward
+
+    (parameters, optimizer), reward = jax.lax.scan(step, (parameters, optimizer), batches)
+    return parameters, optimizer, reward

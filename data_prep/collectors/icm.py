@@ -1,0 +1,56 @@
+"""Intrinsic curiosity (arXiv 1705.05363): the reward is how badly the next features were foreseen.
+
+Features are learned with two tasks on them: to tell the action from the features before and after it,
+which keeps what the actions touch, and to foretell those after it. As in URLB
+(rll-research/url_benchmark: ``agent/icm.py``) both losses count alike and the reward is
+``log(1 + error)``; the features are those of its ``agent/icm_apt.py``, narrower (64 of 512) as all
+networks here. Its ``icm.py`` foretells the observation itself. Ours counts the reward from its mean
+over the batch, in deviations: where no episode ends early an offset changes nothing but how much the
+critic has to learn, and updates are few here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.models.perceptron import apply_mlp, init_mlp
+from data_prep.collectors.curious import Batch
+
+
+@dataclass(frozen=True)
+class ICM:
+    """See ``curious.Curiosity``.
+
+    Attributes:
+      features: width of the learned features.
+    """
+
+    hidden: int = 256
+    features: int = 64
+
+    def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
+        trunk, forward, inverse = jax.random.split(key, 3)
+        return {
+            "trunk": init_mlp(trunk, (observation_dim + 1, self.features)),
+            "forward": init_mlp(forward, (self.features + action_dim, self.hidden, self.features)),
+            "inverse": init_mlp(inverse, (2 * self.features, self.hidden, action_dim)),
+        }
+
+    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        before = encode(parameters, batch["observation"])
+        after = encode(parameters, batch["next_observation"])
+        foretold = apply_mlp(parameters["forward"], jnp.concatenate([before, batch["action"]], -1))
+        told = jnp.tanh(apply_mlp(parameters["inverse"], jnp.concatenate([before, after], -1)))
+        error = jnp.sum((after - foretold) ** 2, -1)
+        loss = error.mean() + jnp.sum((batch["action"] - told) ** 2, -1).mean()
+        return loss, jax.nn.standardize(jnp.log1p(jnp.sqrt(error)))
+
+
+def encode(parameters: Any, observation: jax.Array) -> jax.Array:
+    """The features that ICM learns: [..., O] -> [..., F], in (-1, 1)."""
+    (layer,) = parameters["trunk"]
+    # Beside a constant an observation keeps its length, which standardising would take from it.
+    inputs = jnp.concatenate([observation, jnp.ones((*observation.shape[:-1], 1))], -1)
+    return jnp.tanh(jax.nn.standardize(inputs @ layer["weight"] + layer["bias"]))

@@ -1,0 +1,145 @@
+"""How much of the state space the episodes of each collector reach.
+
+    python -m data_prep.state_coverage --domain point_mass_maze
+    python -m data_prep.state_coverage --domain walker --collectors mini_random mini_icm
+
+A few coordinates of the state are cut into cells, and the cells that were entered are counted: of all
+episodes, and of the first so many as the smallest collection has, as only those can be compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from agentic_ring.cli import run
+from agentic_ring.data.tasks import domain_named
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.errors import ConfigError, DataError
+from data_prep.episode_files import episode_file, read_episode
+from data_prep.folders import collector_folder, data_root
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One number that tells states apart.
+
+    Attributes:
+      array: of an episode, ``physics`` or ``observation``.
+      column: in it.
+      cell: width of a cell, in the number's own unit.
+      angle: whether it is one, in radians; whole turns do not count.
+    """
+
+    array: str
+    column: int
+    cell: float
+    angle: bool = False
+
+
+_TWELFTH_OF_A_TURN = np.pi / 6
+# Where a planar body's torso is from the ground, how it leans and how fast it goes forward: columns of
+# qpos and, after 9 of those, qvel.
+_WALKER = (
+    Coordinate("physics", 0, 0.1),
+    Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
+    Coordinate("physics", 10, 0.5),
+)
+_CHEETAH = (
+    Coordinate("physics", 1, 0.1),
+    Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
+    Coordinate("physics", 9, 0.5),
+)
+_CARTPOLE = (  # cart, pole, and how fast the pole turns
+    Coordinate("physics", 0, 0.2),
+    Coordinate("physics", 1, _TWELFTH_OF_A_TURN, angle=True),
+    Coordinate("physics", 3, 1.0),
+)
+_QUADRUPED = tuple(Coordinate("physics", axis, 0.25) for axis in range(3))  # the torso
+_POINT_MASS_MAZE = tuple(Coordinate("physics", axis, 0.02) for axis in range(2))
+_JACO = tuple(Coordinate("observation", 30 + axis, 0.05) for axis in range(3))  # between the fingers
+
+COORDINATES = {
+    "walker": _WALKER,
+    "cheetah": _CHEETAH,
+    "cartpole": _CARTPOLE,
+    "quadruped": _QUADRUPED,
+    "point_mass_maze": _POINT_MASS_MAZE,
+    "jaco": _JACO,
+}
+
+
+def cells_of(episode: Episode, coordinates: Sequence[Coordinate]) -> np.ndarray:
+    """The different cells that an episode enters: int [C, len(coordinates)], in lexical order."""
+    columns = []
+    for coordinate in coordinates:
+        values = getattr(episode, coordinate.array)[:, coordinate.column]
+        turned = np.mod(values, 2 * np.pi) if coordinate.angle else values
+        columns.append(np.floor(turned / coordinate.cell))
+    return np.unique(np.stack(columns, -1).astype(np.int64), axis=0)
+
+
+def coverage(episodes: Sequence[np.ndarray]) -> int:
+    """How many different cells several episodes enter together, given the ``cells_of`` each."""
+    return len(np.unique(np.concatenate(episodes), axis=0))
+
+
+@dataclass(frozen=True)
+class CoverageConfig:
+    """What to count.
+
+    Attributes:
+      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collectors: folders; all those of the domain if none.
+      data: data folder; $AGENTIC_RING_DATA or ./data if not given.
+    """
+
+    domain: str
+    collectors: tuple[str, ...] = ()
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        domain_named(self.domain)
+
+
+def collector_cells(root: Path, domain_name: str, collector: str) -> list[np.ndarray]:
+    """``cells_of`` each episode of a collector, in the order of collection.
+
+    Raises:
+      DataError: there are no episodes, or one is not valid.
+    """
+    domain = domain_named(domain_name)
+    buffer = collector_folder(root, domain_name, collector) / "buffer"
+    files = sorted(map(episode_file, buffer.glob("*.npz")), key=lambda file: file.index)
+    if not files:
+        raise DataError(f"{buffer} holds no episodes; collect or download some first")
+    cells = []
+    for file in files:
+        try:
+            cells.append(cells_of(read_episode(file, domain), COORDINATES[domain_name]))
+        except DataError as error:
+            raise DataError(f"{file.path}: {error}") from error
+    return cells
+
+
+def main(config: Annotated[CoverageConfig, tyro.conf.arg(name="")]) -> None:
+    """Counts the cells of the state space that the episodes of each collector enter."""
+    root = config.data or data_root()
+    domain_folder = collector_folder(root, config.domain, "")
+    present = sorted(buffer.parent.name for buffer in domain_folder.glob("*/buffer"))
+    collectors = config.collectors or present
+    if not collectors:
+        raise ConfigError(f"{domain_folder} holds no collector's folder; collect some first, or give --data")
+    cells = {collector: collector_cells(root, config.domain, collector) for collector in collectors}
+    fewest = min(map(len, cells.values()))
+    print(f"{'collector':<20} {'episodes':>8} {'cells':>7} {f'of the first {fewest}':>20}")
+    for collector, episodes in cells.items():
+        first = coverage(episodes[:fewest])
+        print(f"{collector:<20} {len(episodes):>8} {coverage(episodes):>7} {first:>20}")
+
+
+if __name__ == "__main__":
+    run(main)
