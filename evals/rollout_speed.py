@@ -102,7 +102,7 @@ class Scene:
             observation=floats(self.domain.observation_dim),
             action=np.tanh(floats(self.domain.action_dim)),
             reward=floats(),
-            completion=np.zeros_like(place, np.float32),
+            completion=0 * floats(),
             timestep=place % self.decisions,
             trajectory=place // self.decisions,
             position=place,
