@@ -36,6 +36,10 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
     means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
     np.testing.assert_allclose(means, [figure.value for figure in results.figures])
     assert means[0] != means[1]  # the prompt matters
+    settings = ContextLengthConfig((str(folder),), "last", 2, 20_000)
+    planned = TrainedRun.of(folder, settings).context_bytes(8)
+    taken = {name: int(rows[2][f"{name}_bytes"]) for name in ("prompt", "environments")}
+    assert taken == vars(planned)
     assert (output / "context_length.png").read_bytes().startswith(b"\x89PNG")
 
     with pytest.raises(ConfigError, match=r"other settings \(first_seed"):
@@ -45,13 +49,7 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
         measure(1)
 
 
-def test_bytes_are_told_before_they_are_taken(small_run, tmp_path, monkeypatch, capsys):
-    settings = ContextLengthConfig((str(small_run.directory),), "last", 2, 20_000)
-    trained = TrainedRun.of(small_run.directory, settings)
-    point = trained.measure(4, "last", chunk=1024)
-    planned = trained.context_bytes(4)
-    assert (point.prompt_bytes, point.environments_bytes) == (planned.prompt, planned.environments)
-
+def test_more_bytes_than_there_are_end_it_before_it_begins(small_run, tmp_path, monkeypatch):
     monkeypatch.setattr(local_memory, "MEMORY_SHARE", 1e-9)
     output = tmp_path / "curve"
     with pytest.raises(DoesNotFitError, match="needs"):
