@@ -86,7 +86,7 @@ def hardware() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        "cores": usable_cores(),
         "memory_gib": _memory_gib(),
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
@@ -127,7 +127,8 @@ def _cpu_model() -> str:
     return apple or platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

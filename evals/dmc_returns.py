@@ -6,6 +6,7 @@ rolls a run's last checkpoint out again, for instance in other environments (``-
 prints the returns of every trial.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,10 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import CheckpointError
 from agentic_ring.inference import InContextPolicy
-from agentic_ring.mesh import make_mesh, simulate_cpu_devices
+from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.progress import progress
+from agentic_ring.provenance import usable_cores
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
@@ -107,9 +109,19 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     return ReturnReport(returns, by_chance, data, config.target, rollout)
 
 
-def in_context_policy(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> InContextPolicy:
-    """The policy of a trained Agentic Transformer, with its prompt read."""
+def in_context_policy(
+    config: RunConfig, model: Model, params: Params, mesh: Mesh, prompt_chunk: int | None = None
+) -> InContextPolicy:
+    """The policy of a trained Agentic Transformer, with its prompt read.
+
+    Args:
+      config: of the run.
+      model, params: of its checkpoint.
+      mesh: that it was trained on; the policy may live on fewer devices (``rollout_mesh``).
+      prompt_chunk: steps of the prompt read at a time; see ``InContextPolicy``.
+    """
     evaluation = config.evaluation
+    mesh = rollout_mesh(mesh, evaluation)
     prompt = None
     if evaluation.prompt_trajectories:
         with TrajectoryStore.open(config.store) as store:
@@ -124,7 +136,23 @@ def in_context_policy(config: RunConfig, model: Model, params: Params, mesh: Mes
         evaluation.environments,
         decisions * evaluation.trials,
         prompt,
+        prompt_chunk,
     )
+
+
+def rollout_mesh(mesh: Mesh, evaluation: EvaluationConfig) -> Mesh:
+    """Where a policy is rolled out: on ``mesh``, or where a CPU simulates it on one device a core.
+
+    More devices than cores take turns, and wait for each other twice a layer. A prompt's cache is sharded
+    over the cores; environments without one are shared out over them, as far as they divide.
+    """
+    if jax.process_count() > 1 or mesh.devices.flat[0].platform != "cpu":
+        return mesh
+    devices = list(mesh.devices.flat)[: usable_cores()]
+    if evaluation.prompt_trajectories:
+        return make_mesh(MeshShape(ring=len(devices)), devices)
+    copies = math.gcd(len(devices), evaluation.environments)
+    return make_mesh(MeshShape(data=copies, ring=1), devices[:copies])
 
 
 def roll_out(

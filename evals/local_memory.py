@@ -1,4 +1,4 @@
-"""Does a compiled program fit the devices that are here? Asked before it runs."""
+"""Does a program, or what it keeps, fit the devices that are here? Asked before it runs."""
 
 import jax
 
@@ -19,13 +19,21 @@ def check_fits_here(compiled: jax.stages.Compiled, devices: int) -> None:
     Raises:
       DoesNotFitError: there is less; nothing where that cannot be told.
     """
+    check_bytes_here(planned_bytes(compiled) * devices, devices)
+
+
+def check_bytes_here(needed: float, devices: int) -> None:
+    """Compares bytes on all of these devices together with what there is.
+
+    Raises:
+      DoesNotFitError: there is less; nothing where that cannot be told.
+    """
     stats, gib = jax.devices()[0].memory_stats(), hardware()["memory_gib"]
-    needed = planned_bytes(compiled)
     if stats and "bytes_limit" in stats:
         limit = stats["bytes_limit"]
+        needed /= devices
     elif jax.default_backend() == "cpu" and gib is not None:
         limit = MEMORY_SHARE * gib * 2**30
-        needed *= devices
     else:
         return
     if needed > limit:

@@ -75,6 +75,7 @@ def main(
         Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")
     ] = None,
     num_trajectories: Annotated[int | None, left_out(metavar="N")] = None,
+    action_repeat: Annotated[int | None, left_out(metavar="STEPS")] = None,
     ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
     loss_extent: Literal["last", "all"] = "last",
     seed: int = 0,
@@ -98,6 +99,8 @@ def main(
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Trajectories of a chain; more of them make the context longer. Default: the
         preset's.
+      action_repeat: Control steps that a decision lasts, at most as many as the data holds its actions;
+        with 1 a trajectory is as long as the paper's, 4,000 tokens. Default: the preset's.
       ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
       loss_extent: Trajectories of a chain whose actions are imitated: the last and best one, or all that
         a policy acted in.
@@ -127,6 +130,8 @@ def main(
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
     parsed = parse_task(task)
+    if action_repeat is not None:
+        chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
     absent = None if hardware is None else machine(hardware)
     devices = jax.devices() if absent is None else absent.describe().devices
     mesh = make_mesh(shape_with_ring(ring, len(devices)), devices)

@@ -46,6 +46,12 @@ class Preset:
         trials = min(self.trials, count) if self.prompt_trajectories else count
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
 
+    def with_action_repeat(self, domain: Domain, steps: int) -> "Preset":
+        """The same with decisions of so many control steps in this domain."""
+        if steps < 1:
+            raise ConfigError(f"an action repeat of {steps} was asked for; a decision lasts at least 1 step")
+        return replace(self, action_repeat={**self.action_repeat, domain.name: steps})
+
     def training(self, chain_steps: int, batch_shards: int, seed: int = 0) -> TrainConfig:
         """How long and how to train on chains of ``chain_steps``, batches spread over ``batch_shards``."""
         chains = self.tokens_per_update / (chain_steps * TOKENS_PER_STEP)

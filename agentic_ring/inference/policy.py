@@ -6,7 +6,7 @@ environments read: its size does not depend on how many there are.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,37 @@ from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.layer_by_layer import layer_by_layer, suits
 from agentic_ring.training.state import Model, Params
+
+
+@dataclass(frozen=True)
+class ContextBytes:
+    """What a policy keeps of its context, in bytes on all devices together.
+
+    Attributes:
+      prompt: of the stored trajectories, once for all environments.
+      environments: of all environments' own trials, full or not.
+    """
+
+    prompt: int
+    environments: int
+
+    @classmethod
+    def planned(
+        cls,
+        config: AgenticTransformerConfig,
+        num_environments: int,
+        decisions: int,
+        prompt_steps: int = 0,
+        ring: int = 1,
+        cache_dtype: CacheDtype | None = None,
+    ) -> "ContextBytes":
+        """Of a policy that is yet to be made; ``prompt_steps`` with padding, the rest as it takes them."""
+
+        def size(batch: int, slots: int) -> int:
+            return _bytes(jax.eval_shape(partial(_empty, config, batch, slots, ring, cache_dtype)))
+
+        prompt = size(1, _prompt_slots(prompt_steps, ring)) if prompt_steps else 0
+        return cls(prompt, size(num_environments, _own_slots(decisions, ring)))
 
 
 class InContextPolicy:
@@ -86,22 +117,19 @@ class InContextPolicy:
         self._action_dim = model.config.action_dim
         self._previous = self._steps(position=-1)
 
-        config, ring = model.config.transformer, mesh.shape["ring"]
-        dtype = cache_dtype or config.dtype
+        ring, layers = mesh.shape["ring"], model.config.transformer.layers
+        dtype = cache_dtype or model.config.transformer.dtype
 
-        def fresh(batch: int, capacity: int) -> KVCache:
-            size = (config.layers, batch, capacity, config.key_value_heads, config.head_dim)
-            return empty_cache(*size, dtype=dtype, ring=ring)
+        def fresh(batch: int, slots: int) -> KVCache:
+            return _empty(model.config, batch, slots, ring, cache_dtype)
 
         def shardings(rules: ShardingRules) -> KVCache:
-            return jax.tree.map(
-                lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, config.layers)
-            )
+            return jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, layers))
 
         def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
             """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
-            tokens = TOKENS_PER_STEP * sum(chunk.position.shape[1] for chunk in chunks)
-            empty = partial(fresh, copies, slots_needed(tokens, 0, 0, ring))
+            steps = sum(chunk.position.shape[1] for chunk in chunks)
+            empty = partial(fresh, copies, _prompt_slots(steps, ring))
             cache = jax.jit(empty, out_shardings=shardings(rules))()
             at_once = len(chunks) == 1
 
@@ -128,13 +156,18 @@ class InContextPolicy:
 
         with jax.set_mesh(mesh):
             self._prefix = None if prompt is None else prefill(_chunks(prompt, prompt_chunk))
-            own = partial(fresh, num_environments, slots_needed(0, decisions, TOKENS_PER_STEP, ring))
+            own = partial(fresh, num_environments, _own_slots(decisions, ring))
             self._cache = jax.jit(own, out_shardings=shardings(rules))()
             self._act = jax.jit(
                 act,
                 donate_argnames="cache",
                 out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings(rules)),
             )
+
+    @property
+    def context_bytes(self) -> ContextBytes:
+        """What the context takes."""
+        return ContextBytes(_bytes(self._prefix), _bytes(self._cache))
 
     def begin_trial(self) -> None:
         """Starts the next trial at the full target; the context stays."""
@@ -207,3 +240,23 @@ def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
         jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
         for first in range(0, length, size or length)
     ]
+
+
+def _empty(
+    config: AgenticTransformerConfig, batch: int, slots: int, ring: int, dtype: CacheDtype | None
+) -> KVCache:
+    stack = config.transformer
+    size = (stack.layers, batch, slots, stack.key_value_heads, stack.head_dim)
+    return empty_cache(*size, dtype=dtype or stack.dtype, ring=ring)
+
+
+def _prompt_slots(steps: int, ring: int) -> int:
+    return slots_needed(TOKENS_PER_STEP * steps, 0, 0, ring)
+
+
+def _own_slots(decisions: int, ring: int) -> int:
+    return slots_needed(0, decisions, TOKENS_PER_STEP, ring)
+
+
+def _bytes(cache: KVCache | None) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))

@@ -370,7 +370,7 @@ class Transformer(nnx.Module):
             shared = None if prefix is None else prefix.layer(index)
             x, added = self.block(index).extend(attend, x, positions, cache.layer(index), shared)
             entries.append(added)
-        keys, values = _stack(entries)
+        keys, values = jax.tree.map(partial(_after, x), _stack(entries))
         return x, keys, values
 
     def block(self, index: int) -> Block:
@@ -399,3 +399,14 @@ class Transformer(nnx.Module):
 def _stack(layers: list[Any]) -> Any:
     """Trees of arrays, one a layer -> one of arrays [layers, ...]."""
     return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
+
+
+def _after(encoded: jax.Array, entries: jax.Array) -> jax.Array:
+    """The entries [layers, B, C, K, H] unchanged, but not to be had before ``encoded`` [B, C, D].
+
+    Writing them may then follow every layer's reading of the cache. Else the last layer's cache, which
+    could be written to while it is read, is copied at each call (twice, by XLA for CPUs, which forgets
+    ``jax.lax.optimization_barrier`` before it comes to copies, but not that a number may be infinite).
+    """
+    never = encoded[:, :, 0] > jnp.inf
+    return jnp.where(never[None, :, :, None, None], 0, entries)

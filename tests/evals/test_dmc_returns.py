@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
-from evals.dmc_returns import read_prompt
+from agentic_ring.run import EvaluationConfig
+from evals import dmc_returns
+from evals.dmc_returns import read_prompt, rollout_mesh
 from experiments.pipeline import resolve
 from experiments.presets import PRESETS
 from tests.data.synthetic import TASK, random_store
@@ -28,3 +31,21 @@ def test_a_prompt_ascends_below_the_target_and_aims_at_it(tmp_path):
     earned = prompt.reward[0, :30].reshape(3, 10).sum(axis=1) * config.scaling.reward_scale
     assert (np.diff(earned) > 0).all()
     assert earned.max() <= config.target
+
+
+@pytest.mark.parametrize(
+    ("cores", "prompts", "environments", "expected"),
+    [
+        (2, 0, 16, {"data": 2, "ring": 1}),
+        (2, 3, 16, {"data": 1, "ring": 2}),
+        (4, 0, 6, {"data": 2, "ring": 1}),
+    ],
+)
+def test_simulated_devices_roll_out_as_many_as_there_are_cores(
+    monkeypatch, cores, prompts, environments, expected
+):
+    monkeypatch.setattr(dmc_returns, "usable_cores", lambda: cores)
+    evaluation = EvaluationConfig(trials=4, prompt_trajectories=prompts, environments=environments)
+    mesh = rollout_mesh(make_mesh(MeshShape(ring=8)), evaluation)
+    assert {name: mesh.shape[name] for name in ("data", "ring")} == expected
+    assert mesh.size == expected["data"] * expected["ring"]

@@ -118,6 +118,13 @@ def test_dry_run_counts_without_data(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_action_repeat_of_1_gives_whole_trajectories(tiny_demo, tmp_path, capsys):
+    exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, action_repeat=1)
+    assert "tokens a sequence   8,000 = 2 trajectories x 1000 steps x 4 tokens" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="an action repeat of 0 was asked for"):
+        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, action_repeat=0)
+
+
 def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
     def run() -> None:
         exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, hardware="8xH100")

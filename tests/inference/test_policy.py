@@ -1,5 +1,6 @@
 """Decoding step by step from the cache gives the actions that re-encoding the whole context gives."""
 
+import re
 from functools import cache
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.training.state import Model
@@ -105,6 +106,36 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options,
     assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
     # No device holds more of the one row than its share of the ring.
     assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
+
+
+@pytest.mark.parametrize("shape", [MeshShape(ring=1), MeshShape(ring=2)], ids=str)
+def test_a_step_copies_no_cache(shape):
+    """Each layer's keys and values are read and written where they lie."""
+    model = Model(tiny_config())
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    mesh = make_mesh(shape, jax.devices()[: shape.ring])
+    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 100)
+    policy.begin_trial()
+    step = policy._steps(position=0)
+    with jax.set_mesh(mesh):
+        compiled = policy._act.lower(policy._weights, step, step, policy._cache, None).compile().as_text()
+    slots = policy._cache.positions.shape[1] // mesh.size
+    own = rf"f32\[{ENVIRONMENTS},2,{slots},8\]"
+    assert re.search(rf"{own}\S* parameter\(", compiled)
+    assert not re.search(rf"{own}\S* copy\(", compiled)
+
+
+def test_the_bytes_of_a_context_are_known_before_it_is_made():
+    model, prompt = Model(tiny_config()), random_steps(batch=1, length=24, valid=20)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
+    policy = InContextPolicy(
+        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 10, prompt, cache_dtype="int8"
+    )
+    planned = ContextBytes.planned(model.config, ENVIRONMENTS, 10, 24, ring=2, cache_dtype="int8")
+    assert policy.context_bytes == planned
+    # Two layers of two heads of 8 numbers and a scale, keys and values; a position; fill marks and calls.
+    assert planned.prompt == 24 * 4 * (2 * 2 * 2 * (8 + 4) + 4) + 3 * 4
 
 
 def test_a_chunk_that_does_not_divide_over_the_ring_is_refused():

@@ -1,0 +1,76 @@
+"""Return by trajectories in context: points from a run's checkpoint, kept, written and drawn."""
+
+import numpy as np
+import pytest
+
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.run_folder import read_config, write_config
+from evals import local_memory
+from evals.hardware import DoesNotFitError
+from evals.results import read_results
+from evals.rows import read_rows
+from experiments import context_length
+from experiments.context_length import ContextLengthConfig, TrainedRun
+
+
+def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_path, capsys):
+    folder, output = small_run.directory, tmp_path / "curve"
+
+    def measure(*counts: int) -> str:
+        context_length.main((folder,), counts, environments=2, prompt_chunk=24, output=output)
+        return "".join(capsys.readouterr())
+
+    assert "EXTRAPOLATION" not in measure(1)
+    first = (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns
+    printed = measure(8, 1)
+    assert (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns == first
+    assert "8 trajectories: 640 tokens" in printed
+    assert "EXTRAPOLATION: the model was trained on chains of 5" in printed
+    results = read_results(output / "results.json")
+    names = [f"return/{folder.name}/{count}_trajectories" for count in (1, 8)]
+    assert [figure.name for figure in results.figures] == names
+    rows = read_rows(output / "context_length.csv")
+    assert [(row["trajectories"], row["environment_seed"]) for row in rows] == [
+        *(("1", "20000"), ("1", "20001"), ("8", "20000"), ("8", "20001"))
+    ]
+    means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
+    np.testing.assert_allclose(means, [figure.value for figure in results.figures])
+    assert means[0] != means[1]  # the prompt matters
+    settings = ContextLengthConfig((str(folder),), "last", 2, 20_000)
+    planned = TrainedRun.of(folder, settings).context_bytes(8)
+    taken = {name: int(rows[2][f"{name}_bytes"]) for name in ("prompt", "environments")}
+    assert taken == vars(planned)
+    assert (output / "context_length.png").read_bytes().startswith(b"\x89PNG")
+
+    with pytest.raises(ConfigError, match=r"other settings \(first_seed"):
+        context_length.main((folder,), (1,), environments=2, first_seed=1, output=output)
+    (output / "points" / f"{folder.name}-1.json").write_text("{}")
+    with pytest.raises(DataError, match="is no point of this curve"):
+        measure(1)
+
+
+def test_more_bytes_than_there_are_end_it_before_it_begins(small_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(local_memory, "MEMORY_SHARE", 1e-9)
+    output = tmp_path / "curve"
+    with pytest.raises(DoesNotFitError, match="needs"):
+        context_length.main((small_run.directory,), (4,), environments=2, output=output)
+    assert not output.exists()
+
+
+def test_full_trajectories_of_the_demos_model_are_512k_tokens(small_run, tmp_path, capsys):
+    """128 of 1,000 decisions each: what a run with an action repeat of 1 takes, from its configuration."""
+    config = read_config(small_run.directory, type(small_run.config))
+    chains = {**vars(config.chains), "action_repeat": 1}
+    write_config(tmp_path / "run", type(config)(**{**vars(config), "chains": type(config.chains)(**chains)}))
+    context_length.main((tmp_path / "run",), (128,), output=tmp_path / "curve", dry_run=True)
+    assert "128 trajectories: 512,000 tokens, cache" in capsys.readouterr().err
+    assert not (tmp_path / "curve").exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "counts", "message"),
+    [(1, (0, 4), "at least 1"), (2, (4,), "told apart by name")],
+)
+def test_settings_that_mean_nothing_are_refused(small_run, tmp_path, runs, counts, message):
+    with pytest.raises(ConfigError, match=message):
+        context_length.main((small_run.directory,) * runs, counts, output=tmp_path)
