@@ -25,9 +25,13 @@ from evals.hidden_rollouts import CONDITIONS, Condition, HiddenRollouts
 from evals.plots import plot_loss
 from evals.results import Results, write_results
 from evals.rows import write_rows
+from experiments.hidden_presets import TOP_FRACTION
 from experiments.presets import Preset
 
 ENVIRONMENTS = 32
+OPENING = 10
+"""Decisions at a trial's start, see ``ChainConfig``."""
+ACTION_MODES = 4
 
 
 def resolve_hidden(
@@ -64,11 +68,13 @@ def resolve_hidden(
             task=first.name,
             trajectories=preset.trajectories,
             action_repeat=action_repeat,
+            top_fraction=TOP_FRACTION.get(domain.name, 0.1),
+            opening=OPENING,
             hidden_tasks=tuple(tasks),
             seed=seed,
         ),
         scaling=scaling,
-        model=replace(model, return_conditioning=False),
+        model=replace(model, return_conditioning=False, fused_reward=True, action_modes=ACTION_MODES),
         training=preset.training(
             preset.trajectories * longest, mesh.shape["data"] * mesh.shape["fsdp"], seed
         ),

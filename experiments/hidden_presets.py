@@ -11,16 +11,20 @@ HIDDEN_TASKS = {
     "cheetah": ("run", "run_backward"),
     "quadruped": ("stand", "walk", "run", "jump"),
     "cartpole": ("swingup", "swingup_sparse"),
-    "point_mass_maze": ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right"),
+    # Our explorers have not found the way to the two spots on the right.
+    "point_mass_maze": ("reach_top_left", "reach_bottom_left"),
     "jaco": ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right"),
 }
+
+TOP_FRACTION = {"point_mass_maze": 0.05}
+"""Share of a domain's trajectories that are among the best of a task, where it is not a tenth."""
 
 HIDDEN_PRESETS: dict[str, Preset] = {
     # 2 cores, tens of minutes.
     "demo": replace(
         PRESETS["demo"],
         transformer=TransformerConfig(width=64, layers=3, heads=4, ffn_width=128, remat="none"),
-        updates=1000,
+        updates=400,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, clip_norm=1.0, beta2=0.95),
         checkpoint_every=100,
     ),

@@ -22,8 +22,8 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
       domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
-      tasks: whose rewards our own explorers are to see, a member each at least, in a folder of their own;
-        the domain's plan where absent.
+      tasks: whose rewards our own explorers are to see, as many members for each, kept in a folder of
+        their own; the domain's plan where absent.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -38,7 +38,8 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
         config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)
         if tasks:
             data = data / "+".join(tasks)
-            config = replace(config, tasks=tuple(tasks), output=data, members=max(config.members, len(tasks)))
+            shares = -(-config.members // len(tasks))
+            config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
         collect(config)
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:

@@ -169,7 +169,8 @@ class AgenticTransformer(nnx.Module):
 
         Args:
           previous: [B, 1] steps, of which action, reward, completion and, with ``fused_reward``, the
-            observation are read; at the very first step of a chain its ``position`` is negative and its tokens are not stored.
+            observation are read; at the very first step of a chain its ``position`` is negative and its
+            tokens are not stored.
           current: [B, 1] steps, of which return-to-go and observation are read.
           cache: all earlier tokens, or those after the prefix.
           prefix: a cache of batch 1 with the tokens that all rows begin with.
