@@ -6,7 +6,7 @@ right, ...   one trial behind a context of ``hidden_contexts``
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -90,13 +90,15 @@ class HiddenRollouts:
     def returns(self, condition: Condition) -> np.ndarray:
         """Undiscounted returns float64 [E, trials]; one trial behind stored trajectories."""
         evaluation = self._config.evaluation
-        if condition in get_args(Context):
-            return self._behind(condition)
-        policy = self._policy(evaluation.environments, evaluation.trials)
-        acting = policy if condition == "online" else ForgetfulPolicy(policy)
-        return self._roll_out(
-            acting, condition, evaluation.first_seed, evaluation.environments, evaluation.trials
-        )
+        match condition:
+            case "online" | "no_context":
+                policy = self._policy(evaluation.environments, evaluation.trials)
+                acting = policy if condition == "online" else ForgetfulPolicy(policy)
+                return self._roll_out(
+                    acting, condition, evaluation.first_seed, evaluation.environments, evaluation.trials
+                )
+            case context:
+                return self._behind(context)
 
     def _behind(self, context: Context) -> np.ndarray:
         chains, scaling, evaluation = self._config.chains, self._config.scaling, self._config.evaluation
