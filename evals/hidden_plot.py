@@ -6,11 +6,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from evals.hidden_contexts import CONTEXTS
-from evals.hidden_report import BEST_OF_NO_CONTEXT, HiddenReport
+from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, HiddenReport
 from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, save
 
 _CURVES = {"online": ("online, all trials in context", BLUE), "no_context": ("no context", GREY)}
 _COLOURS = {
+    BEST_ONLINE: BLUE,
     BEST_OF_NO_CONTEXT: GREY,
     "right": GREEN,
     "wrong": PINK,
@@ -19,7 +20,8 @@ _COLOURS = {
     "descending": "#D55E00",
 }
 _NAMES = {
-    BEST_OF_NO_CONTEXT: "best of these",
+    BEST_ONLINE: "best of these online",
+    BEST_OF_NO_CONTEXT: "best of these without context",
     "right": "stored: right task",
     "wrong": "stored: another task",
     "zeroed": "stored: rewards zeroed",
@@ -54,7 +56,7 @@ def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
                 capsize=3,
                 label=label,
             )
-        for place, name in enumerate((BEST_OF_NO_CONTEXT, *CONTEXTS), start=trials + 1):
+        for place, name in enumerate((BEST_ONLINE, BEST_OF_NO_CONTEXT, *CONTEXTS), start=trials + 1):
             axes.errorbar(
                 [place],
                 [found[name][0].value],

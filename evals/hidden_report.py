@@ -12,6 +12,8 @@ from evals.results import Figure
 from evals.verdict import Verdict, judge
 
 POOLED = "pooled"
+BEST_ONLINE = "online_best"
+"""The best of the trials online: what the Agentic Transformer's paper reports. No claim rests on it."""
 BEST_OF_NO_CONTEXT = "no_context_best"
 """The best of as many trials as there are online, none with a context."""
 
@@ -51,24 +53,26 @@ class HiddenReport:
         }
 
     def intervals(self, task: str) -> dict[str, list[Interval]]:
-        """Each trial's mean by condition, and the mean of the best trials without context."""
-        found = self.of(task)
-        # Per task, as which trial is best differs; pooling afterwards.
-        best = [
-            returns["no_context"].max(axis=1) / (self.targets[name] if task == POOLED else 1)
-            for name, returns in self.returns.items()
-            if task in (name, POOLED)
-        ]
+        """Each trial's mean by condition, and the mean of the best ones online and without context."""
         return {
-            **{condition: trial_intervals(returns) for condition, returns in found.items()},
-            BEST_OF_NO_CONTEXT: [mean_interval(np.mean(best, axis=0))],
+            **{condition: trial_intervals(returns) for condition, returns in self.of(task).items()},
+            BEST_ONLINE: [self._best(task, "online")],
+            BEST_OF_NO_CONTEXT: [self._best(task, "no_context")],
         }
+
+    def _best(self, task: str, condition: Condition) -> Interval:
+        """Of each environment's best trial; which one that is may differ from task to task."""
+        best = {name: found[condition].max(axis=1) for name, found in self.returns.items()}
+        if task != POOLED:
+            return mean_interval(best[task])
+        return mean_interval(np.mean([best[name] / self.targets[name] for name in best], axis=0))
 
     def verdict(self, task: str) -> Verdict:
         """On one task, or pooled."""
         found = self.intervals(task)
         online = found["online"]
-        controls = {name: trials[-1] for name, trials in found.items() if name not in ("online", "right")}
+        no_controls = ("online", BEST_ONLINE, "right")
+        controls = {name: trials[-1] for name, trials in found.items() if name not in no_controls}
         return judge(online[0], online[-1], controls, found["right"][0], found["wrong"][0])
 
     def figures(self) -> list[Figure]:

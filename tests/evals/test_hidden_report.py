@@ -5,7 +5,7 @@ import pytest
 
 from evals.hidden_contexts import CONTEXTS
 from evals.hidden_plot import plot_hidden
-from evals.hidden_report import BEST_OF_NO_CONTEXT, POOLED, HiddenReport
+from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, HiddenReport
 
 ENVIRONMENTS, TRIALS = 8, 4
 
@@ -42,6 +42,12 @@ def test_the_best_of_trials_without_context_is_a_control():
     assert not found.verdict("run").claimed
     assert report().verdict("run").claimed
     assert report().verdict(POOLED).claimed
+
+
+def test_the_best_online_claims_nothing():
+    found = report(online=[10, 60, 11, 9])
+    assert found.intervals("run")[BEST_ONLINE][0].value == pytest.approx(60, abs=0.1)
+    assert not found.verdict("run").claimed
 
 
 def test_a_rise_of_a_control_is_no_learning():
