@@ -34,7 +34,7 @@ class HiddenTaskSampler:
 
     Raises:
       ConfigError: fewer than two tasks, or a bad ``length`` or ``top_fraction``.
-      DataError: as in ``StratifiedSampler``; or the tasks have all their best trajectories in common.
+      DataError: as in ``StratifiedSampler``; or no trajectory is worse at a task than its best ones.
     """
 
     def __init__(
