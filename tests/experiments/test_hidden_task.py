@@ -22,7 +22,7 @@ TASKS = ("run", "run_backward")
 def data(tmp_path_factory) -> Path:
     """Twelve episodes of noise, put where ExoRL's rnd data would lie."""
     folder = tmp_path_factory.mktemp("data")
-    collect(CollectConfig(domain="cheetah", collector="ou", episodes=12, action_repeat=20, output=folder))
+    collect(CollectConfig(domain="cheetah", collector="ou", episodes=12, action_repeat=50, output=folder))
     own = folder / "exorl" / "cheetah" / "mini_ou"
     (own / "episodes.jsonl").unlink()  # its labels would call the actions noise, on which nothing trains
     own.rename(own.with_name("rnd"))
@@ -38,10 +38,10 @@ def tiny(monkeypatch) -> None:
         updates=2,
         trajectories=2,
         trials=2,
-        action_repeat={"cheetah": 20},
+        action_repeat={"cheetah": 50},
     )
     monkeypatch.setitem(hidden_presets.HIDDEN_PRESETS, "demo", tiny)
-    monkeypatch.setattr(hidden_pipeline, "ENVIRONMENTS", 8)
+    monkeypatch.setattr(hidden_pipeline, "ENVIRONMENTS", 4)
     monkeypatch.setattr(hidden_rollouts, "PROMPTS", 2)
 
 
@@ -54,11 +54,11 @@ def test_it_prints_a_verdict_and_goes_on_with_a_run(data, tiny, tmp_path, capsys
     config = load_config(run)
     assert config.chains.hidden_tasks == TASKS
     results = read_results(run / "results.json")
-    assert results.figure("run_backward/online/trial_2").n == 8
+    assert results.figure("run_backward/online/trial_2").n == 4
     assert results.figure("pooled/learns_in_context").value in (0, 1)
     with (run / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 8 * (2 + 2 + 5)
+    assert len(rows) == 2 * 4 * (2 + 2 + 5)
     assert {row["condition"] for row in rows} == set(hidden_rollouts.CONDITIONS)
     for plot in ("loss.png", "hidden_task.png"):
         assert (run / plot).read_bytes().startswith(b"\x89PNG")
