@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.hindsight import StratifiedSampler
+from agentic_ring.data.hidden_tasks import make_sampler
 from agentic_ring.data.scaling import Scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
@@ -110,13 +110,7 @@ def train_on_store(
     try:
         with TrajectoryStore.open(config.store) as store:
             loader = ChainLoader(store, config.chains, config.scaling, mesh.shape["ring"])
-            sampler = StratifiedSampler(
-                store.returns(config.chains.task),
-                loader.learnable,
-                config.chains.trajectories,
-                config.chains.top_fraction,
-                config.chains.seed,
-            )
+            sampler = make_sampler(store, config.chains, config.scaling)
             batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
             return train(
                 config.training,

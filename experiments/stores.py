@@ -1,5 +1,7 @@
 """Which trajectories a run reads: ExoRL's where they are, else our own, collected on the spot."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agentic_ring.data.tasks import Domain
@@ -13,13 +15,15 @@ OWN_PREFIXES = ("mix", "mini_")
 """Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
 
 
-def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
+def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequence[str] = ()) -> Path:
     """Finds or collects the episodes of a domain and brings their store up to date.
 
     Args:
       domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
+      tasks: whose rewards our own explorers are to see, as many members for each, kept in a folder of
+        their own; the domain's plan where absent.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -31,7 +35,12 @@ def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
             f"no ExoRL data under {data}: using our own exploration of {domain.name}, which is not ExoRL's "
             "(what is missing is collected now)"
         )
-        collect(CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data))
+        config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)
+        if tasks:
+            data = data / "+".join(tasks)
+            shares = -(-config.members // len(tasks))
+            config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
+        collect(config)
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:
         say(f"left out {file}: {reason}")

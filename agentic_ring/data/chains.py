@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention.layout import Layout, order, padded_length
 from agentic_ring.data.batches import GlobalBatches
-from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler, completions, returns_to_go
+from agentic_ring.data.hindsight import ChainPlan, Sampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.mesh import ShardingRules
@@ -29,7 +29,7 @@ class ChainBatch:
 
     Attributes:
       steps: see ``ChainSteps``, [B, S].
-      weight: float32 [B, S], 1 or 0.
+      weight: float32 [B, S], 0 where there is no loss, else 1, or more in an opening.
       layout: the order of the steps over the ring.
     """
 
@@ -43,15 +43,21 @@ class ChainConfig:
     """What a chain is made of.
 
     Attributes:
-      task: the task's name within its domain.
+      task: the task's name within its domain; of hidden tasks, the first.
       trajectories: members of a chain.
       action_repeat: environment steps that one decision lasts; the data must hold its actions as long.
       top_fraction: see ``StratifiedSampler``.
-      loss_extent: which members bear loss, the "last" and best one or "all" that a policy acted in.
+      loss_extent: which members bear loss, the "last" and best one (of hidden tasks: every one that is
+        among the best of the data) or "all" that a policy acted in.
         A poor member aims, in hindsight, at the same return as the good one: imitating it as well
         teaches the model to act badly on purpose (measured in experiments/README.md).
       layout: order of the steps over the ring.
       seed: decides every chain.
+      opening: decisions at a member's start that count in the loss as much as all its others together; 0
+        counts all alike. Which of several hidden tasks it is shows in a body's movement soon, and only
+        before that is there something to learn from the context.
+      hidden_tasks: tasks of which each chain draws one; nothing but its rewards tells which. None: all
+        chains are of ``task``.
     """
 
     task: str
@@ -61,6 +67,8 @@ class ChainConfig:
     loss_extent: Literal["all", "last"] = "last"
     layout: Literal["zigzag", "contiguous"] = "zigzag"
     seed: int = 0
+    opening: int = 0
+    hidden_tasks: tuple[str, ...] = ()
 
 
 class ChainLoader:
@@ -118,13 +126,15 @@ class ChainLoader:
         run: np.ndarray,
     ) -> None:
         """Fills ``run`` with the consecutive ``timesteps`` (in decisions) of one member."""
-        config, scaling, episode = self._config, self._scaling, plan.episodes[index]
-        rewards = self._store.rewards(episode, config.task)
+        config, episode = self._config, plan.episodes[index]
+        task = plan.task or config.task
+        scaling = self._scaling.of(task)
+        rewards = self._store.rewards(episode, task)
         starts = np.arange(0, len(rewards), config.action_repeat)
         earned = np.add.reduceat(rewards.astype(np.float64), starts)
         first = int(timesteps[0]) * config.action_repeat
         last = min((int(timesteps[-1]) + 1) * config.action_repeat, len(rewards))
-        steps = self._store.steps(episode, first, last, config.task)
+        steps = self._store.steps(episode, first, last, task)
         fields["observation"][run] = scaling.observation(steps.observation[:: config.action_repeat])
         fields["action"][run] = steps.action[:: config.action_repeat]
         fields["reward"][run] = earned[timesteps] / scaling.reward_scale
@@ -132,8 +142,11 @@ class ChainLoader:
         fields["completion"][run] = completions(earned, plan.target)[timesteps]
         fields["timestep"][run] = timesteps
         fields["trajectory"][run] = index
-        bears_loss = config.loss_extent == "all" or index == len(plan.episodes) - 1
+        bears_loss = config.loss_extent == "all" or index >= len(plan.episodes) - plan.leaders
         fields["weight"][run] = bears_loss and self.learnable[episode]
+        if config.opening:
+            others = max(1, int(self._decisions[episode]) - config.opening)
+            fields["weight"][run[timesteps < config.opening]] *= others / config.opening
 
 
 def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
@@ -156,7 +169,7 @@ class ChainPipeline(GlobalBatches):
     def __init__(
         self,
         loader: ChainLoader,
-        sampler: StratifiedSampler,
+        sampler: Sampler,
         batch_size: int,
         mesh: Mesh,
         rules: ShardingRules = ShardingRules(),

@@ -5,6 +5,7 @@ the chain, R0, so a member's return-to-go starts at R0, falls by the rewards it 
 member ends with much of it unspent: that gap is the hindsight signal (arXiv 2305.16554).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,23 @@ from agentic_ring.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """A chain before anything is read: its members in ascending return, and their common target."""
+    """A chain before anything is read: its members in ascending return, and their common target.
+
+    Attributes:
+      episodes: the members.
+      target: return that all of them are told to aim at.
+      task: whose rewards the members earn; None stands for the one task of the chains.
+      leaders: members at the end that are among the best of the data, at least the last one.
+    """
 
     episodes: tuple[int, ...]
     target: float
+    task: str | None = None
+    leaders: int = 1
+
+
+Sampler = Callable[[int], ChainPlan]
+"""The chain of a number: the same on every process and in every run."""
 
 
 def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:
@@ -50,6 +64,23 @@ def plan_chain(returns: np.ndarray, episodes: np.ndarray) -> ChainPlan:
     return ChainPlan(tuple(ascending), float(returns[ascending[-1]]))
 
 
+def leading(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float) -> np.ndarray:
+    """The episodes that chains may end with, int [L] in ascending return; arguments and errors as below."""
+    if length < 1:
+        raise ConfigError(f"a chain of {length} trajectories was asked for; it needs at least 1")
+    if not 0 < top_fraction <= 1:
+        raise ConfigError(f"top_fraction is {top_fraction}; expected a share in (0, 1]")
+    leaders = np.flatnonzero(may_lead)
+    if len(returns) < length or not len(leaders):
+        raise DataError(
+            f"chains of {length} trajectories need at least as many episodes and one that a policy "
+            f"acted in; the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter "
+            "chains"
+        )
+    leaders = leaders[np.argsort(returns[leaders], kind="stable")]
+    return leaders[-max(1, round(top_fraction * len(leaders))) :]
+
+
 class StratifiedSampler:
     """Draws chains whose returns span the data.
 
@@ -72,19 +103,8 @@ class StratifiedSampler:
     def __init__(
         self, returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float, seed: int
     ):
-        if length < 1:
-            raise ConfigError(f"a chain of {length} trajectories was asked for; it needs at least 1")
-        if not 0 < top_fraction <= 1:
-            raise ConfigError(f"top_fraction is {top_fraction}; expected a share in (0, 1]")
-        leaders = np.flatnonzero(may_lead)
-        if len(returns) < length or not len(leaders):
-            raise DataError(
-                f"chains of {length} trajectories need at least as many episodes and one that a policy "
-                f"acted in; the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter "
-                "chains"
-            )
-        leaders = leaders[np.argsort(returns[leaders], kind="stable")]
-        top = leaders[-max(1, round(top_fraction * len(leaders))) :]
+        top = leading(returns, may_lead, length, top_fraction)
+        leaders = leading(returns, may_lead, length, top_fraction=1.0)
         rest = np.setdiff1d(np.arange(len(returns)), top)
         # Noise that did as well as a leader is left out: it could end up last.
         rest = rest[may_lead[rest] | (returns[rest] < returns[top[0]])]

@@ -109,13 +109,10 @@ class InContextPolicy:
         self._scaling = scaling
         self._target = target
         self._environments = num_environments
-        self._decisions = self._decisions_left = decisions
-        self._position = 0 if prompt is None else int(np.max(prompt.position)) + 1
-        self._trial = -1 if prompt is None else int(np.max(prompt.trajectory))
-        self._timestep = 0
+        self._decisions = decisions
+        self._prompt_chunk = prompt_chunk
         self._observation_dim = model.config.observation_dim
         self._action_dim = model.config.action_dim
-        self._previous = self._steps(position=-1)
 
         ring, layers = mesh.shape["ring"], model.config.transformer.layers
         dtype = cache_dtype or model.config.transformer.dtype
@@ -126,24 +123,27 @@ class InContextPolicy:
         def shardings(rules: ShardingRules) -> KVCache:
             return jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, layers))
 
-        def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
-            """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
-            steps = sum(chunk.position.shape[1] for chunk in chunks)
-            empty = partial(fresh, copies, _prompt_slots(steps, ring))
-            cache = jax.jit(empty, out_shardings=shardings(rules))()
-            at_once = len(chunks) == 1
-
+        def encoder(at_once: bool) -> Any:
             def encode(weights: Any, steps: ChainSteps, cache: KVCache) -> KVCache:
                 bound = nnx.merge(structure, weights)
                 return (bound.prefill if at_once else bound.prefill_chunk)(steps, cache)
 
-            encode = jax.jit(encode, donate_argnames="cache", out_shardings=shardings(rules))
+            return jax.jit(encode, donate_argnames="cache", out_shardings=shardings(rules))
+
+        encoders = {at_once: encoder(at_once) for at_once in (True, False)}
+        empty = jax.jit(partial(fresh, copies), static_argnums=0, out_shardings=shardings(rules))
+        first = jax.jit(first_row, out_shardings=shardings(replace(rules, batch=())))
+
+        def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
+            """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
+            steps = sum(chunk.position.shape[1] for chunk in chunks)
+            cache = empty(_prompt_slots(steps, ring))
+            encode = encoders[len(chunks) == 1]
             for chunk in chunks:
                 cache = encode(
                     self._weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
                 )
-            one_row = replace(rules, batch=())
-            return jax.jit(first_row, out_shardings=shardings(one_row))(cache)
+            return first(cache)
 
         def act(
             weights: Any,
@@ -154,15 +154,26 @@ class InContextPolicy:
         ) -> tuple[jax.Array, KVCache]:
             return nnx.merge(structure, weights).act(previous, current, cache, prefix)
 
-        with jax.set_mesh(mesh):
-            self._prefix = None if prompt is None else prefill(_chunks(prompt, prompt_chunk))
-            own = partial(fresh, num_environments, _own_slots(decisions, ring))
-            self._cache = jax.jit(own, out_shardings=shardings(rules))()
-            self._act = jax.jit(
-                act,
-                donate_argnames="cache",
-                out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings(rules)),
-            )
+        self._prefill = prefill
+        own = partial(fresh, num_environments, _own_slots(decisions, ring))
+        self._own_cache = jax.jit(own, out_shardings=shardings(rules))
+        self._act = jax.jit(
+            act,
+            donate_argnames="cache",
+            out_shardings=(NamedSharding(mesh, PartitionSpec()), shardings(rules)),
+        )
+        self.start_over(prompt)
+
+    def start_over(self, prompt: ChainSteps | None) -> None:
+        """Forgets all trials and the prompt, and reads another one, [1, S] as for the constructor."""
+        self._decisions_left = self._decisions
+        self._position = 0 if prompt is None else int(np.max(prompt.position)) + 1
+        self._trial = -1 if prompt is None else int(np.max(prompt.trajectory))
+        self._timestep = 0
+        self._previous = self._steps(position=-1)
+        with jax.set_mesh(self._mesh):
+            self._prefix = None if prompt is None else self._prefill(_chunks(prompt, self._prompt_chunk))
+            self._cache = self._own_cache()
 
     @property
     def context_bytes(self) -> ContextBytes:
@@ -187,9 +198,10 @@ class InContextPolicy:
                 "make it for more"
             )
         self._decisions_left -= 1
+        self._observation = self._scaling.observation(observation)
         current = self._steps(
             position=self._position,
-            observation=self._scaling.observation(observation),
+            observation=self._observation,
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
         with jax.set_mesh(self._mesh):
@@ -204,6 +216,7 @@ class InContextPolicy:
         self._return_to_go = self._return_to_go - reward
         self._previous = self._steps(
             position=self._position,
+            observation=self._observation,
             action=self._action,
             reward=reward / self._scaling.reward_scale,
             completion=(self._return_to_go <= 0) & last,

@@ -43,9 +43,17 @@ class AgenticTransformerConfig:
     """Steps of the longest trajectory; timesteps are embedded from a table of this many rows."""
     trajectory_index: int = 0
     """Embed the trajectory's index in the chain, up to this many; 0 leaves it out (an ablation)."""
+    return_conditioning: bool = True
+    """Read returns-to-go; without, their tokens say nothing and rewards alone tell how good a step was."""
+    fused_reward: bool = False
+    """Let the reward's token carry its step's state and action as well: what was done and what it paid for
+    stand in one token, and need not be brought together by a layer first."""
+    action_modes: int = 1
+    """Actions that a step is offered, each with its odds; the likeliest is taken. With one alone, what is
+    good in one task and what is good in another come out as their mean, which is good in neither."""
 
     def __post_init__(self) -> None:
-        for name in ("observation_dim", "action_dim", "max_timestep"):
+        for name in ("observation_dim", "action_dim", "max_timestep", "action_modes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
@@ -109,7 +117,13 @@ class AgenticTransformer(nnx.Module):
             embedding_table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
         )
         self.transformer = Transformer(next(keys), config.transformer)
-        self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
+        outputs = config.action_modes * config.action_dim
+        self.action_head = Linear(next(keys), width, outputs, rules, embed_axis=0)
+        self.odds_head = (
+            Linear(jax.random.fold_in(key, 1), width, config.action_modes, rules, embed_axis=0)
+            if config.action_modes > 1
+            else None
+        )
         self.config = config
 
     def __call__(self, steps: ChainSteps, layout: Layout | None = None) -> jax.Array:
@@ -120,11 +134,17 @@ class AgenticTransformer(nnx.Module):
           layout: the order in which the ring holds them, padding last, where there is one: faster than
             None, any order that ``position`` tells.
         """
+        return likeliest(*self.modes(steps, layout))
+
+    def modes(self, steps: ChainSteps, layout: Layout | None = None) -> tuple[jax.Array, jax.Array]:
+        """Actions float32 [B, S, K, A] in [-1, 1] and the logarithms of their odds [B, S, K]; see above."""
         positions, segment_ids = token_positions(steps.position)
         if layout is not None:
             segment_ids = None  # padding comes after all steps that could attend to it
         encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout)
-        return self._actions(encoded)
+        batch, tokens, width = encoded.shape
+        encoded = encoded.reshape(batch, tokens // TOKENS_PER_STEP, TOKENS_PER_STEP, width)
+        return self._head(encoded[:, :, STATE_TOKEN])
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
         """Stores whole steps in an empty cache."""
@@ -148,8 +168,9 @@ class AgenticTransformer(nnx.Module):
         of the previous step and the first two of the current one.
 
         Args:
-          previous: [B, 1] steps, of which action, reward and completion are read; at the very first
-            step of a chain its ``position`` is negative and its tokens are not stored.
+          previous: [B, 1] steps, of which action, reward, completion and, with ``fused_reward``, the
+            observation are read; at the very first step of a chain its ``position`` is negative and its
+            tokens are not stored.
           current: [B, 1] steps, of which return-to-go and observation are read.
           cache: all earlier tokens, or those after the prefix.
           prefix: a cache of batch 1 with the tokens that all rows begin with.
@@ -163,21 +184,21 @@ class AgenticTransformer(nnx.Module):
             axis=1,
         )
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
-        return self._head(encoded[:, -1]), cache
+        return likeliest(*self._head(encoded[:, -1])), cache
 
     def tokens(self, steps: ChainSteps) -> jax.Array:
         """Embeds steps [B, S] as tokens [B, 4 S, D]."""
         dtype = jnp.dtype(self.config.transformer.dtype)
-        scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
-        tokens = jnp.stack(
-            [
-                self.embed_return(steps.return_to_go[..., None].astype(dtype)),
-                self.embed_observation(steps.observation.astype(dtype)),
-                self.embed_action(steps.action.astype(dtype)),
-                self.embed_reward(scalars.astype(dtype)),
-            ],
-            axis=2,
+        returns = (
+            steps.return_to_go if self.config.return_conditioning else jnp.zeros_like(steps.return_to_go)
         )
+        scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
+        seen = self.embed_observation(steps.observation.astype(dtype))
+        done = self.embed_action(steps.action.astype(dtype))
+        paid = self.embed_reward(scalars.astype(dtype))
+        if self.config.fused_reward:
+            paid = paid + seen + done
+        tokens = jnp.stack([self.embed_return(returns[..., None].astype(dtype)), seen, done, paid], axis=2)
         rules = self.config.transformer.rules
         place = gathered(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
@@ -186,13 +207,20 @@ class AgenticTransformer(nnx.Module):
         batch, length = steps.position.shape
         return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)
 
-    def _actions(self, encoded: jax.Array) -> jax.Array:
-        batch, tokens, width = encoded.shape
-        steps = encoded.reshape(batch, tokens // TOKENS_PER_STEP, TOKENS_PER_STEP, width)
-        return self._head(steps[:, :, STATE_TOKEN])
+    def _head(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of encoded [..., D]: actions [..., K, A] and the logarithms of their odds [..., K]."""
+        normed = self.transformer.norm(encoded)
+        actions = jnp.tanh(self.action_head(normed).astype(jnp.float32))
+        actions = actions.reshape(*encoded.shape[:-1], self.config.action_modes, self.config.action_dim)
+        if self.odds_head is None:
+            return actions, jnp.zeros(actions.shape[:-1])
+        return actions, jax.nn.log_softmax(self.odds_head(normed).astype(jnp.float32))
 
-    def _head(self, encoded: jax.Array) -> jax.Array:
-        return jnp.tanh(self.action_head(self.transformer.norm(encoded)).astype(jnp.float32))
+
+def likeliest(actions: jax.Array, log_odds: jax.Array) -> jax.Array:
+    """The action [..., A] with the best of the odds [..., K] among actions [..., K, A]."""
+    best = jnp.argmax(log_odds, axis=-1)[..., None, None]
+    return jnp.take_along_axis(actions, best, axis=-2)[..., 0, :]
 
 
 def token_positions(step_position: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,10 +14,20 @@ from agentic_ring.models.decision_transformer import DecisionTransformer
 from agentic_ring.models.llama import Llama, TokenBatch
 from agentic_ring.models.windows import WindowBatch
 
+MODE_DEVIATION = 0.3
+"""Deviation of an action's components from the mode that they belong to."""
+
 
 def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
-    """Weighted sum of squared action errors, each averaged over the action's components."""
-    return _squared_error(model(batch.steps, batch.layout), batch.steps.action, batch.weight)
+    """Weighted sum of squared action errors, each averaged over the action's components.
+
+    Of several modes, -2 s^2 / A times the log likelihood under a mixture of Gaussians of deviation s: the
+    same with one mode, and near the error of the best one where the odds are on it.
+    """
+    actions, log_odds = model.modes(batch.steps, batch.layout)
+    errors = jnp.mean(jnp.square(actions - batch.steps.action[:, :, None]), axis=-1)
+    scale = 2 * MODE_DEVIATION**2 / actions.shape[-1]
+    return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_odds - errors / scale, axis=-1))
 
 
 def window_loss(model: BehaviorCloning | DecisionTransformer, batch: WindowBatch) -> jax.Array:

@@ -1,5 +1,6 @@
 """Small stores of random numbers in the shape of cartpole episodes, for tests that need no physics."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,24 @@ def random_store(
         for number, (length, algorithm) in enumerate(zip(lengths, algorithms, strict=True))
     )
     write_store(path, StoreDescription(DOMAIN, "test", (TASK,)), episodes)
+    return path
+
+
+def two_task_store(path: Path, lengths: list[int], second: float = 3.0) -> Path:
+    """The same with rewards of both of cartpole's tasks; the second pays where the first does not."""
+    random = np.random.default_rng(0)
+    episodes = (
+        _random_episode(random, length, f"episode_{number:06d}_{length}.npz", "td3", 1)
+        for number, length in enumerate(lengths)
+    )
+
+    def paid(episode: StoredEpisode, share: float) -> StoredEpisode:
+        first = episode.rewards[TASK] * np.float32(share)
+        other = np.float32(second) * (episode.rewards[TASK] - first)
+        return replace(episode, rewards={TASK: first, "swingup_sparse": other})
+
+    paid_episodes = (paid(episode, number / len(lengths)) for number, episode in enumerate(episodes))
+    write_store(path, StoreDescription(DOMAIN, "test", (TASK, "swingup_sparse")), paid_episodes)
     return path
 
 

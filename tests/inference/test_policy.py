@@ -1,6 +1,8 @@
 """Decoding step by step from the cache gives the actions that re-encoding the whole context gives."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -79,6 +81,36 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
     assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
     with pytest.raises(ConfigError, match="made for 48 decisions"):
         policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
+
+
+@cache
+def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], np.ndarray]]:
+    """A policy with all that hidden tasks use, and the same model encoding whole contexts."""
+    config = replace(tiny_config(layers=1), return_conditioning=False, fused_reward=True, action_modes=3)
+    model = Model(config)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, TRIALS * MAX_TIMESTEP)
+    encode = jax.jit(lambda steps: model.bind(params)(steps))
+    return policy, lambda steps: np.asarray(encode(steps))
+
+
+def test_a_reward_that_carries_its_step_is_decoded_as_it_is_encoded():
+    policy, encode = hidden_task_policy()
+    policy.start_over(None)
+    steps = roll_out(policy)
+    np.testing.assert_allclose(steps.action, encode(steps), atol=1e-4)
+
+
+def test_starting_over_forgets_everything():
+    policy, _ = hidden_task_policy()
+    policy.start_over(None)
+    first = roll_out(policy).action
+    policy.start_over(random_steps(batch=1, length=20, valid=17))
+    behind_prompt = roll_out(policy).action
+    policy.start_over(None)
+    np.testing.assert_array_equal(roll_out(policy).action, first)
+    assert np.abs(behind_prompt - first).max() > 1e-2
 
 
 @cache

@@ -1,17 +1,20 @@
 """What the model may see, and that neither mesh, chunks nor remat change what it computes."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from agentic_ring.data.chains import ChainBatch
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.agentic_transformer import likeliest
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.state import Model, OptimizerConfig, init_state, make_optimizer, make_train_step
-from tests.models.sizes import on_mesh, random_steps, tiny_config
+from tests.models.sizes import ACTION_DIM, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=64, valid=61)
 
@@ -118,6 +121,39 @@ def test_the_trajectory_index_is_not_seen_unless_asked():
     np.testing.assert_array_equal(predict(other), predict(STEPS))
     ablation = dataclasses.replace(tiny_config(), trajectory_index=8)
     assert not np.allclose(predict(other, ablation), predict(STEPS, ablation))
+
+
+def test_returns_to_go_are_not_seen_without_return_conditioning():
+    other = dataclasses.replace(STEPS, return_to_go=STEPS.return_to_go + 1)
+    blind = dataclasses.replace(tiny_config(layers=1), return_conditioning=False)
+    model = Model(blind)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    seen, changed = (np.asarray(model.bind(params).tokens(steps)) for steps in (STEPS, other))
+    np.testing.assert_array_equal(seen, changed)
+
+
+def test_the_likeliest_of_several_actions_is_taken():
+    random = np.random.default_rng(0)
+    actions = random.normal(size=(2, 8, 3, ACTION_DIM)).astype(np.float32)
+    log_odds = random.normal(size=(2, 8, 3)).astype(np.float32)
+    expected = [[actions[b, s, log_odds[b, s].argmax()] for s in range(8)] for b in range(2)]
+    np.testing.assert_array_equal(likeliest(actions, log_odds), expected)
+
+
+def test_the_loss_of_modes_asks_for_one_that_is_near():
+    steps = random_steps(batch=1, length=4, valid=4)
+    batch = ChainBatch(steps, np.ones((1, 4), np.float32), "contiguous")
+
+    def loss(actions: np.ndarray, odds: list[float]) -> float:
+        model = SimpleNamespace(modes=lambda *_: (actions, np.log(np.broadcast_to(odds, (1, 4, len(odds))))))
+        return float(action_loss(model, batch))
+
+    near, far = steps.action[:, :, None] + 0.1, steps.action[:, :, None] - 0.5
+    assert loss(near, [1.0]) == pytest.approx(4 * 0.01, rel=1e-4)
+    assert loss(far, [1.0]) == pytest.approx(4 * 0.25, rel=1e-4)
+    both = np.concatenate([near, far], axis=2)
+    assert loss(near, [1.0]) < loss(both, [0.9, 0.1]) < loss(both, [0.5, 0.5]) < loss(both, [0.1, 0.9])
+    assert loss(both, [0.5, 0.5]) < loss(far, [1.0])
 
 
 def test_impossible_sizes_are_refused():

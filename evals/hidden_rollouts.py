@@ -1,0 +1,137 @@
+"""Trials in a hidden task: online, with nothing in context, and behind stored trajectories.
+
+online       n trials one after another, all of them in context
+no_context   the same trials, each with an empty context
+right, ...   one trial behind a context of ``hidden_contexts``
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.hidden_tasks import hidden_sampler
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import Task
+from agentic_ring.inference import InContextPolicy
+from agentic_ring.run import RunConfig
+from agentic_ring.training.state import Model, Params
+from evals.dmc_returns import roll_out
+from evals.hidden_contexts import CONTEXTS, Context, StoredContexts
+from evals.trials import TrialPolicy
+
+PROMPTS = 4
+"""Contexts of stored trajectories, each with its share of the environments."""
+PROMPT_SEED_OFFSET = 1
+"""Contexts are other chains than those of training: the sampler's seed moves on by this."""
+
+Condition = Literal["online", "no_context"] | Context
+CONDITIONS: tuple[Condition, ...] = ("online", "no_context", *CONTEXTS)
+
+
+class ForgetfulPolicy:
+    """Acts as ``policy`` does with nothing in its context, in every trial anew."""
+
+    def __init__(self, policy: InContextPolicy):
+        self._policy = policy
+
+    def begin_trial(self) -> None:
+        """Forgets all earlier trials."""
+        self._policy.start_over(None)
+        self._policy.begin_trial()
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        return self._policy.act(observation)
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Takes the rewards float32 [E]."""
+        self._policy.receive(reward, last)
+
+
+class UnpaidPolicy:
+    """Acts as ``policy`` does if it never learns of a reward; returns-to-go stay at the target."""
+
+    def __init__(self, policy: TrialPolicy):
+        self._policy = policy
+
+    def begin_trial(self) -> None:
+        """All environments have been reset."""
+        self._policy.begin_trial()
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        return self._policy.act(observation)
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Passes 0 on in place of the rewards float32 [E]."""
+        self._policy.receive(np.zeros_like(reward), last)
+
+
+class HiddenRollouts:
+    """Rolls a trained model out in one of the hidden tasks, which it is not told.
+
+    Args:
+      config: of the run.
+      task: the truth.
+      model, params, mesh: as for ``InContextPolicy``.
+
+    ``config.evaluation.environments`` are a multiple of ``PROMPTS``.
+    """
+
+    def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh):
+        self._config = config
+        self._task = task
+        self._ring = mesh.shape["ring"]
+        self._decisions = -(-task.domain.episode_steps // config.chains.action_repeat)
+        self._model, self._params, self._mesh = model, params, mesh
+
+    def returns(self, condition: Condition) -> np.ndarray:
+        """Undiscounted returns float64 [E, trials]; one trial behind stored trajectories."""
+        evaluation = self._config.evaluation
+        match condition:
+            case "online" | "no_context":
+                policy = self._policy(evaluation.environments, evaluation.trials)
+                acting = policy if condition == "online" else ForgetfulPolicy(policy)
+                return self._roll_out(
+                    acting, condition, evaluation.first_seed, evaluation.environments, evaluation.trials
+                )
+            case context:
+                return self._behind(context)
+
+    def _behind(self, context: Context) -> np.ndarray:
+        chains, scaling, evaluation = self._config.chains, self._config.scaling, self._config.evaluation
+        share = evaluation.environments // PROMPTS
+        policy = self._policy(share, 1)
+        acting = UnpaidPolicy(policy) if context == "zeroed" else policy
+        parts = []
+        with TrajectoryStore.open(self._config.store) as store:
+            sampler = hidden_sampler(store, replace(chains, seed=chains.seed + PROMPT_SEED_OFFSET), scaling)
+            contexts = StoredContexts(store, chains, sampler, scaling, self._ring)
+            for number in range(PROMPTS):
+                policy.start_over(contexts.steps(self._task.name, context, number))
+                first_seed = evaluation.first_seed + number * share
+                parts.append(self._roll_out(acting, context, first_seed, share, 1))
+        return np.concatenate(parts)
+
+    def _policy(self, environments: int, trials: int) -> InContextPolicy:
+        scaling = self._config.scaling.of(self._task.name)
+        return InContextPolicy(
+            self._model,
+            self._params,
+            self._mesh,
+            scaling,
+            scaling.return_scale,
+            environments,
+            self._decisions * trials,
+        )
+
+    def _roll_out(
+        self, policy: TrialPolicy, condition: Condition, first_seed: int, environments: int, trials: int
+    ) -> np.ndarray:
+        part = replace(
+            self._config.evaluation, first_seed=first_seed, environments=environments, trials=trials
+        )
+        name = f"{condition} policy, {self._task.full_name}"
+        return roll_out(policy, name, self._task, self._config.chains.action_repeat, part)[0]

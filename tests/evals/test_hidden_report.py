@@ -1,0 +1,73 @@
+"""What the rollouts of hidden tasks come to."""
+
+import numpy as np
+import pytest
+
+from evals.hidden_contexts import CONTEXTS
+from evals.hidden_plot import plot_hidden
+from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, HiddenReport
+
+ENVIRONMENTS, TRIALS = 8, 4
+
+
+def report(**trials: list[float]) -> HiddenReport:
+    """Of a task whose trials are given and one that pays ten times as much; no spread to speak of."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (ENVIRONMENTS, TRIALS))
+    found = {
+        "online": [10, 20, 30, 40],
+        "no_context": [10, 12, 11, 10],
+        **{name: [9] for name in CONTEXTS},
+        "right": [30],
+    }
+    found |= trials
+    returns = {name: np.array(values) + noise[:, : len(values)] for name, values in found.items()}
+    return HiddenReport(
+        {"run": returns, "flip": {name: 10 * values for name, values in returns.items()}},
+        {"run": 100.0, "flip": 1000.0},
+        first_seed=50,
+    )
+
+
+def test_pooled_returns_are_shares_of_each_tasks_target():
+    pooled = report().intervals(POOLED)
+    assert [trial.value for trial in pooled["online"]] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-3)
+    assert pooled["online"][0].n == ENVIRONMENTS
+    assert pooled["right"][0].value == pytest.approx(0.3, abs=1e-3)
+
+
+def test_the_best_of_trials_without_context_is_a_control():
+    found = report(no_context=[10, 60, 11, 10])
+    assert found.intervals("run")[BEST_OF_NO_CONTEXT][0].value == pytest.approx(60, abs=0.1)
+    assert found.intervals(POOLED)[BEST_OF_NO_CONTEXT][0].value == pytest.approx(0.6, abs=1e-3)
+    assert not found.verdict("run").claimed
+    assert report().verdict("run").claimed
+    assert report().verdict(POOLED).claimed
+
+
+def test_the_best_online_claims_nothing():
+    found = report(online=[10, 60, 11, 9])
+    assert found.intervals("run")[BEST_ONLINE][0].value == pytest.approx(60, abs=0.1)
+    assert not found.verdict("run").claimed
+
+
+def test_a_rise_of_a_control_is_no_learning():
+    assert not report(zeroed=[41]).verdict("flip").claimed
+
+
+def test_figures_and_rows_hold_every_trial():
+    figures = {figure.name: figure for figure in report().figures()}
+    assert figures["run/online/trial_4"].value == pytest.approx(40, abs=0.1)
+    assert figures["pooled/wrong"].unit == "target"
+    assert figures["flip/learns_in_context"].value == 1
+    rows = report().rows()
+    assert len(rows) == 2 * ENVIRONMENTS * (2 * TRIALS + len(CONTEXTS))
+    last = [
+        row for row in rows if row["task"] == "run" and row["condition"] == "online" and row["trial"] == 4
+    ]
+    assert [row["seed"] for row in last] == list(range(50, 58))
+    assert np.mean([row["return"] for row in last]) == pytest.approx(40, abs=0.1)
+
+
+def test_the_figure_has_a_panel_a_task(tmp_path):
+    plot_hidden(tmp_path / "hidden.png", "cheetah", report())
+    assert (tmp_path / "hidden.png").read_bytes().startswith(b"\x89PNG")
