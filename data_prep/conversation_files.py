@@ -8,6 +8,7 @@ Known shapes of a record (ShareGPT's own, FastChat's, OpenAI's)::
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ _MOST_CHARACTERS = 1 << 28
 """Of one record; more means that a quote or a bracket is missing."""
 _NEAR_END = 16
 """Characters within which a half-read token of JSON may stop."""
+_MORE_OF_A_NUMBER = re.compile(r"|\.|[eE][+-]?")
+"""What may be held of a number behind the digits that already are one, before the rest is read."""
 _WHITE = " \t\r\n"
 _ROLES: dict[str, Role] = {
     "human": "user",
@@ -187,8 +190,7 @@ class _Text:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._held, self._place)
-                # A number at the end may have more digits.
-                if end < len(self._held):
+                if not _MORE_OF_A_NUMBER.fullmatch(self._held, end):
                     break
                 fault = "it ends before its array does"
             except json.JSONDecodeError as error:
