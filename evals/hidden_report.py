@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from evals.dmc_returns import trial_intervals
 from evals.hidden_rollouts import CONDITIONS, Condition
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure
-from evals.verdict import Verdict, judge
+from evals.verdict import Verdict, in_words, judge
 
 POOLED = "pooled"
 BEST_ONLINE = "online_best"
@@ -84,8 +86,24 @@ class HiddenReport:
                     figure = f"{task}/{name}" + (f"/trial_{number}" if len(trials) > 1 else "")
                     figures.append(Figure.of(figure, trial, self.unit(task)))
             claimed = float(self.verdict(task).claimed)
-            figures.append(Figure(f"{task}/learns_in_context", claimed, "1 if all checks hold"))
+            figures.append(Figure(f"{task}/learns_in_context", claimed, "1 = yes"))
         return figures
+
+    def table(self, title: str) -> Table:
+        """A line for each trial of a condition, a column for each task, for ``rich.print``."""
+        found = {task: self.intervals(task) for task in self.tasks}
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        table.add_column("", no_wrap=True)
+        for task in self.tasks:
+            table.add_column(f"{task}\n({self.unit(task)})", justify="right")
+        for name, trials in found[POOLED].items():
+            for index in range(len(trials)):
+                number = f", trial {index + 1}" if len(trials) > 1 else ""
+                cells = (in_words(found[task][name][index]) for task in self.tasks)
+                table.add_row(name.replace("_", " ") + number, *cells)
+        return table
 
     def rows(self) -> list[dict[str, str | int | float]]:
         """One of each trial: task, condition, trial, seed, return."""

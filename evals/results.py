@@ -149,19 +149,21 @@ def read_results(path: Path) -> Results:
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
-    """The figures as a table for ``rich.print``, the paper's beside ours."""
+    """The figures as a table for ``rich.print``, the paper's beside ours where it has any."""
     # Narrow enough for a terminal of 80 columns.
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("figure", no_wrap=True)
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", no_wrap=True)
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("n", justify="right")
     table.add_column("unit")
-    table.add_column("paper", justify="right")
+    with_paper = any(figure.paper is not None for figure in figures)
+    if with_paper:
+        table.add_column("paper", justify="right")
     for figure in figures:
         spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
-        paper = short_number(figure.paper)
-        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, paper)
+        paper = [short_number(figure.paper)] if with_paper else []
+        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, *paper)
     return table
 
 

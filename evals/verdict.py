@@ -34,7 +34,7 @@ class Check:
     holds: bool
 
     def __str__(self) -> str:
-        found = f"{_words(self.better)} against {_words(self.worse)}"
+        found = f"{in_words(self.better)} against {in_words(self.worse)}"
         return f"{'yes' if self.holds else 'NO '}  {self.claim}: {found}"
 
 
@@ -86,7 +86,8 @@ def _apart(better: Interval, worse: Interval) -> bool:
     return better.low is not None and worse.high is not None and better.low > worse.high
 
 
-def _words(interval: Interval) -> str:
+def in_words(interval: Interval) -> str:
+    """Such as "0.876 (0.76 to 0.977)"."""
     if interval.low is None or interval.high is None:
         return short_number(interval.value)
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"

@@ -21,7 +21,6 @@ from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.training.state import Model
 from data_prep.folders import data_root
-from evals.results import figure_table
 from experiments.hidden_pipeline import hidden_returns, resolve_hidden, write_hidden_report
 from experiments.hidden_presets import HIDDEN_PRESETS, HIDDEN_TASKS
 from experiments.pipeline import train_on_store
@@ -74,7 +73,7 @@ def main(
     with stages.stage("evaluation"):
         report = hidden_returns(config, model, state.params, mesh, directory)
     write_hidden_report(config, report, stages, directory)
-    rich.print(figure_table(report.figures(), f"{domain}, hidden tasks, preset {name}, seed {seed}"))
+    rich.print(report.table(f"{domain}, hidden tasks, preset {name}, seed {seed}"))
     for task in report.tasks:
         print(f"{task}: {report.verdict(task)}\n")
     print(

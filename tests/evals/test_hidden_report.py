@@ -1,7 +1,10 @@
 """What the rollouts of hidden tasks come to."""
 
+import re
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from evals.hidden_contexts import CONTEXTS
 from evals.hidden_plot import plot_hidden
@@ -71,3 +74,11 @@ def test_figures_and_rows_hold_every_trial():
 def test_the_figure_has_a_panel_a_task(tmp_path):
     plot_hidden(tmp_path / "hidden.png", "cheetah", report())
     assert (tmp_path / "hidden.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_a_line_a_trial_and_a_column_a_task():
+    console = Console(width=100, record=True)
+    console.print(report().table("two tasks"))
+    lines = [line for line in console.export_text().splitlines() if "online, trial 4" in line]
+    assert len(lines) == 1
+    assert re.search(r" 40.* 40\d.* 0.4", lines[0])
