@@ -10,7 +10,6 @@ from agentic_ring.progress import say
 from data_prep.collect import CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
-from data_prep.schedule import PLANS
 
 OWN_PREFIXES = ("mix", "mini_")
 """Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
@@ -23,8 +22,8 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
       domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
-      tasks: whose rewards our own explorers are to see, as many members for each and the plan's episodes
-        for each, kept in a folder of their own; the domain's plan where absent.
+      tasks: whose rewards our own explorers are to see, as many members for each, kept in a folder of
+        their own; the domain's plan where absent.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -40,10 +39,7 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
         if tasks:
             data = data / "+".join(tasks)
             shares = -(-config.members // len(tasks))
-            # Experience is shared, but what is good at one task seldom is at another.
-            episodes = PLANS[domain.name].episodes * len(tasks)
-            members = shares * len(tasks)
-            config = replace(config, tasks=tuple(tasks), output=data, members=members, episodes=episodes)
+            config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
         collect(config)
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:
