@@ -10,6 +10,7 @@ from agentic_ring.progress import say
 from data_prep.collect import CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
+from data_prep.schedule import PLANS
 
 OWN_PREFIXES = ("mix", "mini_")
 """Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
@@ -22,8 +23,8 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
       domain: any; one store serves all of its tasks.
       data: the data folder.
       collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
-      tasks: whose rewards our own explorers are to see, as many members for each, kept in a folder of
-        their own; the domain's plan where absent.
+      tasks: whose rewards our own explorers are to see. Those of the domain's plan are served by its own
+        mix; for others as many members explore for each, and their episodes have a folder of their own.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -36,7 +37,7 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
             "(what is missing is collected now)"
         )
         config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)
-        if tasks:
+        if not set(tasks) <= set(PLANS[domain.name].tasks):
             data = data / "+".join(tasks)
             shares = -(-config.members // len(tasks))
             config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
