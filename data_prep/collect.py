@@ -53,7 +53,7 @@ class CollectConfig:
       episodes: how many, to the nearest whole round; the domain's plan if not given.
       seed: fixes everything.
       action_repeat: control steps an action is held for; the domain's plan if not given.
-      members: learners with seeds of their own, trained as one population.
+      members: learners with seeds of their own, trained as one population; the domain's plan if not given.
       environments: environments of each member.
       processes: that the environments step in; the episodes are the same however many.
       output: data folder; $AGENTIC_RING_DATA or ./data if not given.
@@ -65,7 +65,7 @@ class CollectConfig:
     episodes: int | None = None
     seed: int = 0
     action_repeat: int | None = None
-    members: int = 3
+    members: int | None = None
     environments: int = 4
     processes: int = 1
     output: Path | None = None
@@ -105,9 +105,11 @@ def collect(config: CollectConfig) -> CollectionSummary:
     plan = PLANS[config.domain]
     action_repeat = config.action_repeat or plan.action_repeat
     episodes = config.episodes or plan.episodes
-    schedule = Schedule(domain, config.tasks, episodes, config.seed, config.members, config.environments)
+    members = config.members or plan.members
+    schedule = Schedule(domain, config.tasks, episodes, config.seed, members, config.environments)
     jobs = schedule.jobs(config.collector)
-    settings = asdict(config) | {"episodes": episodes, "action_repeat": action_repeat}
+    settings = asdict(config)
+    settings |= {"episodes": episodes, "action_repeat": action_repeat, "members": members}
     settings["tasks"] = list(config.tasks)
     del settings["output"], settings["processes"]
     root = config.output or data_root()

@@ -41,15 +41,17 @@ class DomainPlan:
       tasks: whose reward the TD3 members see, in turn.
       episodes: of `mix`.
       updates: TD3 critic updates for each decision of all environments together.
+      members: learners of an explorer.
     """
 
     action_repeat: int
     tasks: tuple[str, ...]
     episodes: int
     updates: int
+    members: int = 3
 
 
-# Learners take the tasks in turn: as many as there are, ``--members 4``, serve all four spots.
+# As many learners as there are, so that all four are served.
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
 
 # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
@@ -59,9 +61,9 @@ PLANS = {
     "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=300, updates=8),
     "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=320, updates=8),
     "quadruped": DomainPlan(action_repeat=4, tasks=("run", "jump", "walk"), episodes=400, updates=8),
-    "point_mass_maze": DomainPlan(action_repeat=8, tasks=_FOUR_SPOTS, episodes=400, updates=8),
+    "point_mass_maze": DomainPlan(action_repeat=8, tasks=_FOUR_SPOTS, episodes=400, updates=8, members=4),
     # Episodes of 250 steps, a quarter of the others', so more of them.
-    "jaco": DomainPlan(action_repeat=2, tasks=_FOUR_SPOTS, episodes=800, updates=8),
+    "jaco": DomainPlan(action_repeat=2, tasks=_FOUR_SPOTS, episodes=800, updates=8, members=4),
 }
 
 

@@ -36,10 +36,13 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
             f"no ExoRL data under {data}: using our own exploration of {domain.name}, which is not ExoRL's "
             "(what is missing is collected now)"
         )
-        config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)
-        if not set(tasks) <= set(PLANS[domain.name].tasks):
+        config, plan = (
+            CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data),
+            PLANS[domain.name],
+        )
+        if not set(tasks) <= set(plan.tasks):
             data = data / "+".join(tasks)
-            shares = -(-config.members // len(tasks))
+            shares = -(-plan.members // len(tasks))
             config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
         collect(config)
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
