@@ -6,10 +6,10 @@ rolls a run's last checkpoint out again, for instance in other environments (``-
 prints the returns of every trial.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -17,16 +17,11 @@ import rich
 from jax.sharding import Mesh
 
 from agentic_ring import cli
-from agentic_ring.data.chains import ChainLoader
-from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import CheckpointError
-from agentic_ring.inference import InContextPolicy
-from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
-from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.mesh import make_mesh, simulate_cpu_devices
 from agentic_ring.progress import progress
-from agentic_ring.provenance import usable_cores
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
@@ -34,7 +29,8 @@ from evals.environments import make_environments
 from evals.evaluation_record import RecordingPolicy, Rollout
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure, figure_table
-from evals.trials import RandomPolicy, TrialPolicy, run_trials
+from evals.rollout_policies import in_context_policies
+from evals.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
 
 
 @dataclass(frozen=True)
@@ -103,107 +99,45 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     with TrajectoryStore.open(config.store) as store:
         data = store.returns(task.name)
     random_policy = RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed)
-    policy = in_context_policy(config, model, params, mesh)
-    by_chance, _ = roll_out(random_policy, "random policy", task, action_repeat, evaluation)
-    returns, rollout = roll_out(policy, "agentic transformer", task, action_repeat, evaluation)
+    policies = in_context_policies(config, model, params, mesh)
+    by_chance, _ = roll_out([random_policy], "random policy", task, action_repeat, evaluation)
+    returns, rollout = roll_out(policies, "agentic transformer", task, action_repeat, evaluation)
     return ReturnReport(returns, by_chance, data, config.target, rollout)
 
 
-def in_context_policy(
-    config: RunConfig, model: Model, params: Params, mesh: Mesh, prompt_chunk: int | None = None
-) -> InContextPolicy:
-    """The policy of a trained Agentic Transformer, with its prompt read.
-
-    Args:
-      config: of the run.
-      model, params: of its checkpoint.
-      mesh: that it was trained on; the policy may live on fewer devices (``rollout_mesh``).
-      prompt_chunk: steps of the prompt read at a time; see ``InContextPolicy``.
-    """
-    evaluation = config.evaluation
-    mesh = rollout_mesh(mesh, evaluation)
-    prompt = None
-    if evaluation.prompt_trajectories:
-        with TrajectoryStore.open(config.store) as store:
-            prompt = read_prompt(store, config, mesh.shape["ring"])
-    decisions = -(-parse_task(config.task).domain.episode_steps // config.chains.action_repeat)
-    return InContextPolicy(
-        model,
-        params,
-        mesh,
-        config.scaling,
-        config.target,
-        evaluation.environments,
-        decisions * evaluation.trials,
-        prompt,
-        prompt_chunk,
-    )
-
-
-def rollout_mesh(mesh: Mesh, evaluation: EvaluationConfig) -> Mesh:
-    """Where a policy is rolled out: on ``mesh``, or where a CPU simulates it on one device a core.
-
-    More devices than cores take turns, and wait for each other twice a layer. A prompt's cache is sharded
-    over the cores; environments without one are shared out over them, as far as they divide.
-    """
-    if jax.process_count() > 1 or mesh.devices.flat[0].platform != "cpu":
-        return mesh
-    devices = list(mesh.devices.flat)[: usable_cores()]
-    if evaluation.prompt_trajectories:
-        return make_mesh(MeshShape(ring=len(devices)), devices)
-    copies = math.gcd(len(devices), evaluation.environments)
-    return make_mesh(MeshShape(data=copies, ring=1), devices[:copies])
-
-
 def roll_out(
-    policy: TrialPolicy, name: str, task: Task, action_repeat: int, evaluation: EvaluationConfig
+    policies: Sequence[TrialPolicy], name: str, task: Task, action_repeat: int, evaluation: EvaluationConfig
 ) -> tuple[np.ndarray, Rollout]:
-    """Undiscounted returns float64 [E, trials] of a policy, in the environments that every policy meets.
+    """Undiscounted returns float64 [E, trials], in the environments that every method meets.
 
     Beside them what the first environment went through.
 
     Args:
+      policies: that share the environments evenly, each with a cohort of its own.
       name: of the policy, for the progress bar.
+      task, action_repeat, evaluation: of the environments and trials.
     """
-    seeds = range(evaluation.first_seed, evaluation.first_seed + evaluation.environments)
+    share = evaluation.environments // len(policies)
     decisions = -(-task.domain.episode_steps // action_repeat)
-    environments = make_environments(task, list(seeds), action_repeat)
-    recorded = RecordingPolicy(policy, environments)
+    environments = [
+        make_environments(task, range(first, first + share), action_repeat)
+        for first in range(evaluation.first_seed, evaluation.first_seed + evaluation.environments, share)
+    ]
+    recorded = RecordingPolicy(policies[0], environments[0])
+    cohorts = [
+        Cohort(policy, each) for policy, each in zip((recorded, *policies[1:]), environments, strict=True)
+    ]
     try:
         with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
 
             def on_step(trial: int, step: int) -> None:
                 advance(trial * decisions + step + 1, f"trial {trial + 1}")
 
-            returns = run_trials(recorded, environments, evaluation.trials, on_step)
+            returns = run_trials(cohorts, evaluation.trials, on_step)
     finally:
-        environments.close()
+        for each in environments:
+            each.close()
     return returns, recorded.rollout()
-
-
-def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSteps:
-    """Stored trajectories below the target, in ascending return and told to aim at it: [1, S] steps.
-
-    S is a multiple of ``ring``.
-    """
-    count = config.evaluation.prompt_trajectories
-    loader = ChainLoader(
-        store, replace(config.chains, trajectories=count, layout="contiguous"), config.scaling, ring=ring
-    )
-    returns = store.returns(config.chains.task)
-    below = np.flatnonzero(returns <= config.target)
-    sampler = StratifiedSampler(
-        returns[below],
-        loader.learnable[below],
-        count,
-        config.chains.top_fraction,
-        config.evaluation.first_seed,
-    )
-    plan = sampler(0)
-    plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
-    fields = loader.load(plan, slice(0, loader.length))
-    steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
-    return ChainSteps(**steps)
 
 
 def load_params(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
+from numpy.typing import ArrayLike
 
 from agentic_ring.errors import DataError
 from agentic_ring.files import replacing
@@ -55,26 +56,28 @@ class RecordingPolicy:
         self._policy = policy
         self._environments = environments
         self._trials: list[dict[str, list[np.ndarray]]] = []
+        self._action: ArrayLike
 
     def begin_trial(self) -> None:
         """All environments have been reset."""
         self._trials.append({field.name: [] for field in fields(Rollout)})
         self._policy.begin_trial()
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
+    def act(self, observation: np.ndarray) -> ArrayLike:
         """The policy's actions float32 [E, A]."""
-        action = self._policy.act(observation)
         trial = self._trials[-1]
         trial["observation"].append(observation[0].copy())
-        trial["action"].append(action[0].copy())
         trial["physics"].append(self._physics())
-        return action
+        self._action = self._policy.act(observation)
+        return self._action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
         """Takes the rewards float32 [E]; ``last`` ends the trial."""
-        self._trials[-1]["reward"].append(reward[0])
+        trial = self._trials[-1]
+        trial["action"].append(np.asarray(self._action)[0].copy())
+        trial["reward"].append(reward[0])
         if last:
-            self._trials[-1]["physics"].append(self._physics())
+            trial["physics"].append(self._physics())
         self._policy.receive(reward, last)
 
     def rollout(self) -> Rollout:

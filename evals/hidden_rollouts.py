@@ -5,20 +5,24 @@ no_context   the same trials, each with an empty context
 right, ...   one trial behind a context of ``hidden_contexts``
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
 from agentic_ring.data.hidden_tasks import hidden_sampler
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.inference import InContextPolicy
-from agentic_ring.run import RunConfig
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.state import Model, Params
 from evals.dmc_returns import roll_out
 from evals.hidden_contexts import CONTEXTS, Context, StoredContexts
+from evals.rollout_policies import RolloutPlan, with_twins
 from evals.trials import TrialPolicy
 
 PROMPTS = 4
@@ -41,7 +45,7 @@ class ForgetfulPolicy:
         self._policy.start_over(None)
         self._policy.begin_trial()
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
+    def act(self, observation: np.ndarray) -> ArrayLike:
         """Actions float32 [E, A] for observations float32 [E, O]."""
         return self._policy.act(observation)
 
@@ -60,7 +64,7 @@ class UnpaidPolicy:
         """All environments have been reset."""
         self._policy.begin_trial()
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
+    def act(self, observation: np.ndarray) -> ArrayLike:
         """Actions float32 [E, A] for observations float32 [E, O]."""
         return self._policy.act(observation)
 
@@ -83,55 +87,57 @@ class HiddenRollouts:
     def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh):
         self._config = config
         self._task = task
-        self._ring = mesh.shape["ring"]
         self._decisions = -(-task.domain.episode_steps // config.chains.action_repeat)
         self._model, self._params, self._mesh = model, params, mesh
 
     def returns(self, condition: Condition) -> np.ndarray:
         """Undiscounted returns float64 [E, trials]; one trial behind stored trajectories."""
-        evaluation = self._config.evaluation
         match condition:
             case "online" | "no_context":
-                policy = self._policy(evaluation.environments, evaluation.trials)
-                acting = policy if condition == "online" else ForgetfulPolicy(policy)
-                return self._roll_out(
-                    acting, condition, evaluation.first_seed, evaluation.environments, evaluation.trials
-                )
+                evaluation = self._config.evaluation
+                plan = self._plan(evaluation)
+                policies = with_twins(self._policy(evaluation, plan), plan.policies)
+                acting = policies if condition == "online" else [ForgetfulPolicy(each) for each in policies]
+                return self._roll_out(acting, condition, evaluation)
             case context:
                 return self._behind(context)
 
     def _behind(self, context: Context) -> np.ndarray:
         chains, scaling, evaluation = self._config.chains, self._config.scaling, self._config.evaluation
         share = evaluation.environments // PROMPTS
-        policy = self._policy(share, 1)
-        acting = UnpaidPolicy(policy) if context == "zeroed" else policy
+        part = replace(evaluation, environments=share, trials=1, prompt_trajectories=chains.trajectories - 1)
+        plan = self._plan(part)
+        policy = self._policy(part, plan)
         parts = []
         with TrajectoryStore.open(self._config.store) as store:
             sampler = hidden_sampler(store, replace(chains, seed=chains.seed + PROMPT_SEED_OFFSET), scaling)
-            contexts = StoredContexts(store, chains, sampler, scaling, self._ring)
+            contexts = StoredContexts(store, chains, sampler, scaling, plan.mesh.shape["ring"])
             for number in range(PROMPTS):
                 policy.start_over(contexts.steps(self._task.name, context, number))
-                first_seed = evaluation.first_seed + number * share
-                parts.append(self._roll_out(acting, context, first_seed, share, 1))
+                policies = with_twins(policy, plan.policies)
+                acting = [UnpaidPolicy(each) for each in policies] if context == "zeroed" else policies
+                part = replace(part, first_seed=evaluation.first_seed + number * share)
+                parts.append(self._roll_out(acting, context, part))
         return np.concatenate(parts)
 
-    def _policy(self, environments: int, trials: int) -> InContextPolicy:
+    def _plan(self, evaluation: EvaluationConfig) -> RolloutPlan:
+        tokens = evaluation.prompt_trajectories * self._decisions * TOKENS_PER_STEP
+        return RolloutPlan.of(self._mesh, evaluation.environments, tokens)
+
+    def _policy(self, evaluation: EvaluationConfig, plan: RolloutPlan) -> InContextPolicy:
         scaling = self._config.scaling.of(self._task.name)
         return InContextPolicy(
             self._model,
             self._params,
-            self._mesh,
+            plan.mesh,
             scaling,
             scaling.return_scale,
-            environments,
-            self._decisions * trials,
+            evaluation.environments // plan.policies,
+            self._decisions * evaluation.trials,
         )
 
     def _roll_out(
-        self, policy: TrialPolicy, condition: Condition, first_seed: int, environments: int, trials: int
+        self, policies: Sequence[TrialPolicy], condition: Condition, evaluation: EvaluationConfig
     ) -> np.ndarray:
-        part = replace(
-            self._config.evaluation, first_seed=first_seed, environments=environments, trials=trials
-        )
         name = f"{condition} policy, {self._task.full_name}"
-        return roll_out(policy, name, self._task, self._config.chains.action_repeat, part)[0]
+        return roll_out(policies, name, self._task, self._config.chains.action_repeat, evaluation)[0]

@@ -20,10 +20,11 @@ from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics import read_metrics
 from agentic_ring.training.state import Model
 from evals.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
-from evals.dmc_returns import load_params, read_prompt
+from evals.dmc_returns import load_params
 from evals.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from evals.filmstrip import data_uri, evenly_spaced, render
 from evals.results import Results, read_results
+from evals.rollout_policies import read_prompt
 
 FRAMES = 8
 MAX_ATTENTION_TOKENS = 2**17

@@ -35,11 +35,12 @@ from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
 from agentic_ring.training.state import Model
-from evals.dmc_returns import in_context_policy, load_params, roll_out, rollout_mesh
+from evals.dmc_returns import load_params, roll_out
 from evals.intervals import mean_interval
 from evals.local_memory import check_bytes_here
 from evals.plots import BLUE, GREEN, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
 from evals.results import Figure, Results, figure_table, write_results
+from evals.rollout_policies import context_bytes, in_context_policies, plan_of
 from evals.rows import write_rows
 
 
@@ -125,14 +126,15 @@ class TrainedRun:
 
     def context_bytes(self, trajectories: int) -> ContextBytes:
         """What the caches take, before they are made."""
-        evaluation = self.behind(trajectories).evaluation
-        return ContextBytes.planned(
+        plan = plan_of(self.behind(trajectories), self.mesh)
+        of_each = ContextBytes.planned(
             self.config.model,
-            evaluation.environments,
+            self.config.evaluation.environments // plan.policies,
             self.decisions,
             (trajectories - 1) * self.decisions,
-            rollout_mesh(self.mesh, evaluation).shape["ring"],
+            plan.mesh.shape["ring"],
         )
+        return replace(of_each, environments=plan.policies * of_each.environments)
 
     def describe(self, trajectories: int) -> str:
         """The point in words: tokens, bytes, and whether the model knows contexts of that length."""
@@ -152,11 +154,11 @@ class TrainedRun:
         model = Model(config.model)
         params, _ = load_params(self.folder, config, self.mesh, checkpoint)
         started = time.monotonic()
-        policy = in_context_policy(config, model, params, self.mesh, chunk)
+        policies = in_context_policies(config, model, params, self.mesh, chunk)
         read = time.monotonic()
         task, repeat = parse_task(config.task), config.chains.action_repeat
-        returns, _ = roll_out(policy, f"trial behind {trajectories - 1}", task, repeat, config.evaluation)
-        size = policy.context_bytes
+        returns, _ = roll_out(policies, f"trial behind {trajectories - 1}", task, repeat, config.evaluation)
+        size = context_bytes(policies)
         return Point(
             run=self.folder.name,
             trajectories=trajectories,

@@ -25,9 +25,9 @@ from agentic_ring.run_folder import Dataclass
 from agentic_ring.training.offline_td3 import OfflineTD3Config
 from agentic_ring.training.state import Model
 from agentic_ring.training.td3 import act
-from evals.dmc_returns import in_context_policy
 from evals.llama_step import CHUNK
 from evals.llama_step import Method as Attention
+from evals.rollout_policies import in_context_policies
 from evals.trials import RandomPolicy, TrialPolicy
 from experiments.baselines import BaselineConfig, WindowLearner, train_values, train_windows
 from experiments.pipeline import DataFacts, measure_data, resolve, train_on_store
@@ -68,8 +68,12 @@ class Method(Protocol):
         """Everything that decides the result of a cell."""
         ...
 
-    def train(self, config: Any, directory: Path) -> TrialPolicy:
-        """Trains what ``config`` says, from its newest checkpoint on, and returns what acts."""
+    def train(self, config: Any, directory: Path) -> Sequence[TrialPolicy]:
+        """Trains what ``config`` says, from its newest checkpoint on.
+
+        Returns:
+          What acts, one policy or several that share the environments evenly.
+        """
         ...
 
     def action_repeat(self, config: Any) -> int:
@@ -121,8 +125,11 @@ class Baseline:
             model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
         return WindowLearner(model, self.best_share, replace(training, seed=seed))
 
-    def train(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
+    def train(self, config: BaselineConfig, directory: Path) -> Sequence[TrialPolicy]:
         """See ``Method``."""
+        return [self._policy(config, directory)]
+
+    def _policy(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
         evaluation, scaling = config.evaluation, config.data.scaling
         if isinstance(config.learner, WindowLearner):
             model, state = train_windows(config, config.learner, directory)
@@ -190,11 +197,11 @@ class Agentic:
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
         return resolve(chains, preset_name, task, store, self.mesh(devices), "last", seed)
 
-    def train(self, config: RunConfig, directory: Path) -> TrialPolicy:
+    def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
         """See ``Method``."""
         model, mesh = Model(config.model), self.mesh(self.devices())
         state = train_on_store(config, model, mesh, directory, None)
-        return in_context_policy(config, model, state.params, mesh)
+        return in_context_policies(config, model, state.params, mesh)
 
     def action_repeat(self, config: RunConfig) -> int:
         """See ``Method``."""

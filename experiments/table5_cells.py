@@ -73,10 +73,10 @@ def run_cell(cell: TableCell, output: Path) -> None:
     stages = Stages()
     stages.keep_in(directory)
     with stages.stage("training"):
-        policy = method.train(config, directory)
+        policies = method.train(config, directory)
     with stages.stage("evaluation"):
         task, repeat = parse_task(cell.task), method.action_repeat(config)
-        returns, _ = roll_out(policy, method.title, task, repeat, config.evaluation)
+        returns, _ = roll_out(policies, method.title, task, repeat, config.evaluation)
     results = Results.of_this_process(asdict(config), stages.seconds, trial_figures(returns))
     write_results(directory / "results.json", results)
 

@@ -6,9 +6,10 @@ environments read: its size does not depend on how many there are.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -104,7 +105,13 @@ class InContextPolicy:
         # Weights are gathered over the ring once, not again at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
         trained = model.bind(jax.device_put(params, whole))
-        structure, self._weights = nnx.split(layer_by_layer(trained) if suits(mesh) else trained)
+        # Only its leaves: taking nnx's state apart at every call is a third of the time to start one.
+        structure, weights = nnx.split(layer_by_layer(trained) if suits(mesh) else trained)
+        self._weights, tree = jax.tree.flatten(weights)
+
+        def bound(weights: list[jax.Array]) -> Any:
+            return nnx.merge(structure, jax.tree.unflatten(tree, weights))
+
         self._mesh = mesh
         self._scaling = scaling
         self._target = target
@@ -124,9 +131,9 @@ class InContextPolicy:
             return jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_specs(rules, dtype, layers))
 
         def encoder(at_once: bool) -> Any:
-            def encode(weights: Any, steps: ChainSteps, cache: KVCache) -> KVCache:
-                bound = nnx.merge(structure, weights)
-                return (bound.prefill if at_once else bound.prefill_chunk)(steps, cache)
+            def encode(weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+                trained = bound(weights)
+                return (trained.prefill if at_once else trained.prefill_chunk)(steps, cache)
 
             return jax.jit(encode, donate_argnames="cache", out_shardings=shardings(rules))
 
@@ -146,13 +153,13 @@ class InContextPolicy:
             return first(cache)
 
         def act(
-            weights: Any,
+            weights: list[jax.Array],
             previous: ChainSteps,
             current: ChainSteps,
             cache: KVCache,
             prefix: KVCache | None,
         ) -> tuple[jax.Array, KVCache]:
-            return nnx.merge(structure, weights).act(previous, current, cache, prefix)
+            return bound(weights).act(previous, current, cache, prefix)
 
         self._prefill = prefill
         own = partial(fresh, num_environments, _own_slots(decisions, ring))
@@ -166,13 +173,23 @@ class InContextPolicy:
 
     def start_over(self, prompt: ChainSteps | None) -> None:
         """Forgets all trials and the prompt, and reads another one, [1, S] as for the constructor."""
+        self._prompt_end = _End.of(prompt)
+        with jax.set_mesh(self._mesh):
+            self._prefix = None if prompt is None else self._prefill(_chunks(prompt, self._prompt_chunk))
+        self._forget_trials()
+
+    def twin(self) -> "InContextPolicy":
+        """Another policy with the same weights, programs and prompt, and no trials yet."""
+        twin = copy(self)
+        twin._forget_trials()
+        return twin
+
+    def _forget_trials(self) -> None:
         self._decisions_left = self._decisions
-        self._position = 0 if prompt is None else int(np.max(prompt.position)) + 1
-        self._trial = -1 if prompt is None else int(np.max(prompt.trajectory))
+        self._position, self._trial = self._prompt_end
         self._timestep = 0
         self._previous = self._steps(position=-1)
         with jax.set_mesh(self._mesh):
-            self._prefix = None if prompt is None else self._prefill(_chunks(prompt, self._prompt_chunk))
             self._cache = self._own_cache()
 
     @property
@@ -186,8 +203,8 @@ class InContextPolicy:
         self._timestep = 0
         self._return_to_go = np.full(self._environments, self._target)
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A] for observations float32 [E, O].
+    def act(self, observation: np.ndarray) -> jax.Array:
+        """Actions float32 [E, A] for observations float32 [E, O]; they may still be on their way.
 
         Raises:
           ConfigError: the cache is full.
@@ -205,10 +222,9 @@ class InContextPolicy:
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
         with jax.set_mesh(self._mesh):
-            actions, self._cache = self._act(
+            self._action, self._cache = self._act(
                 self._weights, self._previous, current, self._cache, self._prefix
             )
-        self._action = np.asarray(actions)
         return self._action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
@@ -217,7 +233,7 @@ class InContextPolicy:
         self._previous = self._steps(
             position=self._position,
             observation=self._observation,
-            action=self._action,
+            action=np.asarray(self._action),
             reward=reward / self._scaling.reward_scale,
             completion=(self._return_to_go <= 0) & last,
         )
@@ -244,6 +260,19 @@ class InContextPolicy:
             trajectory=integers(max(self._trial, 0)),
             position=integers(position),
         )
+
+
+class _End(NamedTuple):
+    """Where a prompt ends: the next step's position, and the number of its last trajectory."""
+
+    position: int
+    trajectory: int
+
+    @classmethod
+    def of(cls, prompt: ChainSteps | None) -> "_End":
+        if prompt is None:
+            return cls(0, -1)
+        return cls(int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory)))
 
 
 def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:

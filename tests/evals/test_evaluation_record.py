@@ -5,7 +5,7 @@ from agentic_ring.data.tasks import load_environment, parse_task
 from agentic_ring.errors import DataError
 from evals.environments import make_environments
 from evals.evaluation_record import EvaluationRecord, RecordingPolicy, read_record, write_record
-from evals.trials import RandomPolicy, run_trials
+from evals.trials import Cohort, RandomPolicy, run_trials
 
 TASK = parse_task("cartpole_swingup")
 ACTION_REPEAT = 100  # 10 decisions an episode
@@ -15,7 +15,7 @@ ACTION_REPEAT = 100  # 10 decisions an episode
 def recorded():
     environments = make_environments(TASK, [3, 4], ACTION_REPEAT)
     policy = RecordingPolicy(RandomPolicy(2, TASK.domain.action_dim, seed=0), environments)
-    returns = run_trials(policy, environments, trials=2)
+    returns = run_trials([Cohort(policy, environments)], trials=2)
     environments.close()
     data = np.array([1.0, 2.0]), np.array(["td3", "ou"])
     return returns, EvaluationRecord(*data, policy.rollout())

@@ -6,11 +6,11 @@ import pytest
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import InContextPolicy
 from evals import rollout_speed
-from evals.rollout_speed import ActionsDifferError
+from evals.rollout_scene import ActionsDifferError
 from evals.rows import read_rows
 from experiments.presets import PRESETS
 
-SMALL = {"model": "tiny", "action_repeat": 50, "decisions": 2, "turns": 2, "devices": 8}
+SMALL = {"model": "tiny", "action_repeat": 50, "decisions": 2, "turns": 2}
 
 
 def test_rows_hold_the_speeds_and_the_bytes(tmp_path):
@@ -21,7 +21,7 @@ def test_rows_hold_the_speeds_and_the_bytes(tmp_path):
     assert int(short["prompt_bytes"]) == 0
     assert int(long["prompt_bytes"]) == 2 * decisions * 4 * bytes_a_token + 8  # once, whatever the devices
     assert long["environments_bytes"] == short["environments_bytes"]
-    assert int(long["environments_bytes"]) == 8 * decisions * 4 * bytes_a_token + 8
+    assert int(long["environments_bytes"]) == 8 * decisions * 4 * bytes_a_token + 2 * 8  # two policies'
     assert (int(long["steps"]), int(long["tokens"])) == (2 * 8 * 50, 3 * 20 * 4)
     for row in (short, long):
         assert 0 < float(row["slower_low"]) <= float(row["slower"]) <= float(row["slower_high"])
@@ -40,7 +40,7 @@ def test_a_policy_that_acts_otherwise_is_not_timed(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"turns": 9}, "are 40 decisions, and an episode has 20"),
+        ({"turns": 9}, "are 20 decisions, and an episode has 20"),
         ({"trials": 2}, "1 trajectories of context cannot hold 2 trials"),
         ({"model": "big"}, "model is 'big'; it must be one of demo, tiny"),
     ],

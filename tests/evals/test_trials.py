@@ -6,7 +6,7 @@ from gymnasium.wrappers import TimeLimit
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from evals.environments import make_environment, make_environments
-from evals.trials import RandomPolicy, run_trials
+from evals.trials import Cohort, RandomPolicy, run_trials
 
 CARTPOLE = parse_task("cartpole_swingup")
 ACTION_REPEAT = 50  # 20 steps an episode
@@ -44,7 +44,7 @@ def environments():
 def test_a_policy_sees_each_trial_from_reset_to_its_last_reward(environments):
     policy = Recorder(3)
     steps = []
-    returns = run_trials(policy, environments, trials=2, on_step=lambda *where: steps.append(where))
+    returns = run_trials([Cohort(policy, environments)], trials=2, on_step=lambda *where: steps.append(where))
     assert policy.events == 2 * (["begin"] + 19 * ["act", "receive"] + ["act", "last"])
     assert steps == [(trial, step) for trial in range(2) for step in range(20)]
     rewards = np.array(policy.rewards)
@@ -58,9 +58,34 @@ def test_a_policy_sees_each_trial_from_reset_to_its_last_reward(environments):
 
 
 def test_a_trial_is_repeatable_and_differs_from_the_next(environments):
-    first, again = (run_trials(Recorder(3), environments, trials=2) for _ in range(2))
+    first, again = (run_trials([Cohort(Recorder(3), environments)], trials=2) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first)) == 6
+
+
+def test_cohorts_take_turns_and_each_environment_does_what_it_does_alone():
+    def cohorts(*seeds):
+        return [
+            Cohort(Recorder(len(part), seed=part[0]), make_environments(CARTPOLE, part, ACTION_REPEAT))
+            for part in seeds
+        ]
+
+    together = cohorts([0, 1], [2, 3, 4])
+    order = []
+    for name, cohort in zip("ab", together, strict=True):
+        step = cohort.step
+        cohort.step = lambda step=step, name=name: order.append(name) or step()
+    returns = run_trials(together, trials=2)
+    assert order == ["a", "b"] * 2 * 20
+    alone = [run_trials(cohorts(part), trials=2) for part in ([0, 1], [2, 3, 4])]
+    np.testing.assert_array_equal(returns, np.concatenate(alone))
+
+
+def test_cohorts_must_end_together():
+    lengths = (50, 100)
+    cohorts = [Cohort(Recorder(1), make_environments(CARTPOLE, [0], repeat)) for repeat in lengths]
+    with pytest.raises(ArgumentError, match="1 of 2 cohorts ended at step 9 of trial 0"):
+        run_trials(cohorts, trials=1)
 
 
 def test_the_random_policy_is_uniform_and_seeded():
@@ -78,7 +103,7 @@ def test_the_random_policy_is_uniform_and_seeded():
 def test_random_returns_on_walker_are_those_known_of_dm_control():
     # Uniform actions score about 24 of 1000 on walker run.
     environments = make_environments(parse_task("walker_run"), seeds=range(8))
-    returns = run_trials(RandomPolicy(8, 6, seed=0), environments, trials=1)
+    returns = run_trials([Cohort(RandomPolicy(8, 6, seed=0), environments)], trials=1)
     environments.close()
     assert 18 < returns.mean() < 32
 
@@ -95,7 +120,7 @@ def test_a_bad_action_is_named_before_it_is_taken(environments, action, message)
     policy = Recorder(3)
     policy.act = lambda observation: action
     with pytest.raises(ArgumentError, match=message):
-        run_trials(policy, environments, trials=1)
+        run_trials([Cohort(policy, environments)], trials=1)
     assert not policy.rewards
 
 
@@ -105,10 +130,10 @@ def test_episodes_of_different_lengths_are_refused():
         autoreset_mode=AutoresetMode.DISABLED,
     )
     with pytest.raises(ArgumentError, match="1 of 2 environments ended at step 3 of trial 0"):
-        run_trials(Recorder(2), environments, trials=1)
+        run_trials([Cohort(Recorder(2), environments)], trials=1)
     environments.close()
 
 
 def test_at_least_one_trial(environments):
     with pytest.raises(ArgumentError, match="trials is 0"):
-        run_trials(Recorder(3), environments, trials=0)
+        run_trials([Cohort(Recorder(3), environments)], trials=0)

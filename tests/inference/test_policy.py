@@ -113,6 +113,16 @@ def test_starting_over_forgets_everything():
     assert np.abs(behind_prompt - first).max() > 1e-2
 
 
+def test_twins_share_their_prompt_and_nothing_else():
+    policy, _ = hidden_task_policy()
+    policy.start_over(random_steps(batch=1, length=20, valid=17))
+    twin = policy.twin()
+    first = roll_out(policy).action
+    np.testing.assert_array_equal(roll_out(twin).action, first)
+    np.testing.assert_array_equal(roll_out(policy.twin()).action, first)
+    assert twin._prefix is policy._prefix
+
+
 @cache
 def first_actions(prompt_chunk: int | None = None, cache_dtype: str | None = None):
     """The first actions of a policy with a prompt, and the policy's cache of the prompt."""

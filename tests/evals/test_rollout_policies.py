@@ -1,4 +1,4 @@
-"""What stands in the context before the first trial."""
+"""Who rolls out where, and what stands in the context before the first trial."""
 
 from dataclasses import replace
 
@@ -8,9 +8,8 @@ import pytest
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.run import EvaluationConfig
-from evals import dmc_returns
-from evals.dmc_returns import read_prompt, rollout_mesh
+from evals import rollout_policies
+from evals.rollout_policies import RolloutPlan, read_prompt
 from experiments.pipeline import resolve
 from experiments.presets import PRESETS
 from tests.data.synthetic import TASK, random_store
@@ -34,18 +33,22 @@ def test_a_prompt_ascends_below_the_target_and_aims_at_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "prompts", "environments", "expected"),
+    ("cores", "prompt_tokens", "environments", "expected"),
     [
-        (2, 0, 16, {"data": 2, "ring": 1}),
-        (2, 3, 16, {"data": 1, "ring": 2}),
-        (4, 0, 6, {"data": 2, "ring": 1}),
+        (2, 0, 16, ({"data": 1, "ring": 1}, 2)),
+        (2, 3000, 16, ({"data": 1, "ring": 1}, 2)),
+        (2, 30_000, 16, ({"data": 1, "ring": 2}, 1)),
+        (4, 0, 12, ({"data": 3, "ring": 1}, 2)),
+        (4, 0, 10, ({"data": 1, "ring": 1}, 2)),
+        (1, 0, 3, ({"data": 1, "ring": 1}, 1)),
     ],
 )
-def test_simulated_devices_roll_out_as_many_as_there_are_cores(
-    monkeypatch, cores, prompts, environments, expected
+def test_simulated_devices_leave_a_core_to_the_environments_unless_the_prompt_is_long(
+    monkeypatch, cores, prompt_tokens, environments, expected
 ):
-    monkeypatch.setattr(dmc_returns, "usable_cores", lambda: cores)
-    evaluation = EvaluationConfig(trials=4, prompt_trajectories=prompts, environments=environments)
-    mesh = rollout_mesh(make_mesh(MeshShape(ring=8)), evaluation)
-    assert {name: mesh.shape[name] for name in ("data", "ring")} == expected
-    assert mesh.size == expected["data"] * expected["ring"]
+    monkeypatch.setattr(rollout_policies, "usable_cores", lambda: cores)
+    plan = RolloutPlan.of(make_mesh(MeshShape(ring=8)), environments, prompt_tokens)
+    sizes, policies = expected
+    assert {name: plan.mesh.shape[name] for name in sizes} == sizes
+    assert plan.mesh.size == sizes["data"] * sizes["ring"]
+    assert plan.policies == policies
