@@ -1,4 +1,4 @@
-"""Writes constraints.txt: the exact version of everything that ``.[dev]`` brings, on both Pythons.
+"""Writes constraints.txt: the exact version of everything that ``EXTRAS`` bring, on both Pythons.
 
 Run by ``make constraints`` as ``constraints.py PYTHON3.11 PYTHON3.12``; uses the standard library
 alone. Versions that differ between the two carry a marker. Only names and versions are written, so
@@ -11,16 +11,19 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = "dev,minari"
+"""Those that are small; torch, CUDA and the like follow the machine."""
 HEADER = "# Written by `make constraints`; Python 3.11 and 3.12 differ where a line has a marker.\n"
 
 
 def resolve(python: str) -> dict[str, str]:
-    """Package -> version after installing ``.[dev]`` into a new environment of this Python."""
+    """Package -> version after installing ``EXTRAS`` into a new environment of this Python."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
         # setuptools by name: an environment of Python 3.11 begins with an old one, which pip would keep.
-        subprocess.run([*pip, "install", "--quiet", "-U", "setuptools", "-e", f"{ROOT}[dev]"], check=True)
+        project = f"{ROOT}[{EXTRAS}]"
+        subprocess.run([*pip, "install", "--quiet", "-U", "setuptools", "-e", project], check=True)
         freeze = [*pip, "freeze", "--all", "--exclude-editable", "--exclude", "pip"]
         lines = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     return dict(line.split("==") for line in lines)

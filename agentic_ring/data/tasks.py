@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,12 +127,18 @@ def load_environment(task: Task, seed: int) -> Environment:
     without a display its default would fail on import.
     """
     os.environ.setdefault("MUJOCO_GL", "disabled")
+    logging.getLogger("absl").addFilter(_not_about_dm_controls_models)
     # What follows is slow to import, and must come after the line above.
     if task.name in task.domain.own_tasks:
         return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
     from dm_control import suite
 
     return suite.load(task.domain.name, task.name, task_kwargs={"random": seed})
+
+
+def _not_about_dm_controls_models(record: logging.LogRecord) -> bool:
+    """False of what MuJoCo says of an attribute in dm_control's cheetah.xml, once for every environment."""
+    return "'settotalmass' is deprecated" not in record.getMessage()
 
 
 def flatten_observation(observation: Mapping[str, np.ndarray | float]) -> np.ndarray:

@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,9 @@ def test_unknown_names_list_the_known_ones():
 def test_flattening_keeps_the_order_of_the_entries():
     observation = {"b": np.array([[1.0, 2.0]]), "a": 3.0}
     np.testing.assert_array_equal(flatten_observation(observation), [1, 2, 3])
+
+
+def test_a_new_cheetah_does_not_repeat_what_mujoco_says_of_its_model(caplog):
+    load_environment(parse_task("cheetah_run"), seed=0)
+    logging.getLogger("absl").warning("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
