@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentic_ring.data.chains import ChainConfig
 from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -62,6 +63,11 @@ class RunConfig:
     evaluation: EvaluationConfig
     target: float
     """Return that the trials aim at: ``target_quantile`` of the training returns."""
+
+    @property
+    def decisions(self) -> int:
+        """Of a trial."""
+        return parse_task(self.task).domain.decisions(self.chains.action_repeat)
 
 
 def load_config(directory: Path) -> RunConfig:

@@ -36,7 +36,6 @@ from data_prep.folders import collector_folder, data_root
 from data_prep.ledger import LABEL, Ledger
 from data_prep.relabel import Relabeller
 from data_prep.schedule import PLANS, Job, Schedule, round_generator
-from data_prep.vector_environments import decisions_of
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
 
@@ -178,7 +177,7 @@ def _fill_replay(job: Job, domain: Domain, action_repeat: int, ledgers: dict[str
     before = [(ledger, label) for ledger, label in labelled if label["job"] in used]
     size = len(before) + job.episodes
     seen = domain.observation_dim + job.skills
-    decisions = decisions_of(domain, action_repeat)
+    decisions = domain.decisions(action_repeat)
     replay = Replay(size, decisions, seen, domain.action_dim, len(job.reward_tasks))
     names = [task.name for task in job.reward_tasks]
     relabeller = Relabeller(domain, names) if names else None

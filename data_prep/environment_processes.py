@@ -18,7 +18,7 @@ import numpy as np
 from agentic_ring.data.tasks import Domain, Task
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from data_prep.vector_environments import VectorEnvironments, decisions_of
+from data_prep.vector_environments import VectorEnvironments
 
 
 class Environments(Protocol):
@@ -70,7 +70,7 @@ class _EnvironmentProcesses:
         action_repeat: int,
         processes: int,
     ):
-        self.decisions = decisions_of(domain, action_repeat)
+        self.decisions = domain.decisions(action_repeat)
         bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
         self._shares = [slice(*pair) for pair in pairwise(bounds)]
         context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads

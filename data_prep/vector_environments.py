@@ -8,11 +8,6 @@ from agentic_ring.data.tasks import Domain, Task, flatten_observation, load_envi
 from agentic_ring.data.trajectories import Episode, make_episode
 
 
-def decisions_of(domain: Domain, action_repeat: int) -> int:
-    """Actions that an episode takes if each is held for ``action_repeat`` control steps."""
-    return -(-domain.episode_steps // action_repeat)
-
-
 class VectorEnvironments:
     """E environments that start together and, as no task ends early, end together.
 
@@ -39,7 +34,7 @@ class VectorEnvironments:
     @property
     def decisions(self) -> int:
         """Actions that an episode takes."""
-        return decisions_of(self.domain, self.action_repeat)
+        return self.domain.decisions(self.action_repeat)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Starts one episode in every environment; the seed fixes its initial state.

@@ -118,7 +118,7 @@ def roll_out(
       task, action_repeat, evaluation: of the environments and trials.
     """
     share = evaluation.environments // len(policies)
-    decisions = -(-task.domain.episode_steps // action_repeat)
+    decisions = task.domain.decisions(action_repeat)
     environments = [
         make_environments(task, range(first, first + share), action_repeat)
         for first in range(evaluation.first_seed, evaluation.first_seed + evaluation.environments, share)

@@ -87,7 +87,6 @@ class HiddenRollouts:
     def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh):
         self._config = config
         self._task = task
-        self._decisions = -(-task.domain.episode_steps // config.chains.action_repeat)
         self._model, self._params, self._mesh = model, params, mesh
 
     def returns(self, condition: Condition) -> np.ndarray:
@@ -121,7 +120,7 @@ class HiddenRollouts:
         return np.concatenate(parts)
 
     def _plan(self, evaluation: EvaluationConfig) -> RolloutPlan:
-        tokens = evaluation.prompt_trajectories * self._decisions * TOKENS_PER_STEP
+        tokens = evaluation.prompt_trajectories * self._config.decisions * TOKENS_PER_STEP
         return RolloutPlan.of(self._mesh, evaluation.environments, tokens)
 
     def _policy(self, evaluation: EvaluationConfig, plan: RolloutPlan) -> InContextPolicy:
@@ -133,7 +132,7 @@ class HiddenRollouts:
             scaling,
             scaling.return_scale,
             evaluation.environments // plan.policies,
-            self._decisions * evaluation.trials,
+            self._config.decisions * evaluation.trials,
         )
 
     def _roll_out(

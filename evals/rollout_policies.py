@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from agentic_ring.data.chains import ChainLoader
 from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
@@ -64,7 +63,7 @@ class RolloutPlan:
 
 def plan_of(config: RunConfig, mesh: Mesh) -> RolloutPlan:
     """How a run is rolled out that was trained on ``mesh``."""
-    tokens = config.evaluation.prompt_trajectories * _decisions(config) * TOKENS_PER_STEP
+    tokens = config.evaluation.prompt_trajectories * config.decisions * TOKENS_PER_STEP
     return RolloutPlan.of(mesh, config.evaluation.environments, tokens)
 
 
@@ -91,7 +90,7 @@ def in_context_policies(
         config.scaling,
         config.target,
         evaluation.environments // plan.policies,
-        _decisions(config) * evaluation.trials,
+        config.decisions * evaluation.trials,
         prompt,
         prompt_chunk,
     )
@@ -132,7 +131,3 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     fields = loader.load(plan, slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
     return ChainSteps(**steps)
-
-
-def _decisions(config: RunConfig) -> int:
-    return -(-parse_task(config.task).domain.episode_steps // config.chains.action_repeat)

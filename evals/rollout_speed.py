@@ -244,7 +244,7 @@ def main(
         raise ConfigError(f"model is {model!r}; it must be one of {', '.join(MODELS)}")
     simulate_cpu_devices(8)
     parsed = parse_task(task)
-    domain, length = parsed.domain, -(-parsed.domain.episode_steps // action_repeat)
+    domain, length = parsed.domain, parsed.domain.decisions(action_repeat)
     config = AgenticTransformerConfig(MODELS[model], domain.observation_dim, domain.action_dim, length)
     built = Model(config)
     params = jax.jit(built.init_params)(jax.random.key(0))

@@ -46,7 +46,7 @@ switch = tyro.conf.FlagCreatePairsOff
 
 def train_step(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> TrainStep:
     """The train step of a preset for a task on this mesh, to compile."""
-    decisions = -(-task.domain.episode_steps // action_repeat)
+    decisions = task.domain.decisions(action_repeat)
     steps = padded_length(preset.trajectories * decisions, mesh.shape["ring"], "zigzag")
     training = preset.training(preset.trajectories * decisions, mesh.shape["data"] * mesh.shape["fsdp"])
     model = preset.model(task.domain, max_timestep=decisions)
@@ -56,7 +56,7 @@ def train_step(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> Tr
 def print_plan(preset: Preset, task: Task, mesh: Mesh, absent: NamedMachine | None) -> None:
     """What ``--dry-run`` shows; the mesh is of an absent machine's devices, or of those that are here."""
     action_repeat = preset.action_repeat.get(task.domain.name, 1)
-    decisions = -(-task.domain.episode_steps // action_repeat)
+    decisions = task.domain.decisions(action_repeat)
     step = train_step(preset, task, action_repeat, mesh)
     print(f"parameters          {step.model.parameter_count():,}")
     print(

@@ -46,6 +46,10 @@ class Domain:
     force_entries: tuple[str, ...] = ()
     recorded_rewards: int = 1
 
+    def decisions(self, action_repeat: int) -> int:
+        """Actions that an episode takes if each is held for ``action_repeat`` control steps."""
+        return -(-self.episode_steps // action_repeat)
+
 
 _WALKER_OWN = ("flip", "run_backward")
 _CHEETAH_OWN = ("run_backward", "flip", "flip_backward")

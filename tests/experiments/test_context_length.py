@@ -10,7 +10,8 @@ from evals.hardware import DoesNotFitError
 from evals.results import read_results
 from evals.rows import read_rows
 from experiments import context_length
-from experiments.context_length import ContextLengthConfig, TrainedRun
+from experiments.context_curve import ContextLengthConfig
+from experiments.context_length import TrainedRun
 
 
 def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_path, capsys):
