@@ -9,7 +9,7 @@ from evals.hidden_contexts import CONTEXTS
 from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, HiddenReport
 from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, save
 
-_CURVES = {"online": ("online, all trials in context", BLUE), "no_context": ("no context", GREY)}
+_CURVES = {"online": BLUE, "no_context": GREY}
 _COLOURS = {
     BEST_ONLINE: BLUE,
     BEST_OF_NO_CONTEXT: GREY,
@@ -19,7 +19,9 @@ _COLOURS = {
     "shuffled": "#56B4E9",
     "descending": "#D55E00",
 }
-_NAMES = {
+LABELS = {
+    "online": "online, all trials in context",
+    "no_context": "no context",
     BEST_ONLINE: "best of these online",
     BEST_OF_NO_CONTEXT: "best of these without context",
     "right": "stored: right task",
@@ -28,6 +30,7 @@ _NAMES = {
     "shuffled": "stored: steps shuffled",
     "descending": "stored: descending",
 }
+"""What each condition is called where it is drawn."""
 
 
 def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
@@ -45,7 +48,7 @@ def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
     for axes, task in zip(panels, tasks, strict=True):
         found = report.intervals(task)
         trials = len(found["online"])
-        for name, (label, colour) in _CURVES.items():
+        for name, colour in _CURVES.items():
             values = [interval.value for interval in found[name]]
             axes.errorbar(
                 range(1, trials + 1),
@@ -54,7 +57,7 @@ def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
                 color=colour,
                 marker="o",
                 capsize=3,
-                label=label,
+                label=LABELS[name],
             )
         for place, name in enumerate((BEST_ONLINE, BEST_OF_NO_CONTEXT, *CONTEXTS), start=trials + 1):
             axes.errorbar(
@@ -65,7 +68,7 @@ def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
                 marker="s",
                 capsize=3,
                 linestyle="none",
-                label=_NAMES[name],
+                label=LABELS[name],
             )
         axes.set_title(task.replace("_", " "), loc="left", fontweight="bold")
         axes.set_xticks(range(1, trials + 1))

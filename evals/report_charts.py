@@ -1,105 +1,19 @@
-"""The charts of a report, each an ``<svg>`` element."""
+"""The charts of a report but for those of trials, each an ``<svg>`` element."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from evals.attention_over_trials import TrialAttention
 from evals.evaluation_record import EvaluationRecord
 from evals.inline_svg import INK, chart
-from evals.intervals import Interval
-from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_data_returns, draw_loss, error_bars
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_data_returns, draw_loss
 from evals.results import Figure
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK)
-_STYLES = ("-", "--", "-.", ":")
-_TRIAL = re.compile(r"(?P<curve>.+)/trial_(?P<number>\d+)")
-MODEL_CURVE = "return"
-REFERENCES = {
-    "return/data_best": ("best of the data", INK, "--"),
-    "return/target": ("target", INK, (0, (1, 3))),
-    "return/data_median": ("median of the data", GREY, "-."),
-    "return/random_policy": ("random policy", GREY, ":"),
-}
-"""Figures that a trial is judged by: label, colour, line."""
-
-
-def trial_curves(figures: Sequence[Figure]) -> dict[str, list[tuple[int, Figure]]]:
-    """(number of the trial, figure) of every curve, in order; the model's own comes first.
-
-    ``return/trial_2`` belongs to the curve ``return``, ``return/control/shuffled/trial_2`` to
-    ``return/control/shuffled``.
-    """
-    curves: dict[str, list[tuple[int, Figure]]] = {}
-    for figure in figures:
-        match = _TRIAL.fullmatch(figure.name)
-        if match:
-            curves.setdefault(match["curve"], []).append((int(match["number"]), figure))
-    ordered = sorted(curves, key=lambda name: name != MODEL_CURVE)
-    return {name: sorted(curves[name], key=lambda point: point[0]) for name in ordered}
-
-
-def curve_label(curve: str) -> str:
-    """``return/control/other_task`` -> ``control: other task``."""
-    if curve == MODEL_CURVE:
-        return "the model"
-    return curve.removeprefix("return/").replace("/", ": ").replace("_", " ")
-
-
-def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) -> str | None:
-    """Every curve over the trials with its intervals, between the lines they are judged by; None if none.
-
-    Args:
-      figures: of the run.
-      run: its name.
-      top: the highest return that the axis must hold, where runs are to be compared.
-    """
-    curves = trial_curves(figures)
-    if not curves:
-        return None
-    named = {figure.name: figure for figure in figures}
-    references = {
-        name: style for name, style in REFERENCES.items() if name in named and MODEL_CURVE in curves
-    }
-    parts: list[str] = []
-    lines = len(curves) + len(references)
-    described = "; ".join(
-        f"{curve_label(name)}: {', '.join(f'{figure.value:.4g}' for _, figure in points)}"
-        for name, points in curves.items()
-    )
-    with chart(parts, f"Return of each trial of {run}. {described}", 225 + 8 * lines) as axes:
-        for index, (name, points) in enumerate(curves.items()):
-            intervals = [Interval(figure.value, figure.low, figure.high, figure.n) for _, figure in points]
-            main = name == MODEL_CURVE
-            # Beside each other, so that no interval hides another one.
-            numbers = np.array([number for number, _ in points]) + 0.06 * index
-            axes.errorbar(
-                numbers,
-                [interval.value for interval in intervals],
-                yerr=error_bars(intervals),
-                color=COLOURS[index % len(COLOURS)],
-                linestyle=_STYLES[index // len(COLOURS) % len(_STYLES)],
-                marker="o",
-                markersize=5 if main else 3.5,
-                linewidth=2 if main else 1.2,
-                capsize=3,
-                label=curve_label(name),
-                zorder=3 if main else 2,
-            )
-        for name, (label, colour, line) in references.items():
-            value = named[name].value
-            axes.axhline(value, color=colour, linestyle=line, linewidth=1.3, label=f"{label}, {value:.4g}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
-        axes.set_xlabel("trial")
-        unit = next(iter(curves.values()))[0][1].unit
-        axes.set_ylabel(f"mean {unit}; bars: 95%")
-        _legend(axes)
-    return parts[0]
 
 
 def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
@@ -114,7 +28,7 @@ def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None
         axes.set_ylabel("loss")
         if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
             axes.set_yscale("log")
-        _legend(axes)
+        legend(axes)
     return parts[0]
 
 
@@ -130,7 +44,7 @@ def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) ->
         for name, (label, line) in marks.items():
             if name in named:
                 axes.axvline(named[name], color=INK, linestyle=line, label=f"{label}, {named[name]:.4g}")
-        _legend(axes)
+        legend(axes)
     return parts[0]
 
 
@@ -167,7 +81,7 @@ def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> st
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("share of the attention; thin: if it were even")
-        _legend(axes, columns=min(len(names), 4))
+        legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
@@ -186,7 +100,7 @@ def attention_course(attention: TrialAttention, first_trial: int, run: str) -> s
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("decision of the last trial")
         axes.set_ylabel("share of the attention")
-        _legend(axes, columns=min(len(names), 4))
+        legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
@@ -209,5 +123,6 @@ def _source_colour(index: int, first_trial: int) -> str:
     return COLOURS[(index - bool(first_trial)) % len(COLOURS)]
 
 
-def _legend(axes, columns: int = 2) -> None:
+def legend(axes: Axes, columns: int = 2) -> None:
+    """Below the chart."""
     axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)

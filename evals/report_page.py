@@ -10,8 +10,10 @@ import jinja2
 import numpy as np
 
 from evals.attention_over_trials import TrialAttention
-from evals.report_charts import attention_chart, attention_course, data_chart, loss_chart, trials_chart
+from evals.hidden_report import POOLED
+from evals.report_charts import attention_chart, attention_course, data_chart, loss_chart
 from evals.report_run import ReportedRun
+from evals.report_trials import trials_charts, trials_of_tasks
 from evals.results import Figure, short_number
 
 TILES = {
@@ -20,7 +22,7 @@ TILES = {
     "return/random_policy": "random policy",
     "return/data_best": "best of the data",
 }
-"""What stands at the top; a run without them shows its first figures."""
+"""What stands at the top of a run that is told its task."""
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
@@ -46,8 +48,15 @@ def page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
-    tasks = list(dict.fromkeys(str(run.results.config.get("task", run.name)) for run in runs))
+    tasks = list(dict.fromkeys(map(_task, runs)))
     return ", ".join(tasks) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(tasks)}"
+
+
+def _task(run: ReportedRun) -> str:
+    """What the run is about, in words."""
+    config = run.results.config
+    task, hidden = str(config.get("task", run.name)), config.get("chains", {}).get("hidden_tasks")
+    return f"{task.removesuffix(f'_{hidden[0]}')}, hidden task: {' or '.join(hidden)}" if hidden else task
 
 
 def _top(runs: Sequence[ReportedRun]) -> float | None:
@@ -61,15 +70,13 @@ def _top(runs: Sequence[ReportedRun]) -> float | None:
 def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
     """What the template reads of one run."""
     results, attention, first_trial = run.results, run.attention, run.prompt_trajectories
-    named = {figure.name: figure for figure in results.figures}
-    tiles = [named[name] for name in TILES if name in named] or list(results.figures[:4])
     return {
         "name": run.name,
         "results": results,
-        "tiles": [(TILES.get(figure.name, figure.name), figure) for figure in tiles],
+        "tiles": _tiles(results.figures),
         "missing": run.missing,
         "film": run.film,
-        "trials": trials_chart(results.figures, run.name, top),
+        "trials": trials_charts(results.figures, run.name, top),
         "data": run.record and data_chart(run.record, results.figures, run.name),
         "attention": attention and attention_chart(attention, first_trial, run.name),
         "course": attention and attention_course(attention, first_trial, run.name),
@@ -77,6 +84,24 @@ def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
         "even_back": attention and _even_back(attention),
         "config": json.dumps(results.config, indent=2),
     }
+
+
+def _tiles(figures: Sequence[Figure]) -> list[tuple[str, Figure]]:
+    """(label, figure) of what stands at the top; the first figures of a run that is of another kind."""
+    named = {figure.name: figure for figure in figures}
+    labels = TILES
+    if named.keys() >= {f"{POOLED}/online/trial_1", f"{POOLED}/right", f"{POOLED}/wrong"}:
+        last = max(
+            number for task in trials_of_tasks(figures) for number, _ in task.curves[f"{task.name}/online"]
+        )
+        labels = {
+            f"{POOLED}/online/trial_{last}": "last trial, share of the target",
+            f"{POOLED}/online/trial_1": "first trial",
+            f"{POOLED}/right": "behind the right task",
+            f"{POOLED}/wrong": "behind another task",
+        }
+    found = [(label, named[name]) for name, label in labels.items() if name in named]
+    return found or [(figure.name, figure) for figure in figures[:4]]
 
 
 def _looking_back(attention: TrialAttention) -> np.ndarray:

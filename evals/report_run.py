@@ -107,10 +107,7 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         missing["loss"] = f"{path} holds no losses" if path.exists() else f"{path} does not exist"
     record = read_record(directory)
     if record is None:
-        missing["record"] = (
-            f"{directory / FILE_NAME} does not exist: it is written when the trials are rolled out. "
-            "The run's own command, given again, evaluates again without training again"
-        )
+        missing["record"] = _why_no_record(directory, results)
         attention, film, prompt = None, None, 0
     else:
         config = load_config(directory)
@@ -118,6 +115,15 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         attention = part("attention", lambda: run_attention(directory, config, record))
         film = part("film", lambda: filmstrip(config, record))
     return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
+
+
+def _why_no_record(directory: Path, results: Results) -> str:
+    if results.config.get("chains", {}).get("hidden_tasks"):
+        return f"{directory} is of hidden tasks, whose many rollouts are kept as returns alone"
+    return (
+        f"{directory / FILE_NAME} does not exist: it is written when the trials are rolled out. "
+        "The run's own command, given again, evaluates again without training again"
+    )
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:

@@ -12,13 +12,16 @@ from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
 from evals import report
-from evals.report_charts import curve_label, trial_curves
+from evals.hidden_contexts import CONTEXTS
+from evals.hidden_report import HiddenReport
 from evals.report_page import page
 from evals.report_run import ReportedRun, filmstrip, read_run
+from evals.report_trials import curve_label, trials_of_tasks
 from evals.results import Figure, Results, read_results, short_number, write_results
 from tests.evals.conftest import SmallRun
 
@@ -165,10 +168,41 @@ def test_curves_are_found_by_their_names():
         "loss/final",
         "return/last_trial",
     )
-    curves = trial_curves([Figure(name, 1.0, "return") for name in names])
-    assert list(curves) == ["return", "return/control/b"]
-    assert [number for number, _ in curves["return"]] == [2, 10]
+    (task,) = trials_of_tasks([Figure(name, 1.0, "return") for name in names])
+    assert list(task.curves) == ["return", "return/control/b"]
+    assert [number for number, _ in task.curves["return"]] == [2, 10]
+    assert task.points == {}
     assert curve_label("return/control/no_context") == "control: no context"
+
+
+def test_hidden_tasks_have_a_chart_each_with_their_controls(reported):
+    found = {
+        "online": np.array([[1.0, 3.0], [2.0, 4.0]]),
+        "no_context": np.array([[1.0, 2.0], [2.0, 1.0]]),
+        **{name: np.array([[value], [value + 1]]) for value, name in enumerate(CONTEXTS)},
+    }
+    figures = HiddenReport({"left": found, "right": found}, {"left": 4.0, "right": 4.0}, 0).figures()
+    tasks = trials_of_tasks(figures)
+    assert [task.name for task in tasks] == ["left", "right", "pooled"]
+    assert list(tasks[0].curves) == ["left/online", "left/no_context"]
+    assert [name.removeprefix("left/") for name in tasks[0].points] == [
+        *(*CONTEXTS, "online_best", "no_context_best")
+    ]
+    results = replace(
+        reported.results,
+        config={"task": "maze_left", "chains": {"hidden_tasks": ["left", "right"]}},
+        figures=tuple(figures),
+    )
+    parsed = Page(page([replace(reported, results=results)]))
+    for words in (
+        "Left: trials",
+        "Pooled: trials",
+        "last trial, share of the target",
+        "stored: another task",
+    ):
+        assert words in parsed.words
+    charts = [attrs["aria-label"] for tag, attrs in parsed.elements if tag == "svg" and "aria-label" in attrs]
+    assert sum("stored: right task: 0.5;" in label for label in charts) == 2
 
 
 @pytest.mark.parametrize(
