@@ -131,7 +131,7 @@ def load_environment(task: Task, seed: int) -> Environment:
     without a display its default would fail on import.
     """
     os.environ.setdefault("MUJOCO_GL", "disabled")
-    logging.getLogger("absl").addFilter(_not_about_dm_controls_models)
+    logging.getLogger("absl").addFilter(_concerns_users)
     # What follows is slow to import, and must come after the line above.
     if task.name in task.domain.own_tasks:
         return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
@@ -140,9 +140,15 @@ def load_environment(task: Task, seed: int) -> Environment:
     return suite.load(task.domain.name, task.name, task_kwargs={"random": seed})
 
 
-def _not_about_dm_controls_models(record: logging.LogRecord) -> bool:
-    """False of what MuJoCo says of an attribute in dm_control's cheetah.xml, once for every environment."""
-    return "'settotalmass' is deprecated" not in record.getMessage()
+_OF_NO_CONCERN = (
+    "'settotalmass' is deprecated",  # MuJoCo on dm_control's cheetah.xml, once for every environment
+    "Failed to converge after",  # a start of Jaco's arm that dm_control then draws anew
+)
+
+
+def _concerns_users(record: logging.LogRecord) -> bool:
+    """False of warnings that nobody who uses the environments can do anything about."""
+    return not any(words in record.getMessage() for words in _OF_NO_CONCERN)
 
 
 def flatten_observation(observation: Mapping[str, np.ndarray | float]) -> np.ndarray:
