@@ -7,7 +7,7 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.models.agentic_transformer import token_positions
 from agentic_ring.training.state import Model
 from evals.attention_over_trials import attention_over_trials, rollout_chain
-from evals.dmc_returns import read_prompt
+from evals.rollout_policies import read_prompt
 from tests.evals.conftest import DECISIONS, SmallRun
 
 TRAJECTORIES, PROMPT = 5, 2
