@@ -25,7 +25,7 @@ from agentic_ring.progress import progress
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
-from evals.environments import make_environments
+from evals.environments import shared_environments
 from evals.evaluation_record import RecordingPolicy, Rollout
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure, figure_table
@@ -117,12 +117,10 @@ def roll_out(
       name: of the policy, for the progress bar.
       task, action_repeat, evaluation: of the environments and trials.
     """
-    share = evaluation.environments // len(policies)
     decisions = task.domain.decisions(action_repeat)
-    environments = [
-        make_environments(task, range(first, first + share), action_repeat)
-        for first in range(evaluation.first_seed, evaluation.first_seed + evaluation.environments, share)
-    ]
+    environments = shared_environments(
+        task, evaluation.first_seed, evaluation.environments, len(policies), action_repeat
+    )
     recorded = RecordingPolicy(policies[0], environments[0])
     cohorts = [
         Cohort(policy, each) for policy, each in zip((recorded, *policies[1:]), environments, strict=True)

@@ -107,3 +107,19 @@ def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) 
         [partial(make_environment, task, seed, action_repeat) for seed in seeds],
         autoreset_mode=AutoresetMode.DISABLED,
     )
+
+
+def shared_environments(
+    task: Task, first_seed: int, environments: int, parts: int, action_repeat: int
+) -> list[SyncVectorEnv]:
+    """So many environments in equal parts, each as ``make_environments`` makes them.
+
+    Args:
+      task, action_repeat: see there.
+      first_seed: of the first environment; the others have the next ones.
+      environments: of all parts together, a multiple of ``parts``.
+      parts: each to be stepped by itself.
+    """
+    share = environments // parts
+    firsts = range(first_seed, first_seed + environments, share)
+    return [make_environments(task, range(first, first + share), action_repeat) for first in firsts]

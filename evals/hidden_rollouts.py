@@ -17,12 +17,11 @@ from agentic_ring.data.hidden_tasks import hidden_sampler
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.inference import InContextPolicy
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.state import Model, Params
 from evals.dmc_returns import roll_out
 from evals.hidden_contexts import CONTEXTS, Context, StoredContexts
-from evals.rollout_policies import RolloutPlan, with_twins
+from evals.rollout_policies import RolloutPlan, plan_of, with_twins
 from evals.trials import TrialPolicy
 
 PROMPTS = 4
@@ -120,8 +119,7 @@ class HiddenRollouts:
         return np.concatenate(parts)
 
     def _plan(self, evaluation: EvaluationConfig) -> RolloutPlan:
-        tokens = evaluation.prompt_trajectories * self._config.decisions * TOKENS_PER_STEP
-        return RolloutPlan.of(self._mesh, evaluation.environments, tokens)
+        return plan_of(replace(self._config, evaluation=evaluation), self._mesh)
 
     def _policy(self, evaluation: EvaluationConfig, plan: RolloutPlan) -> InContextPolicy:
         scaling = self._config.scaling.of(self._task.name)

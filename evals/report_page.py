@@ -91,9 +91,8 @@ def _tiles(figures: Sequence[Figure]) -> list[tuple[str, Figure]]:
     named = {figure.name: figure for figure in figures}
     labels = TILES
     if named.keys() >= {f"{POOLED}/online/trial_1", f"{POOLED}/right", f"{POOLED}/wrong"}:
-        last = max(
-            number for task in trials_of_tasks(figures) for number, _ in task.curves[f"{task.name}/online"]
-        )
+        pooled = next(task for task in trials_of_tasks(figures) if task.name == POOLED)
+        last, _ = pooled.curves[f"{POOLED}/online"][-1]
         labels = {
             f"{POOLED}/online/trial_{last}": "last trial, share of the target",
             f"{POOLED}/online/trial_1": "first trial",

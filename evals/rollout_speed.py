@@ -38,7 +38,7 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTran
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.progress import say
 from agentic_ring.training.state import Model
-from evals.environments import make_environments
+from evals.environments import shared_environments
 from evals.rollout_policies import context_bytes
 from evals.rollout_scene import EncodedAgain, Scene, compare_actions
 from evals.rows import write_rows
@@ -112,14 +112,6 @@ class Timing:
     decisions: int
     turns: int
 
-    def environments(self, policies: Sequence[TrialPolicy], environments: int) -> list[SyncVectorEnv]:
-        """So many environments, shared out over the policies."""
-        share = environments // len(policies)
-        return [
-            make_environments(self.task, range(first, first + share), self.action_repeat)
-            for first in range(0, environments, share)
-        ]
-
     def stepper(
         self, policies: Sequence[TrialPolicy], environments: Sequence[SyncVectorEnv]
     ) -> Callable[[], np.ndarray]:
@@ -160,7 +152,10 @@ def measure(scene: Scene, timing: Timing, trajectories: int, encode_again: bool)
     scene.live_through(policies, scene.trials - 1)
     by_chance = [RandomPolicy(scene.environments, scene.domain.action_dim, 0)]
     rivals: list[Sequence[TrialPolicy]] = [by_chance, policies]
-    environments = [timing.environments(rival, scene.environments) for rival in rivals]
+    environments = [
+        shared_environments(timing.task, 0, scene.environments, len(rival), timing.action_repeat)
+        for rival in rivals
+    ]
     try:
         functions: list[Callable[[], Any]] = [*map(timing.stepper, rivals, environments)]
         if again is not None:
