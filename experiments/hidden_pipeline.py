@@ -1,6 +1,5 @@
 """The stages of a hidden-task run, but for training, which is ``pipeline.train_on_store``."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from evals.plots import plot_loss
 from evals.results import Results, write_results
 from evals.rows import write_rows
 from experiments.hidden_presets import TOP_FRACTION
+from experiments.pipeline import decisions_of
 from experiments.presets import Preset
 
 ENVIRONMENTS = 32
@@ -54,10 +54,8 @@ def resolve_hidden(
         raise ConfigError(f"hidden tasks {', '.join(tasks)}: one is named twice")
     evaluation = EvaluationConfig(trials=preset.trials, environments=ENVIRONMENTS)
     with TrajectoryStore.open(store_path) as store:
-        held = int(np.gcd.reduce(store.action_repeats))
-        action_repeat = math.gcd(held, preset.action_repeat.get(domain.name, 1))
+        action_repeat, longest = decisions_of(store, preset.action_repeat.get(domain.name, 1))
         scaling = measure_hidden_scaling(store, tasks, action_repeat, evaluation.target_quantile)
-        longest = -(-int(store.lengths.max()) // action_repeat)
     model = preset.model(domain, max_timestep=longest)
     return RunConfig(
         task=first.full_name,

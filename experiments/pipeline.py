@@ -49,18 +49,28 @@ class DataFacts:
     target: float
 
 
+def decisions_of(store: TrajectoryStore, wanted: int) -> tuple[int, int]:
+    """Control steps of a decision, and decisions of the longest trajectory.
+
+    Args:
+      store: whose actions were each held for some control steps.
+      wanted: control steps of a decision; a divisor of it where the data's actions change more often.
+    """
+    action_repeat = math.gcd(store.held_steps, wanted)
+    return action_repeat, -(-int(store.lengths.max()) // action_repeat)
+
+
 def measure_data(
     store_path: Path, task: Task, action_repeats: Mapping[str, int], target_quantile: float
 ) -> DataFacts:
     """Reads a store once; decisions last as long as the preset has them for the domain, or less."""
     with TrajectoryStore.open(store_path) as store:
-        held = int(np.gcd.reduce(store.action_repeats))
-        action_repeat = math.gcd(held, action_repeats.get(task.domain.name, 1))
+        action_repeat, longest = decisions_of(store, action_repeats.get(task.domain.name, 1))
         returns = store.returns(task.name)[store.learnable]
         return DataFacts(
             action_repeat,
             measure_scaling(store, task.name, action_repeat),
-            longest=-(-int(store.lengths.max()) // action_repeat),
+            longest,
             target=float(np.quantile(returns, target_quantile)),
         )
 

@@ -8,20 +8,18 @@
 Targets, weights and positions follow from these; ``PackedRow`` derives them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from agentic_ring.data.failsafe_file import FailsafeFile
 from agentic_ring.data.packing import PackedRow
-from agentic_ring.data.sealed_file import FileKind, check_seal, verify_seal
+from agentic_ring.data.sealed_file import FileKind
+from agentic_ring.data.sealed_reader import SealedReader
 from agentic_ring.data.sealed_writer import sealed_writer
 from agentic_ring.data.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, StoreError
@@ -109,7 +107,7 @@ def packed_writer(path: Path, description: PackedDescription, length: int) -> It
         yield PackedWriter(file, target, length)
 
 
-class PackedRows:
+class PackedRows(SealedReader):
     """Read access to packed rows; a context manager.
 
     Attributes:
@@ -117,24 +115,7 @@ class PackedRows:
       length: tokens of a row, T.
     """
 
-    def __init__(self, path: Path):
-        """Use ``open``, which checks the file."""
-        self.path = path
-        self._header = check_seal(path, PACKED)
-        try:
-            self._file = h5py.File(path, "r")
-            self._read_tables()
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); delete it and {PACKED.rewrite}") from error
-
-    @classmethod
-    def open(cls, path: Path | str) -> PackedRows:
-        """Opens a file for reading and checks its version, size, arrays and shapes.
-
-        Raises:
-          StoreError: the file is missing, cut short, of another version, or lacks an array.
-        """
-        return cls(Path(path))
+    kind = PACKED
 
     def _read_tables(self) -> None:
         attributes = self._file.attrs
@@ -152,16 +133,6 @@ class PackedRows:
         if len(set(shapes.values())) != 1:
             raise ValueError(f"its arrays have shapes {shapes}, expected one")
         self._count, self.length = shapes["tokens"]
-
-    def __enter__(self) -> PackedRows:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the file for itself: HDF5 handles cannot be shared."""
-        return PackedRows, (self.path,)
 
     def __len__(self) -> int:
         """Rows R."""
@@ -196,18 +167,6 @@ class PackedRows:
           StoreError: a row is damaged.
         """
         return sum(int(self[index].weight().sum()) for index in range(len(self)))
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def verify(self) -> None:
-        """Reads every byte.
-
-        Raises:
-          StoreError: something differs from what was written.
-        """
-        verify_seal(self.path, PACKED, self._header)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Checks that the rows were made with this tokenizer.

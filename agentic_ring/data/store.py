@@ -21,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed_file import FileKind, check_seal, verify_seal
+from agentic_ring.data.sealed_file import FileKind
+from agentic_ring.data.sealed_reader import SealedReader
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
 from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError
@@ -63,7 +62,7 @@ class StoredEpisode:
     source: str
 
 
-class TrajectoryStore:
+class TrajectoryStore(SealedReader):
     """Read access to a store; a context manager.
 
     Attributes:
@@ -76,24 +75,7 @@ class TrajectoryStore:
       sources: [E] file names.
     """
 
-    def __init__(self, path: Path):
-        """Use ``open``, which checks the file."""
-        self.path = path
-        self._header = check_seal(path, STORE)
-        try:
-            self._file = h5py.File(path, "r")
-            self._read_tables()
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); delete it and {STORE.rewrite}") from error
-
-    @classmethod
-    def open(cls, path: Path | str) -> TrajectoryStore:
-        """Opens a store for reading and checks its version, size, arrays and shapes.
-
-        Raises:
-          StoreError: the file is missing, cut short, of another version, or lacks an array.
-        """
-        return cls(Path(path))
+    kind = STORE
 
     def _read_tables(self) -> None:
         self.domain: Domain = domain_named(str(self._file.attrs["domain"]))
@@ -120,20 +102,6 @@ class TrajectoryStore:
         names = [*EPISODE_DTYPES, *(f"rewards/{task}" for task in self.tasks)]
         return {name: self._array(name) for name in names}
 
-    def __enter__(self) -> TrajectoryStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the file for itself: HDF5 handles cannot be shared."""
-        return TrajectoryStore, (self.path,)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
     @property
     def num_episodes(self) -> int:
         """E."""
@@ -144,13 +112,18 @@ class TrajectoryStore:
         """Whether a policy acted in each episode, so that it may be imitated: bool [E]."""
         return np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
 
+    @property
+    def held_steps(self) -> int:
+        """The most control steps for which all actions are held."""
+        return int(np.gcd.reduce(self.action_repeats))
+
     def require_held(self, action_repeat: int) -> None:
         """Checks that decisions of ``action_repeat`` steps can be read from the episodes.
 
         Raises:
           DataError: some actions are not held for so long.
         """
-        held = int(np.gcd.reduce(self.action_repeats))
+        held = self.held_steps
         if held % action_repeat:
             raise DataError(
                 f"the trajectories hold an action for {held} steps, so decisions of {action_repeat} "
@@ -166,7 +139,7 @@ class TrajectoryStore:
         for name in self._row_arrays():
             for episode in range(self.num_episodes):
                 self._rows(name, episode, 0, int(self.lengths[episode]) + 1)
-        verify_seal(self.path, STORE, self._header)
+        super().verify()
 
     @cached_property
     def _returns(self) -> dict[str, np.ndarray]:
