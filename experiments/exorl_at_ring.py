@@ -76,6 +76,7 @@ def main(
     ] = None,
     num_trajectories: Annotated[int | None, left_out(metavar="N")] = None,
     action_repeat: Annotated[int | None, left_out(metavar="STEPS")] = None,
+    updates: Annotated[int | None, left_out(metavar="N")] = None,
     ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
     loss_extent: Literal["last", "all"] = "last",
     seed: int = 0,
@@ -101,6 +102,7 @@ def main(
         preset's.
       action_repeat: Control steps that a decision lasts, at most as many as the data holds its actions;
         with 1 a trajectory is as long as the paper's, 4,000 tokens. Default: the preset's.
+      updates: Of the optimiser, over which the learning rate falls. Default: the preset's.
       ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
       loss_extent: Trajectories of a chain whose actions are imitated: the last and best one, or all that
         a policy acted in.
@@ -132,6 +134,8 @@ def main(
     parsed = parse_task(task)
     if action_repeat is not None:
         chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
+    if updates is not None:
+        chosen = chosen.with_updates(updates)
     absent = None if hardware is None else machine(hardware)
     devices = jax.devices() if absent is None else absent.describe().devices
     mesh = make_mesh(shape_with_ring(ring, len(devices)), devices)

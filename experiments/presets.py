@@ -52,6 +52,12 @@ class Preset:
             raise ConfigError(f"an action repeat of {steps} was asked for; a decision lasts at least 1 step")
         return replace(self, action_repeat={**self.action_repeat, domain.name: steps})
 
+    def with_updates(self, count: int) -> "Preset":
+        """The same with so many updates; the learning rate falls over all of them."""
+        if count < 1:
+            raise ConfigError(f"{count} updates were asked for; give at least 1")
+        return replace(self, updates=count)
+
     def training(self, chain_steps: int, batch_shards: int, seed: int = 0) -> TrainConfig:
         """How long and how to train on chains of ``chain_steps``, batches spread over ``batch_shards``."""
         chains = self.tokens_per_update / (chain_steps * TOKENS_PER_STEP)

@@ -91,6 +91,8 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
 
     with pytest.raises(ConfigError, match=r"other settings \(.*seed"):
         exorl_at_ring.main("cartpole_swingup", data=data, output=run, seed=1)
+    with pytest.raises(ConfigError, match=r"other settings \(training.steps\)"):
+        exorl_at_ring.main("cartpole_swingup", data=data, output=run, updates=5)
     assert read_results(run / "results.json") == again
 
 
@@ -123,6 +125,11 @@ def test_an_action_repeat_of_1_gives_whole_trajectories(tiny_demo, tmp_path, cap
     assert "tokens a sequence   8,000 = 2 trajectories x 1000 steps x 4 tokens" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="an action repeat of 0 was asked for"):
         exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, action_repeat=0)
+
+
+def test_no_updates_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="0 updates were asked for"):
+        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, updates=0)
 
 
 def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
