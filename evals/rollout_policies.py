@@ -22,6 +22,7 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
+from agentic_ring.progress import progress
 from agentic_ring.provenance import usable_cores
 from agentic_ring.run import RunConfig
 from agentic_ring.training.state import Model, Params
@@ -79,10 +80,6 @@ def in_context_policies(
       prompt_chunk: steps of the prompt read at a time; see ``InContextPolicy``.
     """
     evaluation, plan = config.evaluation, plan_of(config, mesh)
-    prompt = None
-    if evaluation.prompt_trajectories:
-        with TrajectoryStore.open(config.store) as store:
-            prompt = read_prompt(store, config, plan.mesh.shape["ring"])
     policy = InContextPolicy(
         model,
         params,
@@ -91,9 +88,13 @@ def in_context_policies(
         config.target,
         evaluation.environments // plan.policies,
         config.decisions * evaluation.trials,
-        prompt,
-        prompt_chunk,
+        prompt_chunk=prompt_chunk,
     )
+    if evaluation.prompt_trajectories:
+        with TrajectoryStore.open(config.store) as store:
+            prompt = read_prompt(store, config, plan.mesh.shape["ring"])
+        with progress("reading the prompt, decisions", prompt.position.shape[1]) as advance:
+            policy.start_over(prompt, lambda done: advance(done, ""))
     return with_twins(policy, plan.policies)
 
 

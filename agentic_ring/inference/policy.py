@@ -5,7 +5,7 @@ sharded along the sequence over the ring. The prompt has a cache of its own, of 
 environments read: its size does not depend on how many there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,15 +141,17 @@ class InContextPolicy:
         empty = jax.jit(partial(fresh, copies), static_argnums=0, out_shardings=shardings(rules))
         first = jax.jit(first_row, out_shardings=shardings(replace(rules, batch=())))
 
-        def prefill(chunks: Sequence[ChainSteps]) -> KVCache:
+        def prefill(chunks: Sequence[ChainSteps], advance: Callable[[int], None]) -> KVCache:
             """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
-            steps = sum(chunk.position.shape[1] for chunk in chunks)
-            cache = empty(_prompt_slots(steps, ring))
+            ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
+            cache = empty(_prompt_slots(ends[-1], ring))
             encode = encoders[len(chunks) == 1]
-            for chunk in chunks:
+            for chunk, end in zip(chunks, ends, strict=True):
                 cache = encode(
                     self._weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache
                 )
+                jax.block_until_ready(cache)
+                advance(end)
             return first(cache)
 
         def act(
@@ -171,11 +173,20 @@ class InContextPolicy:
         )
         self.start_over(prompt)
 
-    def start_over(self, prompt: ChainSteps | None) -> None:
-        """Forgets all trials and the prompt, and reads another one, [1, S] as for the constructor."""
+    def start_over(
+        self, prompt: ChainSteps | None, advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Forgets all trials and the prompt, and reads another one.
+
+        Args:
+          prompt: as for the constructor.
+          advance: called with the number of its steps that have been read, after each chunk.
+        """
         self._prompt_end = _End.of(prompt)
-        with jax.set_mesh(self._mesh):
-            self._prefix = None if prompt is None else self._prefill(_chunks(prompt, self._prompt_chunk))
+        self._prefix = None
+        if prompt is not None:
+            with jax.set_mesh(self._mesh):
+                self._prefix = self._prefill(_chunks(prompt, self._prompt_chunk), advance)
         self._forget_trials()
 
     def twin(self) -> "InContextPolicy":

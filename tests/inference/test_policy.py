@@ -125,24 +125,28 @@ def test_twins_share_their_prompt_and_nothing_else():
 
 @cache
 def first_actions(prompt_chunk: int | None = None, cache_dtype: str | None = None):
-    """The first actions of a policy with a prompt, and the policy's cache of the prompt."""
+    """The first actions of a policy with a prompt, the policy's cache of it, and how reading went."""
     model = Model(tiny_config(layers=1))
     params = jax.jit(model.init_params)(jax.random.key(0))
     mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
     prompt = random_steps(batch=1, length=20, valid=17)
     policy = InContextPolicy(
-        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 4, prompt, prompt_chunk, cache_dtype
+        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 4, None, prompt_chunk, cache_dtype
     )
+    read: list[int] = []
+    policy.start_over(prompt, read.append)
     policy.begin_trial()
-    return policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)), policy._prefix
+    return policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)), policy._prefix, read
 
 
 @pytest.mark.parametrize(
     ("options", "tolerance"), [({"prompt_chunk": 8}, 2e-6), ({"cache_dtype": "int8"}, 5e-3)], ids=str
 )
 def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options, tolerance):
-    expected, _ = first_actions()
-    actions, prefix = first_actions(**options)
+    expected, _, read_at_once = first_actions()
+    actions, prefix, read = first_actions(**options)
+    assert read_at_once == [20]
+    assert read == ([8, 16, 20] if "prompt_chunk" in options else [20])
     np.testing.assert_allclose(actions, expected, atol=tolerance)
     assert np.abs(np.diff(actions, axis=1)).max() > 0.01
     assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
