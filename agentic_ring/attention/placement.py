@@ -85,8 +85,7 @@ def place(
 
     Raises:
       MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
-        divide the heads.
-      ArgumentError: the mesh does not divide the batch.
+        divide the heads or the batch.
     """
     mesh = _usable_mesh(mesh)
     sizes = {} if mesh is None else {axis: size for axis, size in mesh.shape.items() if size > 1}

@@ -30,7 +30,9 @@ def empty_state(q: jax.Array) -> SoftmaxState:
 def with_sinks(state: SoftmaxState, sinks: jax.Array) -> SoftmaxState:
     """The state after one more key a head, of score ``sinks`` [N] and value 0 (arXiv 2508.10925)."""
     logsumexp = jnp.logaddexp(state.logsumexp, sinks.astype(jnp.float32))
-    return SoftmaxState(state.output * jnp.exp(state.logsumexp - logsumexp)[..., None], logsumexp)
+    # Of nothing but a sink that is switched off, -inf, there is no sum to divide by.
+    total = jnp.where(jnp.isneginf(logsumexp), 0.0, logsumexp)
+    return SoftmaxState(state.output * jnp.exp(state.logsumexp - total)[..., None], logsumexp)
 
 
 def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:

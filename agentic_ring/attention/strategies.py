@@ -99,8 +99,8 @@ class Sharded:
             q, k, v, query, key = jax.tree.map(
                 lambda x: to_layout(x, self.layout, axis), (q, k, v, query, key)
             )
-        consecutive = self.layout == "contiguous" and query.positions is None
-        transport = self._transport(axis, q.shape[1], consecutive)
+        alike = self.layout == "contiguous" and query.positions is None and q.shape[1] == k.shape[1]
+        transport = self._transport(axis, k.shape[1], alike)
         tiled = query.positions is None and scores.dropout is None and self._tiles(axis, transport, q, k)
         if not tiled and query.positions is None and (self.mask.by_position or scores.dropout is not None):
             query, key = _placed(self.layout, axis, q, k, query, key)
@@ -108,13 +108,13 @@ class Sharded:
         output = attend(route, q, k, v, sinks, query, key, scores)
         return from_layout(output, self.layout, axis) if moved else output
 
-    def _transport(self, axis: RingAxis, block: int, consecutive: bool) -> Transport:
-        """How blocks of this many tokens travel; ``consecutive``: in the order of their positions."""
+    def _transport(self, axis: RingAxis, block: int, alike: bool) -> Transport:
+        """How blocks of this many keys travel; ``alike``: a device's queries stand where its keys do."""
         if axis.size == 1:
             return Ring(axis)
         if self.gather:
             return AllGather(axis)
-        if self.mask.window is not None and consecutive and not self.mask.prefix:
+        if self.mask.window is not None and alike and not self.mask.prefix:
             before = -(-(self.mask.window - 1) // block)
             after = 0 if self.mask.causal else before
             if before + after < axis.size - 1:

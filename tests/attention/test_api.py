@@ -128,6 +128,19 @@ def test_more_keys_than_queries(arrays, strategy, has_positions):
     )
 
 
+@pytest.mark.parametrize("layout", ["auto", "contiguous"])
+def test_a_windows_keys_are_found_where_queries_and_keys_are_not_as_many(arrays, layout):
+    """The last device's one query looks back at keys that are all on the first device."""
+    q, k, v = arrays[0][:, :4], *arrays[1:]
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    mask = MaskSpec(causal=True, window=2)
+    assert_equal(
+        lambda q, k, v: attention(q, k, v, mesh=mesh, mask=mask, strategy="ring", layout=layout),
+        [q, k, v],
+        mask=mask,
+    )
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_ring_attention_within_shard_map(arrays, check_vma):
     """With keys that are the same on every device of the data axis, their gradient is still whole."""

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.attention.softmax import SoftmaxState, merge
+from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, with_sinks
 
 
 def state(scores: np.ndarray, values: np.ndarray) -> SoftmaxState:
@@ -49,3 +49,9 @@ def test_an_empty_piece_changes_nothing():
     some, empty = state(np.array([3.0, -1.0]), np.eye(2)), state(np.zeros(0), np.zeros((0, 2)))
     for merged in (merge(some, empty), merge(empty, some)):
         jax.tree.map(np.testing.assert_array_equal, merged, some)
+
+
+def test_a_sink_that_is_switched_off_leaves_an_empty_row_at_0():
+    state = with_sinks(empty_state(jnp.ones((1, 3, 2, 4))), jnp.array([-jnp.inf, 0.5]))
+    np.testing.assert_array_equal(state.output, 0)
+    np.testing.assert_array_equal(state.logsumexp[0, 0], [-jnp.inf, 0.5])
