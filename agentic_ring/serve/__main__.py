@@ -57,6 +57,8 @@ def main(
     """
     if places < 0 or max_body < 1:
         raise ConfigError(f"--places is {places} and --max-body {max_body}; give at least 0 and 1")
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"--port is {port}; give one of 0 to 65535")
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise ConfigError("the server needs two more packages: pip install 'agentic_ring[serve]'")
     # Only now: an installation without the extra gets the message above.

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -90,6 +91,10 @@ def make_app(
             if abandoned.is_set():
                 raise AbandonedError
 
+        def leave(task: asyncio.Task) -> None:
+            abandoned.set()
+            turns.leave(task)
+
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
         if body.stream:
             pieces: asyncio.Queue[str] = asyncio.Queue()
@@ -99,17 +104,17 @@ def make_app(
                 if text:
                     loop.call_soon_threadsafe(pieces.put_nowait, text)
 
-            task = turns.start(lambda: writer.write(job, on_text, alive), abandoned)
-            events = _events(task, pieces, kind, head, abandoned)
+            task = turns.start(lambda: writer.write(job, on_text, alive))
+            events = _events(task, pieces, kind, head, partial(leave, task))
             return StreamingResponse(events, media_type="text/event-stream")
-        task = turns.start(lambda: writer.write(job, alive=alive), abandoned)
+        task = turns.start(lambda: writer.write(job, alive=alive))
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=LOOKS_FOR_CLIENT_EVERY)
                 if await request.is_disconnected():
                     raise AbandonedError
         finally:
-            abandoned.set()
+            leave(task)
         written = task.result()
         choices = [_choice(kind, index, each, with_likeliest) for index, each in enumerate(written)]
         return JSONResponse({**head, "object": kind, "choices": choices, "usage": _usage(job, written)})
@@ -123,9 +128,9 @@ async def _events(
     pieces: asyncio.Queue[str],
     kind: Kind,
     head: dict[str, Any],
-    abandoned: threading.Event,
+    leave: Callable[[], None],
 ) -> AsyncIterator[str]:
-    """Server-sent events: the answer in pieces, why it ended, and ``[DONE]``."""
+    """Server-sent events: the answer in pieces, why it ended, and ``[DONE]``; then it calls ``leave``."""
     chat = kind == "chat.completion"
     head = head | {"object": "chat.completion.chunk" if chat else kind}
 
@@ -147,7 +152,7 @@ async def _events(
         logging.getLogger(__name__).exception("a stream broke off")
         yield f"data: {json.dumps(_error(_OUR_FAULT, 'server_error'))}\n\n"
     finally:
-        abandoned.set()
+        leave()
     yield "data: [DONE]\n\n"
 
 

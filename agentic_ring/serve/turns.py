@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -37,10 +36,11 @@ class Turns:
         self._lock = asyncio.Lock()
         self._places = places
         self._inside = 0
+        self._waiting: set[asyncio.Task] = set()
         self._seconds = 1.0
 
-    def start(self, work: Callable[[], Result], abandoned: threading.Event) -> asyncio.Task[Result]:
-        """Queues work, which is left undone if it is abandoned before its turn.
+    def start(self, work: Callable[[], Result]) -> asyncio.Task[Result]:
+        """Queues work; ``leave`` takes it back.
 
         Raises:
           BusyError: too many wait.
@@ -48,21 +48,27 @@ class Turns:
         if self._inside > self._places:
             raise BusyError(self._places, max(1, math.ceil(self._seconds)))
         self._inside += 1
-        task = asyncio.create_task(self._in_turn(work, abandoned))
-        task.add_done_callback(self._leave)
+        task = asyncio.create_task(self._in_turn(work))
+        self._waiting.add(task)
+        task.add_done_callback(self._ended)
         return task
 
-    async def _in_turn(self, work: Callable[[], Result], abandoned: threading.Event) -> Result:
+    def leave(self, task: asyncio.Task) -> None:
+        """Nobody wants the work any more: its place is free at once, unless it is under way."""
+        if task in self._waiting:
+            task.cancel()
+
+    async def _in_turn(self, work: Callable[[], Result]) -> Result:
         async with self._lock:
-            if abandoned.is_set():
-                raise AbandonedError
+            self._waiting.discard(asyncio.current_task())
             started = time.monotonic()
             try:
                 return await asyncio.to_thread(work)
             finally:
                 self._seconds = time.monotonic() - started
 
-    def _leave(self, task: asyncio.Task) -> None:
+    def _ended(self, task: asyncio.Task) -> None:
         self._inside -= 1
+        self._waiting.discard(task)
         if not task.cancelled():
             task.exception()  # looked at, for whoever asked may be gone

@@ -340,6 +340,8 @@ def test_the_command_says_what_is_missing(folder, monkeypatch):
         main(folder, max_context=CONTEXT + 1)
     with pytest.raises(ConfigError, match="--places is -1"):
         main(folder, places=-1)
+    with pytest.raises(ConfigError, match="--port is 70000"):
+        main(folder, port=70_000)
     # As an import finds a package that is not there.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[serve\]'"):
