@@ -43,6 +43,8 @@ def first_process_first(name: str) -> Iterator[None]:
     """
     if jax.process_index() != 0:
         multihost_utils.sync_global_devices(name)
-    yield
-    if jax.process_index() == 0:
-        multihost_utils.sync_global_devices(name)
+    try:
+        yield
+    finally:  # where the first one fails, the others meet the same error, not an endless wait
+        if jax.process_index() == 0:
+            multihost_utils.sync_global_devices(name)

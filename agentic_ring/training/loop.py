@@ -164,15 +164,17 @@ def run_updates(
         for step in range(first + 1, config.steps + 1):
             batch = next(batches)
             state, measured = update(state, batch)
-            loss = float(measured["loss"])
-            if not math.isfinite(loss):
-                raise NonFiniteLossError(_non_finite_message(step, loss, checkpoints.last_step))
+            values = {name: float(value) for name, value in measured.items()}
+            # A gradient may overflow where the loss does not, and would spoil the next checkpoint.
+            for name, value in values.items():
+                if not math.isfinite(value):
+                    raise NonFiniteLossError(_non_finite_message(step, name, value, checkpoints.last_step))
+            loss = values["loss"]
             recent.append(loss)
             now = time.monotonic()
             tokens_per_second = tokens(batch) / (now - clock)
             clock = now
             if step % config.log_every == 0 or step == config.steps:
-                values = {name: float(value) for name, value in measured.items()}
                 values |= {"learning_rate": learning_rate(step), "tokens_per_second": tokens_per_second}
                 metrics.write(step, values)
             if step % config.checkpoint_every == 0 or step == config.steps:
@@ -183,9 +185,9 @@ def run_updates(
     return state
 
 
-def _non_finite_message(step: int, loss: float, last_step: int | None) -> str:
+def _non_finite_message(step: int, name: str, value: float, last_step: int | None) -> str:
     back = f"the last good checkpoint is step {last_step}" if last_step else "there is no checkpoint yet"
     return (
-        f"the loss is {loss} at step {step}; {back}. Lower the learning rate or the clipping norm of the "
-        "preset and start anew with --no-resume"
+        f"the {name.replace('_', ' ')} is {value} at step {step}; {back}. Lower the learning rate or the "
+        "clipping norm of the preset and start anew in another folder"
     )

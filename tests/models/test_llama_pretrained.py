@@ -107,6 +107,17 @@ def test_a_model_on_a_mesh_is_saved_in_several_files_and_read_from_them(tmp_path
     np.testing.assert_allclose(compute(load(tmp_path / "to")), logits("two_key_heads"), atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000)], ids=["fewer files", "more files"])
+def test_a_model_that_is_saved_over_another_is_the_one_that_is_read(sizes, tmp_path, monkeypatch):
+    old = load(write_model(tmp_path / "from"))
+    new = jax.tree.map(lambda x: 2 * x, old)
+    for model, size in zip((old, new), sizes, strict=True):
+        monkeypatch.setattr(pretrained, "SHARD_BYTES", size)
+        save_pretrained(model, tmp_path / "to")
+    again = load(tmp_path / "to")
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(new))
+
+
 def test_weights_are_stored_and_used_in_the_dtype_that_is_asked_for(tmp_path):
     model = load(write_model(tmp_path), dtype="bfloat16")
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(model)} == {"bfloat16"}
@@ -219,7 +230,7 @@ def missing_shard(folder: Path) -> None:
         (setting(rope_scaling={"rope_type": "linear"}), "has no factor"),
         (setting(attention_bias=True), "sets attention_bias"),
         (setting(hidden_act="gelu"), "hidden_act 'gelu'; only silu"),
-        (setting(torch_dtype="int4"), "int4"),
+        (setting(torch_dtype="int4"), "unknown dtype 'int4'; choose one of: float32"),
         (setting(num_key_value_heads=3), "kv_heads 3 does not divide heads 4"),
         (
             setting(intermediate_size=40),

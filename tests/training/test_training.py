@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from agentic_ring.errors import CheckpointError, NonFiniteLossError
+from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import read_metrics
 from tests.data.synthetic import random_store
 from tests.training.worker import train_tiny
@@ -102,8 +106,18 @@ def test_it_learns(store, tmp_path):
     assert np.mean(measured[-5:]) < 0.8 * np.mean(measured[:5])
 
 
+def test_a_gradient_that_is_no_number_stops_the_run_before_it_is_saved(store, tmp_path):
+    def cusp(model, steps):
+        """The slope of a root at 0 is infinite, its value is not."""
+        weights = jax.tree.leaves(nnx.state(model, nnx.Param))
+        return action_loss(model, steps) + jnp.sqrt(0.0 * weights[0].sum())
+
+    with pytest.raises(NonFiniteLossError, match="the gradient norm is nan at step 1; there is no"):
+        train_tiny(store, tmp_path / "run", steps=2, checkpoint_every=1, loss=cusp)
+
+
 def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
-    message = r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"
+    message = r"the (loss|gradient norm) is (nan|inf) at step \d+; the last good checkpoint is step \d+"
     with pytest.raises(NonFiniteLossError, match=message):
         train_tiny(store, tmp_path / "run", steps=400, learning_rate=1e30)
 

@@ -21,7 +21,7 @@ from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog
-from agentic_ring.training.state import Model, OptimizerConfig
+from agentic_ring.training.state import Loss, Model, OptimizerConfig
 from tests.data.synthetic import DOMAIN, TASK
 
 STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
@@ -34,6 +34,7 @@ def train_tiny(
     learning_rate: float = 1e-2,
     data: int = 1,
     checkpoint_every: int = 2,
+    loss: Loss = action_loss,
 ) -> np.ndarray:
     """Trains with a ring over all devices that ``data`` leaves; returns all weights as one array."""
     mesh = make_mesh(MeshShape(data=data))
@@ -53,11 +54,11 @@ def train_tiny(
             sampler = StratifiedSampler(opened.returns(TASK), loader.learnable, 2, 0.5, seed=0)
             model = Model(
                 AgenticTransformerConfig(
-                    STACK, DOMAIN.observation_dim, DOMAIN.action_dim, loader.max_timestep
+                    STACK, DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())
                 )
             )
             batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
-            state = train(config, model, action_loss, batches, mesh, checkpoints, metrics)
+            state = train(config, model, loss, batches, mesh, checkpoints, metrics)
     finally:
         metrics.close()
         checkpoints.close()

@@ -53,6 +53,8 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
         raise DataError(f"{file} has hidden_act {fields['hidden_act']!r}; only silu is supported")
     try:
         return _config(fields, context)
+    except UnknownNameError:
+        raise
     except KeyError as error:
         raise DataError(f"{file} has no {error.args[0]}, which a llama needs") from error
     except (TypeError, ValueError) as error:
@@ -67,7 +69,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         fields = json.loads(file.read_text())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(
             f"{file} does not exist; give the folder of a model as Hugging Face lays it out: config.json, "
             "*.safetensors and tokenizer.json"
@@ -89,6 +91,8 @@ def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
     rope = _rope(fields)
     query_scaling = fields.get("query_scaling")
     stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if stored not in _DTYPES:
+        raise UnknownNameError("dtype", str(stored), tuple(_DTYPES))
     return LlamaConfig(
         TransformerConfig(
             width=fields["hidden_size"],

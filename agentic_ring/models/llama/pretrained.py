@@ -180,6 +180,8 @@ def save_pretrained(model: Llama, path: str | Path, context: int | None = None) 
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors)
         _write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+    # What an earlier model of another size left would be read in place of this one.
+    (path / (SINGLE if len(shards) > 1 else INDEX)).unlink(missing_ok=True)
     made_for = context or getattr(config.transformer.rope_scaling, "original_context", 2048)
     _write_json(path / "config.json", config_fields(config, made_for, dtypes[0]))
 
