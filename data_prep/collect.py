@@ -75,6 +75,8 @@ class CollectConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from agentic_ring.errors import DataError
 from data_prep.episode_files import EpisodeFile, episode_file
 from data_prep.folders import REWARD_FREE_SUFFIX, collector_folder
+from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 
 # ExoRL's config.yaml: the loader's size in transitions, and the processes that share it out.
 _LOADER_TRANSITIONS = 1_000_000
@@ -35,18 +36,23 @@ def source_folders(root: Path, domain: str, collector: str) -> list[Path]:
 def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, str]]]:
     """The episode files in the order of collection, and (file, reason) of each that is misnamed.
 
+    In a folder of ``data_prep.collect`` a file without a label is of a round that has not ended: it is
+    left for later.
+
     Raises:
       DataError: a collection's labels are damaged.
     """
     sources: list[Source] = []
     misnamed: list[tuple[Path, str]] = []
     for folder in folders:
-        labels = _read_labels(folder)
+        labels, collected = _read_labels(folder), (folder / SETTINGS_FILE).exists()
         for path in sorted(folder.glob("buffer/*.npz")):
             try:
                 file = episode_file(path)
             except DataError as error:
                 misnamed.append((path, str(error)))
+                continue
+            if collected and path.name not in labels:
                 continue
             sources.append(Source(file, f"{folder.name}/{path.name}", labels.get(path.name)))
     sources.sort(key=lambda source: (source.file.path.parent, source.file.index, source.name))
@@ -78,7 +84,7 @@ def as_exorl_loads(sources: list[Source]) -> list[Source]:
 
 
 def _read_labels(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / "episodes.jsonl"
+    path = folder / LABELS_FILE
     if not path.exists():
         return {}
     try:
@@ -86,6 +92,4 @@ def _read_labels(folder: Path) -> dict[str, dict[str, Any]]:
         used = ("algorithm", "action_repeat")
         return {label["file"]: {key: label[key] for key in used} for label in labels}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is damaged ({error!r}); mend it, or remove it to convert without labels"
-        ) from None
+        raise DataError(f"{path} is damaged ({error!r}); mend it, or collect again") from None

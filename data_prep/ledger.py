@@ -10,8 +10,10 @@ A round counts as done when its labels are in ``episodes.jsonl``, which is writt
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -22,6 +24,8 @@ from agentic_ring.files import replacing
 from data_prep.episode_files import write_episode
 
 LABEL = "exorl-mini (ours)"
+SETTINGS_FILE = "collection.json"
+LABELS_FILE = "episodes.jsonl"
 
 
 class Ledger:
@@ -30,7 +34,7 @@ class Ledger:
     def __init__(self, folder: Path):
         self.folder = folder
         self.buffer = folder / "buffer"
-        self._labels_path = folder / "episodes.jsonl"
+        self._labels_path = folder / LABELS_FILE
         self._resume = folder / "resume"
 
     def begin(self, settings: dict[str, Any]) -> None:
@@ -38,13 +42,14 @@ class Ledger:
 
         Raises:
           ConfigError: it was collected with others.
+          DataError: its settings cannot be read.
         """
         self.buffer.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "collection.json"
+        path = self.folder / SETTINGS_FILE
         about = "made by data_prep.collect, no part of ExoRL"
         contents = {"label": LABEL, "about": about, "settings": settings}
         if path.exists():
-            before = json.loads(path.read_text())["settings"]
+            [before] = self._read(path, lambda text: [json.loads(text)["settings"]])
             different = {key: before.get(key) for key in settings if before.get(key) != settings[key]}
             if different:
                 raise ConfigError(
@@ -57,10 +62,14 @@ class Ledger:
         _write_text(path, json.dumps(contents, indent=1) + "\n")
 
     def labels(self) -> list[dict[str, Any]]:
-        """The labels of all finished episodes, in order."""
+        """The labels of all finished episodes, in order.
+
+        Raises:
+          DataError: they cannot be read.
+        """
         if not self._labels_path.exists():
             return []
-        return [json.loads(line) for line in self._labels_path.read_text().splitlines()]
+        return self._read(self._labels_path, lambda text: [json.loads(line) for line in text.splitlines()])
 
     def add_round(
         self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any
@@ -87,7 +96,8 @@ class Ledger:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 saved = [arrays[str(number)] for number in range(len(leaves))]
-        except (OSError, KeyError, ValueError, EOFError) as error:
+            _check_shapes(saved, leaves)
+        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(
                 f"cannot go on from {path} ({error}); remove {self.folder} and start again"
             ) from error
@@ -97,11 +107,25 @@ class Ledger:
         """Removes what only an unfinished collection needs."""
         shutil.rmtree(self._resume, ignore_errors=True)
 
+    def _read(self, path: Path, parse: Callable[[str], list[Any]]) -> list[Any]:
+        try:
+            return parse(path.read_text())
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is damaged ({error!r}); mend it, or remove {self.folder} and start again"
+            ) from error
+
     def _save_state(self, job: str, done: int, state: Any) -> None:
         path = self._resume / f"{job}_{done:06d}.npz"
         arrays = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
         with replacing(path) as beside, beside.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
+
+
+def _check_shapes(saved: list[np.ndarray], expected: list[Any]) -> None:
+    for number, (found, like) in enumerate(zip(saved, expected, strict=True)):
+        if found.shape != np.shape(like):
+            raise ValueError(f"array {number} has shape {found.shape}, expected {np.shape(like)}")
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -200,13 +200,13 @@ class _Encoder:
 
     def _texts(self, turns: Sequence[Turn]) -> list[TokenizedText]:
         parts = list(tokenize_in_parts(self._tokenizer, self._template, turns, self._config.row_length))
-        self.summary.divided += len(parts) > 1
-        self.summary.cut += sum(part.cut > 0 for part in parts)
-        self.summary.cut_tokens += sum(part.cut for part in parts)
         # The first token of a text is no target: an answer must reach further than that to count.
         learned = [part for part in parts if part.counts[1:].any()]
         if not learned:
             raise Rejected("its questions alone fill a row")
+        self.summary.divided += len(parts) > 1
+        self.summary.cut += sum(part.cut > 0 for part in parts)
+        self.summary.cut_tokens += sum(part.cut for part in parts)
         self.summary.unanswered += len(parts) - len(learned)
         self.summary.lengths.append(sum(len(part) + part.cut for part in parts))
         return learned

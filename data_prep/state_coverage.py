@@ -113,16 +113,16 @@ def collector_cells(root: Path, domain_name: str, collector: str) -> list[np.nda
     """
     domain = domain_named(domain_name)
     buffer = collector_folder(root, domain_name, collector) / "buffer"
-    files = sorted(map(episode_file, buffer.glob("*.npz")), key=lambda file: file.index)
-    if not files:
-        raise DataError(f"{buffer} holds no episodes; collect or download some first")
-    cells = []
-    for file in files:
+    cells = {}
+    for path in buffer.glob("*.npz"):
         try:
-            cells.append(cells_of(read_episode(file, domain), COORDINATES[domain_name]))
+            file = episode_file(path)
+            cells[file.index] = cells_of(read_episode(file, domain), COORDINATES[domain_name])
         except DataError as error:
-            raise DataError(f"{file.path}: {error}") from error
-    return cells
+            raise DataError(f"{path}: {error}") from error
+    if not cells:
+        raise DataError(f"{buffer} holds no episodes; collect or download some first")
+    return [cells[index] for index in sorted(cells)]
 
 
 def main(config: Annotated[CoverageConfig, tyro.conf.arg(name="")]) -> None:

@@ -18,6 +18,7 @@ from agentic_ring.data.batches import GlobalBatches
 from agentic_ring.data.hindsight import ChainPlan, Sampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
 
@@ -70,6 +71,10 @@ class ChainConfig:
     opening: int = 0
     hidden_tasks: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
+
 
 class ChainLoader:
     """Reads chosen steps of planned chains from a store.
@@ -87,7 +92,6 @@ class ChainLoader:
         self._decisions = -(-store.lengths // config.action_repeat)
         self.learnable = store.learnable
         longest = int(self._decisions.max())
-        self.max_timestep = longest
         self.length = padded_length(config.trajectories * longest, ring, config.layout)
         """Steps S of every chain, padding included."""
         self.order = order(config.layout, self.length, ring)

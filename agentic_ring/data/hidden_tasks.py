@@ -25,7 +25,8 @@ class HiddenTaskSampler:
 
     A chain of N ends with 1 to N of the best of its task, each as likely, and all of them bear loss. So
     every place of a chain bears loss, the first as well, where nothing can tell the task, behind contexts
-    of bad and of good trials, and nothing is spent on padding.
+    of bad and of good trials, and nothing is spent on padding. The best are drawn one by one: one may stand
+    in a chain twice, as a policy that does well repeats itself.
 
     Args:
       returns: float64 [E] by task.

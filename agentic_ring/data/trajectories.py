@@ -65,7 +65,7 @@ class Episode:
       action: float32 [T + 1, A].
       reward: float32 [T + 1, 1], of the task (or intrinsic reward) at recording.
       discount: float32 [T + 1, 1].
-      physics: float64 [T + 1, P], MuJoCo's qpos and qvel.
+      physics: float64 [T + 1, P], MuJoCo's qpos, qvel and, where actuators have a state, activations.
     """
 
     observation: np.ndarray

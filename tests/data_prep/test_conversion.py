@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import EpisodeFile, episode_file, write_episode
 from data_prep.episode_sources import Source, as_exorl_loads
 from data_prep.folders import collector_folder, store_path
+from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 from data_prep.vector_environments import VectorEnvironments
 
 DOMAIN = DOMAINS["cartpole"]
@@ -199,6 +201,21 @@ def test_without_any_valid_file_nothing_is_written(tmp_path, explored):
     with pytest.raises(DataError, match=r"none of the 1 files in .*no readable"):
         convert(config(tmp_path))
     assert not store_path(tmp_path, "cartpole", "rnd").exists()
+
+
+def test_episodes_of_an_unfinished_round_are_left_for_later(tmp_path, explored):
+    """Until they have labels nothing says whether a policy acted in them."""
+    folder = collector_folder(tmp_path, "cartpole", "mini_rnd")
+    for index in (0, 1):
+        write_episode(folder / "buffer", index, explored[index])
+    (folder / SETTINGS_FILE).write_text("{}")
+    first = min(path.name for path in (folder / "buffer").iterdir())
+    label = {"file": first, "algorithm": "rnd", "action_repeat": 8}
+    (folder / LABELS_FILE).write_text(json.dumps(label) + "\n")
+    summary = convert(ConvertConfig(domain="cartpole", collector="mini_rnd", data=tmp_path))
+    assert summary.episodes == 1
+    with TrajectoryStore.open(summary.store) as store:
+        assert store.sources == [f"mini_rnd/{first}"]
 
 
 def test_without_data_it_says_where_to_get_them(tmp_path):
