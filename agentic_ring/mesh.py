@@ -11,7 +11,7 @@ Axes, outermost first:
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import jax
@@ -61,6 +61,16 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
         placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     placed = placed.reshape(sizes)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_of_saved(shape: MeshShape) -> Mesh:
+    """The mesh of a run that was saved, on as many of the devices that are here as it has.
+
+    Raises:
+      MeshError: there are fewer.
+    """
+    needed = math.prod(size or 1 for size in asdict(shape).values())
+    return make_mesh(shape, jax.devices()[:needed])
 
 
 def shape_with_ring(ring: int | None, devices: int) -> MeshShape:

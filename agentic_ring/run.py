@@ -32,9 +32,10 @@ class EvaluationConfig:
     environments: int = 16
     """Environments at once, each with its own seed; the intervals are over them."""
     first_seed: int = 10_000
-    """Seed of the first environment; far from those that data is collected with."""
+    """Seed of the first environment; initial states follow from it and the trial's number."""
     target_quantile: float = 0.95
-    """Every trial aims at this quantile of the training returns, whatever comes out."""
+    """Every trial aims at this quantile of the training returns, whatever comes out: of the trajectories
+    that a policy acted in."""
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.environments < 1 or self.prompt_trajectories < 0:
@@ -42,6 +43,8 @@ class EvaluationConfig:
                 f"trials {self.trials} and environments {self.environments} must be at least 1 and "
                 f"prompt_trajectories {self.prompt_trajectories} at least 0"
             )
+        if self.first_seed < 0:
+            raise ConfigError(f"first_seed is {self.first_seed}; seeds are 0 or more")
         if not 0 <= self.target_quantile <= 1:
             raise ConfigError(f"target_quantile is {self.target_quantile}; expected a share in [0, 1]")
 

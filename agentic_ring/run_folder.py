@@ -39,7 +39,7 @@ def read_config(directory: Path, kind: type[Settings]) -> Settings:
     path = directory / "config.json"
     try:
         return pydantic.TypeAdapter(kind).validate_json(path.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"{path} does not exist; give the folder of a run, such as runs/NAME") from error
     except ValueError as error:
         raise DataError(f"{path} is not the configuration of a run: {error}") from error
@@ -71,7 +71,7 @@ def enter_directory(directory: Path, config: Dataclass, resume: bool) -> None:
             if changed:
                 raise ConfigError(
                     f"{directory} holds a run with other settings ({', '.join(changed)}). Give another "
-                    "--output, or --no-resume to move that run aside and start anew"
+                    "--output, or move that folder aside and start anew"
                 )
             return
         number = next(n for n in range(1, 10_000) if not Path(f"{directory}.{n}").exists())

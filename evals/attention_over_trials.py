@@ -25,6 +25,7 @@ from agentic_ring.models.agentic_transformer import (
 from agentic_ring.models.transformer import Block
 from agentic_ring.training.state import Model, Params
 from evals.evaluation_record import Rollout
+from evals.filmstrip import evenly_spaced
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ def attention_over_trials(
     trajectory = np.asarray(steps.trajectory[0])
     places = np.concatenate(
         [
-            _evenly_spaced(np.flatnonzero(trajectory == index), actions)
+            places[evenly_spaced(len(places), actions)]
             for index in range(first_trajectory, trajectory.max() + 1)
+            for places in (np.flatnonzero(trajectory == index),)
         ]
     )
     of_token = np.repeat(trajectory, TOKENS_PER_STEP)
@@ -145,10 +147,3 @@ def _shares(
         return block(x, positions, segment_ids, None), jnp.concatenate(parts, axis=-1).swapaxes(0, 1)
 
     return jax.lax.scan(layer, bound.tokens(steps), bound.transformer.blocks)[1]
-
-
-def _evenly_spaced(places: np.ndarray, count: int) -> np.ndarray:
-    """At most ``count`` of them, the first and the last included."""
-    if len(places) <= count:
-        return places
-    return places[np.linspace(0, len(places) - 1, count).round().astype(int)]

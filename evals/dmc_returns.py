@@ -1,6 +1,6 @@
 """Returns of a trained Agentic Transformer in dm_control: trials one after another, all in context.
 
-    python evals/dmc_returns.py --run runs/walker_run-demo
+    python evals/dmc_returns.py --run runs/walker_run-demo-seed0
 
 rolls a run's last checkpoint out again, for instance in other environments (``--first-seed``), and
 prints the returns of every trial.
@@ -20,7 +20,7 @@ from agentic_ring import cli
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import CheckpointError
-from agentic_ring.mesh import make_mesh, simulate_cpu_devices
+from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
 from agentic_ring.progress import progress
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
@@ -65,7 +65,7 @@ class ReturnReport:
                 )
                 for name, quantile in DATA_QUANTILES.items()
             ),
-            Figure("return/target", self.target, "return", n=len(self.data)),
+            Figure("return/target", self.target, "return"),
             *trial_figures(self.trials, paper),
         ]
 
@@ -138,6 +138,23 @@ def roll_out(
     return returns, recorded.rollout()
 
 
+def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:
+    """The step of a run's checkpoint.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    if (run / "checkpoints").is_dir():
+        checkpoints = Checkpoints(run / "checkpoints")
+        try:
+            step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
+        finally:
+            checkpoints.close()
+        if step is not None:
+            return step
+    raise CheckpointError(f"{run} has no checkpoint; train it first")
+
+
 def load_params(
     run: Path, config: RunConfig, mesh: Mesh, checkpoint: Literal["last", "best"] = "last"
 ) -> tuple[Params, int]:
@@ -146,13 +163,9 @@ def load_params(
     Raises:
       CheckpointError: there is none, or it does not fit the configuration.
     """
-    if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    step = checkpoint_step(run, checkpoint)
     checkpoints = Checkpoints(run / "checkpoints")
     try:
-        step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
-        if step is None:
-            raise CheckpointError(f"{run} has no checkpoint; train it first")
         optimizer = make_optimizer(config.training.optimizer, config.training.steps)
         with jax.set_mesh(mesh):
             like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
@@ -171,7 +184,7 @@ def main(
     """Rolls a trained run out again and prints the returns of every trial.
 
     Args:
-      run: Folder of the run, such as runs/walker_run-demo.
+      run: Folder of the run, such as runs/walker_run-demo-seed0.
       environments: Environments at once; as in the run if left out.
       first_seed: Seed of the first environment; as in the run if left out.
       checkpoint: The newest one, or the one with the lowest training loss.
@@ -181,7 +194,7 @@ def main(
     given = {name: value for name, value in changes.items() if value is not None}
     config = replace(config, evaluation=replace(config.evaluation, **given))
     simulate_cpu_devices(8)
-    mesh = make_mesh(config.mesh)
+    mesh = mesh_of_saved(config.mesh)
     params, step = load_params(run, config, mesh, checkpoint)
     report = evaluate_returns(config, Model(config.model), params, mesh)
     rich.print(figure_table(report.figures(), f"{config.task}, checkpoint {step}"))

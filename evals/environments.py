@@ -74,7 +74,7 @@ class PhysicsState(gymnasium.Wrapper):
         self._environment = dm_control_environment
 
     def physics_state(self) -> np.ndarray:
-        """The state as it is now, a new float64 [P]: qpos and qvel."""
+        """The state as it is now, a new float64 [P]: MuJoCo's qpos, qvel and activations."""
         return np.array(self._environment.physics.get_state(), np.float64)
 
 

@@ -8,7 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from evals.dmc_returns import trial_intervals
-from evals.hidden_rollouts import CONDITIONS, Condition
+from evals.hidden_contexts import CONTEXTS
+from evals.hidden_rollouts import CONDITIONS, PROMPTS, Condition
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure
 from evals.verdict import Verdict, in_words, judge
@@ -25,7 +26,9 @@ class HiddenReport:
     """Undiscounted returns of every condition in every task.
 
     Attributes:
-      returns: float64 [E, trials] by task and condition, all of the same environments' seeds.
+      returns: float64 [E, trials] by task and condition, all of the same environments' seeds. Behind
+        stored trajectories the first E / ``PROMPTS`` environments share a context, the next ones
+        another, ...
       targets: by task, what trials aimed at: pooled returns are in shares of it.
       first_seed: of the environments.
     """
@@ -55,9 +58,12 @@ class HiddenReport:
         }
 
     def intervals(self, task: str) -> dict[str, list[Interval]]:
-        """Each trial's mean by condition, and the mean of the best ones online and without context."""
+        """Each trial's mean by condition, and the mean of the best ones online and without context.
+
+        Environments that share a stored context are one run.
+        """
         return {
-            **{condition: trial_intervals(returns) for condition, returns in self.of(task).items()},
+            **{name: trial_intervals(_runs(name, returns)) for name, returns in self.of(task).items()},
             BEST_ONLINE: [self._best(task, "online")],
             BEST_OF_NO_CONTEXT: [self._best(task, "no_context")],
         }
@@ -120,3 +126,10 @@ class HiddenReport:
             for (environment, index), value in np.ndenumerate(returns)
             for trial in (index + 1,)
         ]
+
+
+def _runs(condition: Condition, returns: np.ndarray) -> np.ndarray:
+    """Independent runs [R, trials] of returns [E, trials]: environments, or the means behind each context."""
+    if condition not in CONTEXTS:
+        return returns
+    return returns.reshape(PROMPTS, -1, returns.shape[1]).mean(axis=1)

@@ -43,15 +43,6 @@ class Interval:
     n: int
 
 
-def interquartile_mean(scores: ArrayLike) -> float:
-    """Mean of the middle half of all scores: the floor(n/4) lowest and highest are left out.
-
-    Raises:
-      ArgumentError: no scores, or a non-finite one.
-    """
-    return float(_interquartile_means(_checked(np.reshape(np.asarray(scores, np.float64), (-1, 1)))))
-
-
 def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
     """Mean of independent runs with its bootstrap interval.
 
@@ -73,6 +64,8 @@ def interquartile_mean_interval(
     scores: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Interval:
     """Interquartile mean over runs and tasks with its stratified bootstrap interval.
+
+    It is the mean of the middle half of all scores: the floor(n/4) lowest and highest are left out.
 
     Args:
       scores: [runs, tasks]; scores of different tasks must be on one scale.

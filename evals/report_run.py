@@ -121,8 +121,8 @@ def _why_no_record(directory: Path, results: Results) -> str:
     if results.config.get("chains", {}).get("hidden_tasks"):
         return f"{directory} is of hidden tasks, whose many rollouts are kept as returns alone"
     return (
-        f"{directory / FILE_NAME} does not exist: it is written when the trials are rolled out. "
-        "The run's own command, given again, evaluates again without training again"
+        f"{directory / FILE_NAME} does not exist: the main job writes it when it rolls out, and does so "
+        "again, without training again, when its command is given again. A cell of Table 5 keeps none"
     )
 
 

@@ -120,7 +120,7 @@ def _chart(task: TaskTrials, figures: Sequence[Figure], run: str, top: float | N
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("trial")
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
+        axes.set_ylim(min(0.0, low), 1.05 * top if top is not None and MODEL_CURVE in task.curves else high)
         unit = next(iter(task.curves.values()))[0][1].unit
         axes.set_ylabel(f"{'share of the target' if unit == 'target' else f'mean {unit}'}; bars: 95%")
         legend(axes)

@@ -1,4 +1,4 @@
-"""Did the model learn in context? A verdict from intervals alone, so that no one is tempted to lean.
+"""Did the model learn in context? A verdict from figures alone, so that no one is tempted to lean.
 
 Learning in context is claimed only if all of these hold, each with 95% intervals apart:
 

@@ -43,6 +43,7 @@ class BaselineConfig:
 
     Attributes:
       learner: what is trained; None is the random policy.
+      seed: of the random policy; a learner has its own.
     """
 
     task: str
@@ -51,6 +52,7 @@ class BaselineConfig:
     data: DataFacts
     evaluation: EvaluationConfig
     learner: WindowLearner | OfflineTD3Config | None
+    seed: int = 0
 
 
 def train_windows(

@@ -22,12 +22,14 @@ class ContextLengthConfig:
 
     Attributes:
       runs: folders of the main job's runs.
+      models: by which the model of each is known again.
       checkpoint: of each of them.
       environments: at once, each with its own seed.
       first_seed: of the first environment.
     """
 
     runs: tuple[str, ...]
+    models: tuple[str, ...]
     checkpoint: Literal["last", "best"]
     environments: int
     first_seed: int

@@ -11,13 +11,12 @@ again.
 A model that was trained on chains of fewer trajectories extrapolates; the script says where.
 """
 
-import math
+import hashlib
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import jax
 import rich
 from jax.sharding import Mesh
 
@@ -25,13 +24,13 @@ from agentic_ring import cli
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes
-from agentic_ring.mesh import make_mesh, simulate_cpu_devices
+from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
 from agentic_ring.training.state import Model
-from evals.dmc_returns import load_params, roll_out
+from evals.dmc_returns import checkpoint_step, load_params, roll_out
 from evals.local_memory import check_bytes_here
 from evals.results import figure_table
 from evals.rollout_policies import context_bytes, in_context_policies, plan_of
@@ -47,18 +46,11 @@ class TrainedRun:
     mesh: Mesh
 
     @classmethod
-    def of(cls, folder: Path, settings: ContextLengthConfig) -> "TrainedRun":
-        """The run in this folder."""
+    def of(cls, folder: Path, environments: int, first_seed: int) -> "TrainedRun":
+        """The run in this folder, to be rolled out in so many environments."""
         config = load_config(folder)
-        evaluation = replace(
-            config.evaluation,
-            trials=1,
-            environments=settings.environments,
-            first_seed=settings.first_seed,
-        )
-        devices = math.prod(size or 1 for size in asdict(config.mesh).values())
-        mesh = make_mesh(config.mesh, jax.devices()[:devices])
-        return cls(folder, replace(config, evaluation=evaluation), mesh)
+        evaluation = replace(config.evaluation, trials=1, environments=environments, first_seed=first_seed)
+        return cls(folder, replace(config, evaluation=evaluation), mesh_of_saved(config.mesh))
 
     def behind(self, trajectories: int) -> RunConfig:
         """The configuration of a trial with so many trajectories in context."""
@@ -113,6 +105,12 @@ class TrainedRun:
         )
 
 
+def model_identity(folder: Path, checkpoint: Literal["last", "best"]) -> str:
+    """By which a run's model is known again: its configuration's digest, and the checkpoint's step."""
+    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8).hexdigest()
+    return f"{digest}, step {checkpoint_step(folder, checkpoint)}"
+
+
 def main(
     run: tuple[Path, ...],
     trajectories: tuple[int, ...] = (1, 4, 16, 32, 64, 128),
@@ -141,16 +139,16 @@ def main(
     if len(set(names)) < len(names):
         raise ConfigError(f"the runs {', '.join(names)} are told apart by name; give each once")
     simulate_cpu_devices(8)
-    settings = ContextLengthConfig(tuple(map(str, run)), checkpoint, environments, first_seed)
-    wanted = [
-        (TrainedRun.of(folder, settings), count) for folder in run for count in sorted(set(trajectories))
-    ]
+    runs = [TrainedRun.of(folder, environments, first_seed) for folder in run]
+    wanted = [(trained, count) for trained in runs for count in sorted(set(trajectories))]
     for trained, count in wanted:
         say(trained.describe(count))
         size = trained.context_bytes(count)
         check_bytes_here(size.prompt + size.environments, trained.mesh.size)
     if dry_run:
         return
+    models = tuple(model_identity(folder, checkpoint) for folder in run)
+    settings = ContextLengthConfig(tuple(map(str, run)), models, checkpoint, environments, first_seed)
     enter_directory(output, settings, resume=True)
     points = []
     for trained, count in wanted:

@@ -100,8 +100,9 @@ def main(
         512K tokens). Default: demo on a CPU, small on anything else.
       num_trajectories: Trajectories of a chain; more of them make the context longer. Default: the
         preset's.
-      action_repeat: Control steps that a decision lasts, at most as many as the data holds its actions;
-        with 1 a trajectory is as long as the paper's, 4,000 tokens. Default: the preset's.
+      action_repeat: Control steps that a decision lasts; fewer, and it says so, where the data's actions
+        are not held for a multiple of them. With 1 a trajectory is as long as the paper's, 4,000 tokens.
+        Default: the preset's.
       updates: Of the optimiser, over which the learning rate falls. Default: the preset's.
       ring: Devices the sequence is sharded over; the rest share the batch out. Default: all.
       loss_extent: Trajectories of a chain whose actions are imitated: the last and best one, or all that

@@ -107,7 +107,7 @@ class Baseline:
         evaluation = EvaluationConfig(trials=preset.chains.trials)
         data = measure_data(store, task, preset.chains.action_repeat, evaluation.target_quantile)
         learner = self._learner(preset, task.domain, data, seed)
-        return BaselineConfig(task.full_name, preset_name, str(store), data, evaluation, learner)
+        return BaselineConfig(task.full_name, preset_name, str(store), data, evaluation, learner, seed)
 
     def _learner(
         self, preset: TablePreset, domain: Domain, data: DataFacts, seed: int
@@ -138,7 +138,7 @@ class Baseline:
             actor = train_values(config, config.learner, directory).actor
             return ReactivePolicy(lambda seen: np.asarray(act(actor, seen[None]))[0], scaling)
         action_dim = parse_task(config.task).domain.action_dim
-        return RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed)
+        return RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)
 
     def action_repeat(self, config: BaselineConfig) -> int:
         """See ``Method``."""

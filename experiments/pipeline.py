@@ -16,6 +16,7 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.progress import say
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
 from agentic_ring.training.checkpoint import Checkpoints
@@ -57,6 +58,11 @@ def decisions_of(store: TrajectoryStore, wanted: int) -> tuple[int, int]:
       wanted: control steps of a decision; a divisor of it where the data's actions change more often.
     """
     action_repeat = math.gcd(store.held_steps, wanted)
+    if action_repeat != wanted:
+        say(
+            f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} is "
+            f"held for {store.held_steps}"
+        )
     return action_repeat, -(-int(store.lengths.max()) // action_repeat)
 
 

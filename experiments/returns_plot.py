@@ -27,9 +27,9 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
         marker="o",
         linestyle="none",
         capsize=4,
-        label=f"IQM, 95% over seeds ({table.seeds})",
+        label="IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} training seeds",
     )
-    axes.axhline(100, color=GREY, linestyle="--", label="95th percentile of the data")
+    axes.axhline(100, color=GREY, linestyle="--", label="95th percentile of the training returns")
     axes.axhline(0, color=GREY, linestyle=":", label="random policy")
     axes.set_xticks(places, [METHODS[method].title for method, _ in table.order], rotation=30, ha="right")
     axes.set_ylabel("normalised return")

@@ -133,7 +133,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
     rows += [_row("average", means, _printed(paper.exorl_averages())), _row("IQM", middles, {})]
     notes = [
         f"Return of the last trial, normalised: {FORMULA}; the reference is the 95th percentile of the "
-        "training returns, which every trial aims at too.",
+        "training returns (of trajectories that a policy acted in), which every trial aims at too.",
         f"In brackets 95% bootstrap intervals over {table.seeds} training seeds, IQM's stratified by task."
         if table.seeds > 1
         else "One training seed, so that nothing is known of the spread over seeds.",

@@ -32,9 +32,10 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
     """
     chosen = collector or _exorl_collector(domain, data) or OWN_COLLECTOR
     if chosen == OWN_COLLECTOR:
+        why = f"no ExoRL data under {data}: " if collector is None else ""
         say(
-            f"no ExoRL data under {data}: using our own exploration of {domain.name}, which is not ExoRL's "
-            "(what is missing is collected now)"
+            f"{why}using our own exploration of {domain.name}, which is not ExoRL's (what is missing is "
+            "collected now)"
         )
         config, plan = (
             CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data),

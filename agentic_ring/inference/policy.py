@@ -62,7 +62,7 @@ class InContextPolicy:
 
     Args:
       model, params: the trained model; ``params`` live on ``mesh``.
-      mesh, rules: the mesh, whose data and fsdp axes share the environments out.
+      mesh: its data and fsdp axes share the environments out.
       scaling: that of the training data.
       target: return that every trial aims at, unscaled.
       num_environments: E, a multiple of the data x fsdp devices.
@@ -89,8 +89,8 @@ class InContextPolicy:
         prompt: ChainSteps | None = None,
         prompt_chunk: int | None = None,
         cache_dtype: CacheDtype | None = None,
-        rules: ShardingRules = ShardingRules(),
     ):
+        rules = model.config.transformer.rules
         copies = mesh.shape["data"] * mesh.shape["fsdp"]
         if num_environments % copies:
             raise ConfigError(
@@ -183,7 +183,7 @@ class InContextPolicy:
           advance: called with the number of its steps that have been read, after each chunk.
         """
         self._prompt_end = _End.of(prompt)
-        self._prefix = None
+        self._prefix = self._cache = None  # freed before new ones are made
         if prompt is not None:
             with jax.set_mesh(self._mesh):
                 self._prefix = self._prefill(_chunks(prompt, self._prompt_chunk), advance)

@@ -7,7 +7,8 @@
 
 Every prompt attends to the document where it lies. What is computed depends neither on the ring, nor on
 chunks, nor on what else is in a batch: each slot of a cache carries the position of its token, and padding
-has none.
+has none. (Where a cache is kept in fewer bits than the model's, a chunk attends to its own tokens before they
+are rounded and to earlier ones after, so that there the chunk's size shows.)
 """
 
 from collections.abc import Callable, Sequence

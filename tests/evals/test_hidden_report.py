@@ -1,6 +1,7 @@
 """What the rollouts of hidden tasks come to."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from evals.hidden_contexts import CONTEXTS
 from evals.hidden_plot import plot_hidden
 from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, HiddenReport
+from evals.hidden_rollouts import PROMPTS
 
 ENVIRONMENTS, TRIALS = 8, 4
 
@@ -36,6 +38,20 @@ def test_pooled_returns_are_shares_of_each_tasks_target():
     assert [trial.value for trial in pooled["online"]] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-3)
     assert pooled["online"][0].n == ENVIRONMENTS
     assert pooled["right"][0].value == pytest.approx(0.3, abs=1e-3)
+
+
+def test_environments_behind_one_stored_context_are_one_run():
+    found = report()
+    by_context = np.repeat([0.0, 10.0, 20.0, 30.0], ENVIRONMENTS // PROMPTS)[:, None]
+    changed = {
+        name: {**returns, "right": returns["right"] + by_context} for name, returns in found.returns.items()
+    }
+    [interval] = replace(found, returns=changed).intervals("run")["right"]
+    assert interval.n == PROMPTS
+    assert interval.value == pytest.approx(45, abs=0.1)
+    # Of four means 10 apart, drawn with replacement, the lowest 2.5% lie around 33.75 and below 36.
+    assert 30 < interval.low < 36
+    assert 54 < interval.high < 60
 
 
 def test_the_best_of_trials_without_context_is_a_control():

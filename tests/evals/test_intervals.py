@@ -10,7 +10,6 @@ from evals.intervals import (
     RESAMPLES,
     Interval,
     improvement_interval,
-    interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
     wilson_interval,
@@ -52,14 +51,17 @@ def test_mean_interval_covers_the_true_mean_about_95_times_in_100():
 
 
 def test_interquartile_mean_by_hand():
-    assert interquartile_mean([0, 1, 2, 100]) == 1.5  # one score dropped at each end
-    assert interquartile_mean([5, 1, 3]) == 3  # floor(3/4) = 0 dropped
-    assert interquartile_mean([[8, -900], [2, 4], [6, 3], [900, 5]]) == (3 + 4 + 5 + 6) / 4
+    def middle(scores: list[list[float]]) -> float:
+        return interquartile_mean_interval(scores).value
+
+    assert middle([[0, 1], [2, 100]]) == 1.5  # one score dropped at each end
+    assert middle([[5, 1, 3]]) == 3  # floor(3/4) = 0 dropped
+    assert middle([[8, -900], [2, 4], [6, 3], [900, 5]]) == (3 + 4 + 5 + 6) / 4
 
 
 @given(matrices)
 def test_interquartile_mean_is_rliables(matrix):
-    assert interquartile_mean(matrix) == pytest.approx(
+    assert interquartile_mean_interval(matrix).value == pytest.approx(
         scipy.stats.trim_mean(matrix, proportiontocut=0.25, axis=None), abs=1e-9
     )
 
@@ -135,7 +137,7 @@ def test_more_confidence_makes_a_wider_interval():
         (lambda: mean_interval([[1.0]]), r"shape \(1, 1\)"),
         (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1, 0\)"),
         (lambda: mean_interval([1.0, 2.0], confidence=95), "confidence is 95"),
-        (lambda: interquartile_mean([1.0, float("inf")]), "inf"),
+        (lambda: interquartile_mean_interval([[1.0, float("inf")]]), "inf"),
         (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[runs, tasks\]"),
     ],
 )

@@ -177,9 +177,9 @@ def test_curves_are_found_by_their_names():
 
 def test_hidden_tasks_have_a_chart_each_with_their_controls(reported):
     found = {
-        "online": np.array([[1.0, 3.0], [2.0, 4.0]]),
-        "no_context": np.array([[1.0, 2.0], [2.0, 1.0]]),
-        **{name: np.array([[value], [value + 1]]) for value, name in enumerate(CONTEXTS)},
+        "online": np.tile([[1.0, 3.0], [2.0, 4.0]], (2, 1)),
+        "no_context": np.tile([[1.0, 2.0], [2.0, 1.0]], (2, 1)),
+        **{name: np.tile([[value], [value + 1.0]], (2, 1)) for value, name in enumerate(CONTEXTS)},
     }
     figures = HiddenReport({"left": found, "right": found}, {"left": 4.0, "right": 4.0}, 0).figures()
     tasks = trials_of_tasks(figures)

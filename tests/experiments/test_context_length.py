@@ -1,5 +1,8 @@
 """Return by trajectories in context: points from a run's checkpoint, kept, written and drawn."""
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,6 @@ from evals.hardware import DoesNotFitError
 from evals.results import read_results
 from evals.rows import read_rows
 from experiments import context_length
-from experiments.context_curve import ContextLengthConfig
 from experiments.context_length import TrainedRun
 
 
@@ -37,14 +39,18 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
     means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
     np.testing.assert_allclose(means, [figure.value for figure in results.figures])
     assert means[0] != means[1]  # the prompt matters
-    settings = ContextLengthConfig((str(folder),), "last", 2, 20_000)
-    planned = TrainedRun.of(folder, settings).context_bytes(8)
+    planned = TrainedRun.of(folder, 2, 20_000).context_bytes(8)
     taken = {name: int(rows[2][f"{name}_bytes"]) for name in ("prompt", "environments")}
     assert taken == vars(planned)
     assert (output / "context_length.png").read_bytes().startswith(b"\x89PNG")
 
     with pytest.raises(ConfigError, match=r"other settings \(first_seed"):
         context_length.main((folder,), (1,), environments=2, first_seed=1, output=output)
+    another = tmp_path / folder.name  # under the same name, but trained otherwise
+    shutil.copytree(folder, another)
+    write_config(another, replace(small_run.config, target=1.0))
+    with pytest.raises(ConfigError, match="models"):
+        context_length.main((another,), (1,), environments=2, output=output)
     (output / "points" / f"{folder.name}-1.json").write_text("{}")
     with pytest.raises(DataError, match="is no point of this curve"):
         measure(1)

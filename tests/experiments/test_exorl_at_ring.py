@@ -13,6 +13,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import store_path
+from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 from evals import dmc_returns
 from evals.evaluation_record import read_record
 from evals.hardware import CompilerMissingError
@@ -41,7 +42,9 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     collect(CollectConfig(domain="cartpole", collector="ou", episodes=12, output=folder))
     own = folder / "exorl" / "cartpole" / "mini_ou"
-    (own / "episodes.jsonl").unlink()  # its labels would call the actions noise, on which nothing trains
+    # Ours says that its actions are noise, which nothing imitates.
+    for name in (LABELS_FILE, SETTINGS_FILE):
+        (own / name).unlink()
     own.rename(own.with_name("rnd"))
     return folder
 

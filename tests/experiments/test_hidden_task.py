@@ -11,6 +11,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import load_config
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
+from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 from evals import hidden_rollouts
 from evals.results import read_results
 from experiments import hidden_pipeline, hidden_presets, hidden_task
@@ -24,7 +25,9 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     collect(CollectConfig(domain="cheetah", collector="ou", episodes=12, action_repeat=50, output=folder))
     own = folder / "exorl" / "cheetah" / "mini_ou"
-    (own / "episodes.jsonl").unlink()  # its labels would call the actions noise, on which nothing trains
+    # Ours says that its actions are noise, which nothing imitates.
+    for name in (LABELS_FILE, SETTINGS_FILE):
+        (own / name).unlink()
     own.rename(own.with_name("rnd"))
     return folder
 

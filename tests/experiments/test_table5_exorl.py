@@ -12,6 +12,7 @@ from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.provenance import provenance
 from data_prep.collect import CollectConfig, collect
+from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 from evals.hardware import CompilerMissingError
 from evals.intervals import Interval
 from evals.results import Figure, Results
@@ -34,7 +35,9 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     collect(CollectConfig(domain="cartpole", collector="ou", episodes=12, output=folder))
     own = folder / "exorl" / "cartpole" / "mini_ou"
-    (own / "episodes.jsonl").unlink()  # its labels would call the actions noise, which nothing imitates
+    # Ours says that its actions are noise, which nothing imitates.
+    for name in (LABELS_FILE, SETTINGS_FILE):
+        (own / name).unlink()
     own.rename(own.with_name("rnd"))
     return folder
 
