@@ -52,3 +52,9 @@ def test_tensor_parallel_heads_keep_their_axis():
 
 def test_axes_that_divide_nothing_are_left_out():
     assert shares((7, 5), ("embed", "ffn"), ring=8) == 1
+
+
+def test_a_saved_mesh_takes_as_many_devices_as_it_had():
+    assert mesh_of_saved(MeshShape(data=1, ring=2)).devices.tolist() == [[[[d] for d in jax.devices()[:2]]]]
+    with pytest.raises(MeshError, match="needs 16 devices, but there are 8"):
+        mesh_of_saved(MeshShape(ring=16))
