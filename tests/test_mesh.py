@@ -2,10 +2,12 @@
 
 from math import prod
 
+import jax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from agentic_ring.mesh import AXES, ShardingRules
+from agentic_ring.errors import MeshError
+from agentic_ring.mesh import AXES, MeshShape, ShardingRules, mesh_of_saved
 
 RULES = ShardingRules()
 
