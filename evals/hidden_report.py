@@ -9,7 +9,7 @@ from rich.table import Table
 
 from evals.dmc_returns import trial_intervals
 from evals.hidden_contexts import CONTEXTS
-from evals.hidden_rollouts import CONDITIONS, PROMPTS, Condition
+from evals.hidden_rollouts import CONDITIONS, Condition
 from evals.intervals import Interval, mean_interval
 from evals.results import Figure
 from evals.verdict import Verdict, in_words, judge
@@ -26,16 +26,17 @@ class HiddenReport:
     """Undiscounted returns of every condition in every task.
 
     Attributes:
-      returns: float64 [E, trials] by task and condition, all of the same environments' seeds. Behind
-        stored trajectories the first E / ``PROMPTS`` environments share a context, the next ones
-        another, ...
+      returns: float64 [E, trials] by task and condition, all of the same environments' seeds.
       targets: by task, what trials aimed at: pooled returns are in shares of it.
       first_seed: of the environments.
+      draws: of contexts of stored trajectories, each of which the same number of environments share, the
+        first ones the first context.
     """
 
     returns: Mapping[str, Mapping[Condition, np.ndarray]]
     targets: Mapping[str, float]
     first_seed: int
+    draws: int
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -63,10 +64,16 @@ class HiddenReport:
         Environments that share a stored context are one run.
         """
         return {
-            **{name: trial_intervals(_runs(name, returns)) for name, returns in self.of(task).items()},
+            **{name: trial_intervals(self._runs(name, returns)) for name, returns in self.of(task).items()},
             BEST_ONLINE: [self._best(task, "online")],
             BEST_OF_NO_CONTEXT: [self._best(task, "no_context")],
         }
+
+    def _runs(self, condition: Condition, returns: np.ndarray) -> np.ndarray:
+        """Independent runs [R, trials] of returns [E, trials]: environments, or means behind a context."""
+        if condition not in CONTEXTS:
+            return returns
+        return returns.reshape(self.draws, -1, returns.shape[1]).mean(axis=1)
 
     def _best(self, task: str, condition: Condition) -> Interval:
         """Of each environment's best trial; which one that is may differ from task to task."""
@@ -126,10 +133,3 @@ class HiddenReport:
             for (environment, index), value in np.ndenumerate(returns)
             for trial in (index + 1,)
         ]
-
-
-def _runs(condition: Condition, returns: np.ndarray) -> np.ndarray:
-    """Independent runs [R, trials] of returns [E, trials]: environments, or the means behind each context."""
-    if condition not in CONTEXTS:
-        return returns
-    return returns.reshape(PROMPTS, -1, returns.shape[1]).mean(axis=1)

@@ -24,8 +24,6 @@ from evals.hidden_contexts import CONTEXTS, Context, StoredContexts
 from evals.rollout_policies import RolloutPlan, plan_of, with_twins
 from evals.trials import TrialPolicy
 
-PROMPTS = 4
-"""Contexts of stored trajectories, each with its share of the environments."""
 PROMPT_SEED_OFFSET = 1
 """Contexts are other chains than those of training: the sampler's seed moves on by this."""
 
@@ -79,14 +77,14 @@ class HiddenRollouts:
       config: of the run.
       task: the truth.
       model, params, mesh: as for ``InContextPolicy``.
-
-    ``config.evaluation.environments`` are a multiple of ``PROMPTS``.
+      draws: contexts of stored trajectories of each kind; so many share the environments out evenly.
     """
 
-    def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh):
+    def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh, draws: int):
         self._config = config
         self._task = task
         self._model, self._params, self._mesh = model, params, mesh
+        self._draws = draws
 
     def returns(self, condition: Condition) -> np.ndarray:
         """Undiscounted returns float64 [E, trials]; one trial behind stored trajectories."""
@@ -102,7 +100,7 @@ class HiddenRollouts:
 
     def _behind(self, context: Context) -> np.ndarray:
         chains, scaling, evaluation = self._config.chains, self._config.scaling, self._config.evaluation
-        share = evaluation.environments // PROMPTS
+        share = evaluation.environments // self._draws
         part = replace(evaluation, environments=share, trials=1, prompt_trajectories=chains.trajectories - 1)
         plan = self._plan(part)
         policy = self._policy(part, plan)
@@ -110,7 +108,7 @@ class HiddenRollouts:
         with TrajectoryStore.open(self._config.store) as store:
             sampler = hidden_sampler(store, replace(chains, seed=chains.seed + PROMPT_SEED_OFFSET), scaling)
             contexts = StoredContexts(store, chains, sampler, scaling, plan.mesh.shape["ring"])
-            for number in range(PROMPTS):
+            for number in range(self._draws):
                 policy.start_over(contexts.steps(self._task.name, context, number))
                 policies = with_twins(policy, plan.policies)
                 acting = [UnpaidPolicy(each) for each in policies] if context == "zeroed" else policies

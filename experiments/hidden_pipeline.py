@@ -29,6 +29,8 @@ from experiments.pipeline import decisions_of
 from experiments.presets import Preset
 
 ENVIRONMENTS = 32
+DRAWS = 16
+"""Contexts of stored trajectories of each kind, which share the environments out."""
 OPENING = 10
 """Decisions at a trial's start, see ``ChainConfig``."""
 ACTION_MODES = 4
@@ -88,7 +90,7 @@ def hidden_returns(
     domain = parse_task(config.task).domain
     found: dict[str, dict[Condition, np.ndarray]] = {}
     for name in config.chains.hidden_tasks:
-        rollouts = HiddenRollouts(config, task_named(domain, name), model, params, mesh)
+        rollouts = HiddenRollouts(config, task_named(domain, name), model, params, mesh, DRAWS)
         found[name] = {}
         for condition in CONDITIONS:
             path = directory / "returns" / f"{name}-{condition}.npy"
@@ -98,7 +100,7 @@ def hidden_returns(
                     np.save(file, rollouts.returns(condition))
             found[name][condition] = np.load(path, allow_pickle=False)
     targets = {name: config.scaling.of(name).return_scale for name in config.chains.hidden_tasks}
-    return HiddenReport(found, targets, config.evaluation.first_seed)
+    return HiddenReport(found, targets, config.evaluation.first_seed, DRAWS)
 
 
 def write_hidden_report(config: RunConfig, report: HiddenReport, stages: Stages, directory: Path) -> None:

@@ -10,9 +10,8 @@ from rich.console import Console
 from evals.hidden_contexts import CONTEXTS
 from evals.hidden_plot import plot_hidden
 from evals.hidden_report import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, HiddenReport
-from evals.hidden_rollouts import PROMPTS
 
-ENVIRONMENTS, TRIALS = 8, 4
+ENVIRONMENTS, TRIALS, DRAWS = 8, 4, 4
 
 
 def report(**trials: list[float]) -> HiddenReport:
@@ -30,6 +29,7 @@ def report(**trials: list[float]) -> HiddenReport:
         {"run": returns, "flip": {name: 10 * values for name, values in returns.items()}},
         {"run": 100.0, "flip": 1000.0},
         first_seed=50,
+        draws=DRAWS,
     )
 
 
@@ -42,12 +42,12 @@ def test_pooled_returns_are_shares_of_each_tasks_target():
 
 def test_environments_behind_one_stored_context_are_one_run():
     found = report()
-    by_context = np.repeat([0.0, 10.0, 20.0, 30.0], ENVIRONMENTS // PROMPTS)[:, None]
+    by_context = np.repeat([0.0, 10.0, 20.0, 30.0], ENVIRONMENTS // DRAWS)[:, None]
     changed = {
         name: {**returns, "right": returns["right"] + by_context} for name, returns in found.returns.items()
     }
     [interval] = replace(found, returns=changed).intervals("run")["right"]
-    assert interval.n == PROMPTS
+    assert interval.n == DRAWS
     assert interval.value == pytest.approx(45, abs=0.1)
     # Of four means 10 apart, drawn with replacement, the lowest 2.5% lie around 33.75 and below 36.
     assert 30 < interval.low < 36

@@ -45,7 +45,7 @@ def tiny(monkeypatch) -> None:
     )
     monkeypatch.setitem(hidden_presets.HIDDEN_PRESETS, "demo", tiny)
     monkeypatch.setattr(hidden_pipeline, "ENVIRONMENTS", 4)
-    monkeypatch.setattr(hidden_rollouts, "PROMPTS", 2)
+    monkeypatch.setattr(hidden_pipeline, "DRAWS", 2)
 
 
 @pytest.mark.slow
@@ -58,6 +58,7 @@ def test_it_prints_a_verdict_and_goes_on_with_a_run(data, tiny, tmp_path, capsys
     assert config.chains.hidden_tasks == TASKS
     results = read_results(run / "results.json")
     assert results.figure("run_backward/online/trial_2").n == 4
+    assert results.figure("run_backward/right").n == 2
     assert results.figure("pooled/learns_in_context").value in (0, 1)
     with (run / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
