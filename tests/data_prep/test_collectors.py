@@ -117,7 +117,7 @@ def test_population_members_do_not_touch_each_other():
 @pytest.mark.parametrize(
     "curiosity",
     [
-        pytest.param(RND(), id="rnd"),
+        pytest.param(RND(), id="rnd", marks=pytest.mark.slow),
         pytest.param(APT(), id="icm_apt"),
         pytest.param(ICM(), id="icm", marks=pytest.mark.slow),
     ],

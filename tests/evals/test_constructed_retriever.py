@@ -76,6 +76,7 @@ def test_wrong_rotary_positions_would_be_seen(folder, tmp_path):
     assert right_answers(wrong, 1111, MeshShape(ring=1), 1, 2048) < QUESTIONS / 2
 
 
+@pytest.mark.slow
 def test_the_command_asks_it_and_names_it_trained_on_the_task(folder, tmp_path, capsys):
     status = main(
         "1k,2k",

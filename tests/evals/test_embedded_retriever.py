@@ -15,6 +15,7 @@ def accuracy(contexts: str, questions: int, output) -> list[float]:
     return [results.figure(f"accuracy/{name}").value for name in contexts.split(",")]
 
 
+@pytest.mark.slow
 def test_it_answers_questions_about_short_records(tmp_path):
     assert accuracy("1k", 12, tmp_path) == [1.0]
 

@@ -81,6 +81,7 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
     assert known_peak(2)[0] is None
 
 
+@pytest.mark.slow
 def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     monkeypatch.setattr(contest, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(device_rates, "MATMUL", {"cpu": 64})

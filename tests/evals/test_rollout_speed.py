@@ -13,6 +13,7 @@ from experiments.presets import PRESETS
 SMALL = {"model": "tiny", "action_repeat": 50, "decisions": 2, "turns": 2}
 
 
+@pytest.mark.slow
 def test_rows_hold_the_speeds_and_the_bytes(tmp_path):
     file = tmp_path / "rows.csv"
     rollout_speed.main((1, 3), environments=8, encode_again_up_to=1, rows_to=file, **SMALL)

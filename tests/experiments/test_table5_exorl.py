@@ -84,6 +84,7 @@ def cells_run(monkeypatch) -> list[TableCell]:
     return ran
 
 
+@pytest.mark.slow
 def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     data, tiny_demo, cells_run, tmp_path, capsys
 ):

@@ -193,6 +193,7 @@ def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, an
         assert complete(client, LONG + question).choices[0].text == answer(LONG + question)
 
 
+@pytest.mark.slow
 def test_line_retrieval_asks_it(address, folder, tmp_path):
     for completions in (True, False):
         output = tmp_path / str(completions)
