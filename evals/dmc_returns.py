@@ -6,7 +6,8 @@ rolls a run's last checkpoint out again, for instance in other environments (``-
 prints the returns of every trial.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -138,21 +139,29 @@ def roll_out(
     return returns, recorded.rollout()
 
 
+@contextmanager
+def _opened(run: Path, checkpoint: Literal["last", "best"]) -> Iterator[tuple[Checkpoints, int]]:
+    """A run's checkpoints, and the step of the one that is asked for."""
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    checkpoints = Checkpoints(run / "checkpoints")
+    try:
+        step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
+        if step is None:
+            raise CheckpointError(f"{run} has no checkpoint; train it first")
+        yield checkpoints, step
+    finally:
+        checkpoints.close()
+
+
 def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:
     """The step of a run's checkpoint.
 
     Raises:
       CheckpointError: there is none.
     """
-    if (run / "checkpoints").is_dir():
-        checkpoints = Checkpoints(run / "checkpoints")
-        try:
-            step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
-        finally:
-            checkpoints.close()
-        if step is not None:
-            return step
-    raise CheckpointError(f"{run} has no checkpoint; train it first")
+    with _opened(run, checkpoint) as (_, step):
+        return step
 
 
 def load_params(
@@ -163,15 +172,10 @@ def load_params(
     Raises:
       CheckpointError: there is none, or it does not fit the configuration.
     """
-    step = checkpoint_step(run, checkpoint)
-    checkpoints = Checkpoints(run / "checkpoints")
-    try:
-        optimizer = make_optimizer(config.training.optimizer, config.training.steps)
-        with jax.set_mesh(mesh):
-            like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
-            state, _ = checkpoints.restore(step, like)
-    finally:
-        checkpoints.close()
+    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
+    with _opened(run, checkpoint) as (checkpoints, step), jax.set_mesh(mesh):
+        like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
+        state, _ = checkpoints.restore(step, like)
     return state.params, step
 
 

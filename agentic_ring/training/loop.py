@@ -164,7 +164,7 @@ def run_updates(
         for step in range(first + 1, config.steps + 1):
             batch = next(batches)
             state, measured = update(state, batch)
-            values = {name: float(value) for name, value in measured.items()}
+            values = {name: float(measured[name]) for name in ("loss", *measured)}
             # A gradient may overflow where the loss does not, and would spoil the next checkpoint.
             for name, value in values.items():
                 if not math.isfinite(value):

@@ -117,7 +117,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_it_is_saved(store, tm
 
 
 def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
-    message = r"the (loss|gradient norm) is (nan|inf) at step \d+; the last good checkpoint is step \d+"
+    message = r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"
     with pytest.raises(NonFiniteLossError, match=message):
         train_tiny(store, tmp_path / "run", steps=400, learning_rate=1e30)
 
