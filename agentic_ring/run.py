@@ -11,7 +11,7 @@ runs/NAME/config.json      everything that decides the result, written before tr
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentic_ring.data.chains import ChainConfig
+from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError

@@ -27,15 +27,15 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import Advance, progress
+from data_prep.collection.environment_processes import Environments, open_environments
+from data_prep.collection.ledger import LABEL, Ledger
+from data_prep.collection.schedule import PLANS, Job, Schedule, round_generator
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.skills import append_skill
-from data_prep.environment_processes import Environments, open_environments
-from data_prep.episode_files import episode_file, read_episode
+from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder, data_root
-from data_prep.ledger import LABEL, Ledger
 from data_prep.relabel import Relabeller
-from data_prep.schedule import PLANS, Job, Schedule, round_generator
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
 

@@ -16,8 +16,8 @@ from typing import Annotated
 import tyro
 
 from agentic_ring.cli import run
-from data_prep.conversion import ConvertConfig, convert
-from data_prep.exorl_archive import COLLECTORS, URL_BASE, archive_sizes, fetch_episodes
+from data_prep.episodes.conversion import ConvertConfig, convert
+from data_prep.episodes.exorl_archive import COLLECTORS, URL_BASE, archive_sizes, fetch_episodes
 
 
 @dataclass(frozen=True)

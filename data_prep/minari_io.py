@@ -58,7 +58,7 @@ def main(
     if importlib.util.find_spec("minari") is None:
         raise ConfigError("minari is missing: pip install 'agentic_ring[minari]'")
     # Only now: an installation without the extra gets the message above.
-    from data_prep.minari_datasets import export_store, import_dataset
+    from data_prep.episodes.minari_datasets import export_store, import_dataset
 
     if isinstance(config, Export):
         print(f"{config.dataset}: {export_store(config.store, config.dataset, config.task)} episodes")

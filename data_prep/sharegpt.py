@@ -3,9 +3,9 @@
     python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
 
 Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations (``conversation_files.py``), cleans
-them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.packed_file``). Files
-are streamed: what is held is one conversation, the texts of the rows that are being filled, and 32 bytes
-for each conversation, by which it is known again. Records that are no conversation are left out and
+them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packed_file``).
+Files are streamed: what is held is one conversation, the texts of the rows that are being filled, and 32
+bytes for each conversation, by which it is known again. Records that are no conversation are left out and
 listed, and the exit status is then 1; what the cleaning leaves out is counted by its reason.
 """
 
@@ -23,18 +23,24 @@ import tyro
 from rich.console import Console
 
 from agentic_ring.cli import run
-from agentic_ring.data.chat import TEMPLATES, ChatTemplate, Turn, chat_template
-from agentic_ring.data.packed_file import PackedDescription, PackedWriter, packed_writer
-from agentic_ring.data.packing import PackedRow, RowPacker
-from agentic_ring.data.text import TokenizedText, tokenize_in_parts
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
+from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
+from agentic_ring.data.text.packed_file import PackedDescription, PackedWriter, packed_writer
+from agentic_ring.data.text.packing import PackedRow, RowPacker
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.progress import progress
-from data_prep.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
-from data_prep.conversation_files import Conversation, OtherSpeakerError, Record, conversation, records
+from agentic_ring.tables import TextTable
+from agentic_ring.token_units import parse_tokens
+from data_prep.conversations.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
+from data_prep.conversations.conversation_files import (
+    Conversation,
+    OtherSpeakerError,
+    Record,
+    conversation,
+    records,
+)
 from data_prep.folders import data_root
-from evals.tables import TextTable
-from evals.tokens import parse_tokens
 
 SPLITS = ("train", "test")
 _MOST_NAMED = 20

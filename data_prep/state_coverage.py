@@ -19,7 +19,7 @@ from agentic_ring.cli import run
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
-from data_prep.episode_files import episode_file, read_episode
+from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder, data_root
 
 

@@ -22,9 +22,17 @@ from agentic_ring.attention.kernels import select_kernel
 from agentic_ring.attention.strategies import Strategy
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
-from evals.contest import Contender, Dtype, LeftOutError, Problem, SpeedRow, contest, print_rows
-from evals.peers import PEERS, peer
-from evals.rows import write_rows
+from evals.common.rows import write_rows
+from evals.speed.attention_benchmark import (
+    Contender,
+    Dtype,
+    LeftOutError,
+    Problem,
+    SpeedRow,
+    contest,
+    print_rows,
+)
+from evals.speed.peers import PEERS, peer
 from evals.speed_plot import plot_speed
 
 SHARDED: tuple[Strategy, ...] = ("ring", "all_gather", "ulysses", "ulysses_ring")

@@ -31,11 +31,11 @@ import tyro
 from safetensors.numpy import save_file
 
 from agentic_ring import cli
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files import replacing
-from evals.line_documents import LARGEST_VALUE
-from evals.line_keys import word_lists
-from evals.line_tokenizer import (
+from evals.lines.documents import LARGEST_VALUE
+from evals.lines.keys import word_lists
+from evals.lines.word_tokenizer import (
     ASK,
     ASKED,
     END,

@@ -26,12 +26,12 @@ from agentic_ring.progress import progress
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
-from evals.environments import shared_environments
-from evals.evaluation_record import RecordingPolicy, Rollout
-from evals.intervals import Interval, mean_interval
-from evals.results import Figure, figure_table
-from evals.rollout_policies import in_context_policies
-from evals.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
+from evals.common.intervals import Interval, mean_interval
+from evals.common.results import Figure, figure_table
+from evals.rollouts.environments import shared_environments
+from evals.rollouts.evaluation_record import RecordingPolicy, Rollout
+from evals.rollouts.policies import in_context_policies
+from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.errors import ArgumentError
-from evals.contest import Contender, Dtype, Problem, SpeedRow, contest, print_rows
-from evals.rows import write_rows
+from evals.common.rows import write_rows
+from evals.speed.attention_benchmark import Contender, Dtype, Problem, SpeedRow, contest, print_rows
 
 CAUSAL = MaskSpec(causal=True)
 BARE = "bare kernel"

@@ -17,16 +17,16 @@ from typing import Annotated, Literal
 import tyro
 
 from agentic_ring import cli
-from agentic_ring.data.chat import chat_template
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import chat_template
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.files import replacing
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.context import usable_context
-from evals.harness_requests import HarnessRequests
-from evals.tokens import parse_tokens
+from agentic_ring.token_units import parse_tokens
+from evals.harness_model.engine_requests import HarnessRequests
 
 left_out = partial(tyro.conf.arg, help_behavior_hint="")
 """A flag whose help text tells what happens without it."""
@@ -78,7 +78,7 @@ def main(
         make_table,
     )
 
-    from evals.harness_model import HarnessModel
+    from evals.harness_model.model import HarnessModel
 
     context = usable_context(model, max_length, allow_extrapolation)
     tokenizer = Tokenizer.load(model)

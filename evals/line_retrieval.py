@@ -19,14 +19,14 @@ import tyro
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
-from evals.answer_number import Rule
-from evals.embedded_retriever import EMBEDDED_KEYS
-from evals.endpoint_reader import EndpointReader, Patience
-from evals.line_keys import KeyKind
-from evals.line_run import LineRun, LineRunConfig
-from evals.local_reader import open_reader
-from evals.token_counts import token_counter
-from evals.tokens import parse_tokens
+from agentic_ring.token_units import parse_tokens
+from evals.lines.answer_number import Rule
+from evals.lines.embedded_retriever import EMBEDDED_KEYS
+from evals.lines.endpoint_reader import EndpointReader, Patience
+from evals.lines.evaluation_run import LineRun, LineRunConfig
+from evals.lines.keys import KeyKind
+from evals.lines.local_reader import open_reader
+from evals.lines.token_counts import token_counter
 
 left_out = partial(tyro.conf.arg, help_behavior_hint="")
 """A flag whose help text tells what happens without it."""

@@ -24,7 +24,7 @@ from rich.table import Table
 from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.cli import run
 from agentic_ring.mesh import make_mesh, shape_with_ring
-from evals.hardware import HARDWARE, Machine, describe
+from evals.compile.hardware import HARDWARE, Machine, describe
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)$")

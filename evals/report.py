@@ -17,8 +17,8 @@ from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.files import replacing
 from agentic_ring.progress import say
-from evals.report_page import page
-from evals.report_run import read_run
+from evals.report_page.page import page
+from evals.report_page.run_data import read_run
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:

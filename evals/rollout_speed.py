@@ -38,12 +38,12 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTran
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.progress import say
 from agentic_ring.training.state import Model
-from evals.environments import shared_environments
-from evals.rollout_policies import context_bytes
-from evals.rollout_scene import EncodedAgain, Scene, compare_actions
-from evals.rows import write_rows
-from evals.trials import Cohort, RandomPolicy, TrialPolicy
-from evals.turns import Spread, take_turns
+from evals.common.rows import write_rows
+from evals.rollouts.environments import shared_environments
+from evals.rollouts.policies import context_bytes
+from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
+from evals.speed.interleaved import Spread, take_turns
+from evals.speed.rollout_scene import EncodedAgain, Scene, compare_actions
 
 MODELS = {
     "demo": TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),

@@ -14,9 +14,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError
-from evals.contest import DIRECTIONS, Direction
-from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
-from evals.rows import read_rows
+from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
+from evals.common.rows import read_rows
+from evals.speed.attention_benchmark import DIRECTIONS, Direction
 
 STYLES = {
     "ours ring": (BLUE, "o"),

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from agentic_ring import cli
-from evals.llama_step import LlamaStep, Method, Precision
-from evals.machines import machine
+from agentic_ring.token_units import parse_tokens
+from evals.common.rows import write_rows
+from evals.compile.llama_step import LlamaStep, Method, Precision
+from evals.compile.machines import machine
 from evals.overlap import Instruction, Program, first_array, in_flight, parse
-from evals.rows import write_rows
-from evals.tokens import parse_tokens
 
 KINDS = ("collective-permute", "all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 SMALL = 2**16

@@ -35,8 +35,8 @@ from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.progress import say
-from evals.rows import write_rows
-from evals.turns import Spread, take_turns
+from evals.common.rows import write_rows
+from evals.speed.interleaved import Spread, take_turns
 
 MODELS = {
     "47m": LlamaConfig(TransformerConfig(width=512, layers=8, heads=8, ffn_width=1792), vocab_size=16_000),
@@ -144,7 +144,7 @@ def beside_transformers(
       DisagreementError: the logits or the answers differ.
     """
     try:
-        from evals.torch_llama import TorchLlama
+        from evals.speed.torch_llama import TorchLlama
     except ImportError as error:
         raise ConfigError(
             "transformers and torch are not installed; pip install 'agentic_ring[hf]' and run it again"

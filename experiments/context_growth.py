@@ -15,11 +15,11 @@ from rich.table import Table
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import progress
-from evals.longest_context import Asker, Cell, Findings, longest, search_finely, sweep
-from evals.machines import machine
-from evals.plots import BLUE, GREY, save
-from evals.rows import write_rows
-from experiments.max_context_check import check_command
+from evals.common.plots import BLUE, GREY, save
+from evals.common.rows import write_rows
+from evals.compile.machines import machine
+from evals.compile.maximum_context import Asker, Cell, Findings, longest, search_finely, sweep
+from experiments.table3.check_command import check_command
 
 
 def plot_growth(path: Path, title: str, contexts: dict[int, int]) -> None:

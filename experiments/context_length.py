@@ -30,11 +30,11 @@ from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
 from agentic_ring.training.state import Model
+from evals.common.results import figure_table
+from evals.compile.local_memory import check_bytes_here
 from evals.dmc_returns import checkpoint_step, load_params, roll_out
-from evals.local_memory import check_bytes_here
-from evals.results import figure_table
-from evals.rollout_policies import context_bytes, in_context_policies, plan_of
-from experiments.context_curve import ContextLengthConfig, Point, read_point, write_curve, write_point
+from evals.rollouts.policies import context_bytes, in_context_policies, plan_of
+from experiments.exorl.context_curve import ContextLengthConfig, Point, read_point, write_curve, write_point
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.training.state import Model
 from data_prep.folders import data_root
+from evals.common.results import figure_table
+from evals.compile.machines import MACHINES, NamedMachine, machine
+from evals.compile.memory import TrainStep, chain_step
 from evals.dmc_returns import evaluate_returns
-from evals.machines import MACHINES, NamedMachine, machine
-from evals.memory import TrainStep, chain_step
-from evals.results import figure_table
 from experiments import paper
-from experiments.pipeline import all_figures, resolve, train_on_store, write_report
-from experiments.plan import print_memory
-from experiments.presets import PRESETS, Preset
-from experiments.stores import prepare_store
+from experiments.exorl.dry_run import print_memory
+from experiments.exorl.pipeline import all_figures, resolve, train_on_store, write_report
+from experiments.exorl.presets import PRESETS, Preset
+from experiments.exorl.stores import prepare_store
 
 SIMULATED_DEVICES = 8
 

@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 
 from agentic_ring import cli
 from agentic_ring.errors import DataError
-from evals.intervals import Interval
-from evals.line_plots import accuracy_axes
-from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
-from evals.results import read_results
-from evals.tables import TextTable
+from agentic_ring.tables import TextTable
+from evals.common.intervals import Interval
+from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.common.results import read_results
+from evals.lines.accuracy_plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

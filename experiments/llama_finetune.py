@@ -19,8 +19,8 @@ import tyro
 from jax.sharding import Mesh
 
 from agentic_ring import cli
-from agentic_ring.data.chat import TEMPLATES
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import TEMPLATES
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.llama import LlamaConfig
@@ -28,16 +28,16 @@ from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.token_units import short_tokens
 from agentic_ring.training.lora import LoraConfig
 from agentic_ring.training.state import Model
-from evals.machines import MACHINES, NamedMachine, machine
-from evals.results import figure_table
-from evals.tokens import short_tokens
-from experiments.demo_conversations import write_demo_conversations
-from experiments.finetune_data import check_given, given_rows, own_tokenizer, pack_rows
-from experiments.finetune_pipeline import FinetuneConfig, Finetuning, stage_step
-from experiments.finetune_presets import PRESETS, FinetunePreset, llama
-from experiments.plan import print_memory
+from evals.common.results import figure_table
+from evals.compile.machines import MACHINES, NamedMachine, machine
+from experiments.exorl.dry_run import print_memory
+from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
+from experiments.finetune.presets import PRESETS, FinetunePreset, llama
+from experiments.finetune.stage_data import check_given, given_rows, own_tokenizer, pack_rows
 
 SIMULATED_DEVICES = 8
 

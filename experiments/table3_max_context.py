@@ -19,14 +19,14 @@ from rich.console import Console
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.progress import progress
-from evals.llama_step import METHODS, SHAPES, Method, Precision
-from evals.longest_context import Asker, Cell, Finding, Findings, ask, search, sweep
-from evals.machines import MACHINES, machine
-from evals.tokens import parse_tokens
+from agentic_ring.token_units import parse_tokens
+from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
+from evals.compile.machines import MACHINES, machine
+from evals.compile.maximum_context import Asker, Cell, Finding, Findings, ask, search, sweep
 from experiments import paper
-from experiments.max_context_check import check_command
-from experiments.max_context_plots import plot_contexts, plot_memory
-from experiments.max_context_table import COLUMNS, contexts_of, table_rows, text_table, write_table
+from experiments.table3.check_command import check_command
+from experiments.table3.plots import plot_contexts, plot_memory
+from experiments.table3.table import COLUMNS, contexts_of, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),

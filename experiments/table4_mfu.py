@@ -28,20 +28,20 @@ from agentic_ring.files import replacing
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.provenance import provenance
-from evals import kernel_times
-from evals.device_rates import columns, probes, read_rates, simulated
-from evals.llama_step import LlamaStep, Method, Precision
-from evals.machines import machine
-from evals.measured_mfu import Candidate, MeasuredRow, measure
-from evals.mfu_plot import Bar, plot_mfu
-from evals.projection import Step
-from evals.published_rates import PUBLISHED
-from evals.rows import write_rows
-from evals.running_step import RunningStep
-from evals.tables import TextTable
-from evals.turns import Spread
-from experiments.mfu_projection import ProjectedRow, project_machine, project_paper
-from experiments.mfu_tables import kernel_table, measured_table, minimum_table, projected_table
+from agentic_ring.tables import TextTable
+from evals.common.rows import write_rows
+from evals.compile.llama_step import LlamaStep, Method, Precision
+from evals.compile.machines import machine
+from evals.speed.interleaved import Spread
+from evals.utilisation import kernel_times
+from evals.utilisation.device_rates import columns, probes, read_rates, simulated
+from evals.utilisation.measured_mfu import Candidate, MeasuredRow, measure
+from evals.utilisation.mfu_plot import Bar, plot_mfu
+from evals.utilisation.projection import Step
+from evals.utilisation.published_rates import PUBLISHED
+from evals.utilisation.running_step import RunningStep
+from experiments.table4.projection import ProjectedRow, project_machine, project_paper
+from experiments.table4.tables import kernel_table, measured_table, minimum_table, projected_table
 
 CORES = max(2, os.cpu_count() or 2)
 """Simulated devices of a CPU: those that share a core wait for each other, as real ones do not."""
@@ -147,7 +147,7 @@ def main(
     running = [RunningStep(step) for step in steps]
     if chosen is None and on_cpu:
         # What a CPU reaches of its peak says little about accelerators.
-        chosen = PUBLISHED, "published for an H100, see evals/published_rates.py"
+        chosen = PUBLISHED, "published for an H100, see evals/utilisation/published_rates.py"
 
     tables: list[TextTable] = []
     measured: list[MeasuredRow] = []

@@ -22,16 +22,16 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.progress import progress
 from data_prep.folders import data_root
-from evals.longest_context import ask
-from evals.machines import machine
+from evals.compile.machines import machine
+from evals.compile.maximum_context import ask
 from experiments import paper
-from experiments.chain_memory import ChainCell, in_words, kept_findings, memory_findings
-from experiments.methods import method_named
-from experiments.returns_plot import plot_returns
-from experiments.returns_table import RANDOM, ReturnsTable, write_table
-from experiments.stores import prepare_store
-from experiments.table5_cells import TableCell, prepare_cell, run_cell, run_cells
-from experiments.table5_presets import TABLE_PRESETS
+from experiments.exorl.stores import prepare_store
+from experiments.table5.cells import TableCell, prepare_cell, run_cell, run_cells
+from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
+from experiments.table5.methods import method_named
+from experiments.table5.presets import TABLE_PRESETS
+from experiments.table5.returns_plot import plot_returns
+from experiments.table5.returns_table import RANDOM, ReturnsTable, write_table
 
 SIMULATED_DEVICES = 8
 TABLE_WIDTH = 200

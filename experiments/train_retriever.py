@@ -21,7 +21,7 @@ import rich
 from jax.sharding import Mesh
 
 from agentic_ring import cli
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files import replacing
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import save_pretrained
@@ -29,15 +29,16 @@ from agentic_ring.models.llama.config_file import read_json
 from agentic_ring.models.transformer import QueryScaling
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.token_units import short_tokens
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from agentic_ring.training.state import Model, OptimizerConfig, Params
-from evals.intervals import wilson_interval
-from evals.plots import plot_loss
-from evals.results import Figure, Results, figure_table, write_results
-from evals.tokens import short_tokens
-from experiments.retriever_lessons import (
+from evals.common.intervals import wilson_interval
+from evals.common.plots import plot_loss
+from evals.common.results import Figure, Results, figure_table, write_results
+from experiments.retriever.initial_weights import starting_params
+from experiments.retriever.lessons import (
     ANSWER,
     FARTHEST_POSITION,
     Lesson,
@@ -45,8 +46,7 @@ from experiments.retriever_lessons import (
     Vocabulary,
     retriever_tokenizer,
 )
-from experiments.retriever_model import TaughtRetriever, answer_logits, retriever_config, retriever_loss
-from experiments.retriever_start import starting_params
+from experiments.retriever.model import TaughtRetriever, answer_logits, retriever_config, retriever_loss
 
 MADE_FOR = FARTHEST_POSITION
 """Tokens."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from agentic_ring.data.chains import ChainConfig
+from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.hindsight import ChainPlan, Sampler, StratifiedSampler, leading, plan_chain
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore

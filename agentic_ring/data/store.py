@@ -25,8 +25,8 @@ from functools import cached_property
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed_file import FileKind
-from agentic_ring.data.sealed_reader import SealedReader
+from agentic_ring.data.sealed.sealed_file import FileKind
+from agentic_ring.data.sealed.sealed_reader import SealedReader
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
 from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError

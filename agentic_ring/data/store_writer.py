@@ -7,8 +7,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from agentic_ring.data.failsafe_file import FailsafeFile
-from agentic_ring.data.sealed_writer import sealed_writer
+from agentic_ring.data.sealed.failsafe_file import FailsafeFile
+from agentic_ring.data.sealed.sealed_writer import sealed_writer
 from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES

@@ -1,4 +1,4 @@
-"""Acting without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.trials``."""
+"""Acting without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.rollouts.trials``."""
 
 from collections.abc import Callable
 

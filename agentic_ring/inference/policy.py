@@ -58,7 +58,7 @@ class ContextBytes:
 
 
 class InContextPolicy:
-    """Acts in E environments at once and remembers all trials; a ``TrialPolicy`` of ``evals.trials``.
+    """Acts in E environments at once and remembers all trials, as ``evals.rollouts.trials.TrialPolicy`` asks.
 
     Args:
       model, params: the trained model; ``params`` live on ``mesh``.

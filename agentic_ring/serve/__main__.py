@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 
 from agentic_ring import cli
-from agentic_ring.data.chat import ChatTemplate, chat_template
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import ChatTemplate, chat_template
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh

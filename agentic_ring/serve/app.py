@@ -15,13 +15,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from agentic_ring.data.chat import ChatTemplate, Turn
+from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.inference import Sampling
 from agentic_ring.serve.body_limit import BodyLimit
 from agentic_ring.serve.protocol import DEFAULT_CHAT_TOKENS, ChatRequest, CompletionRequest
+from agentic_ring.serve.request_queue import AbandonedError, BusyError, Turns
 from agentic_ring.serve.scored_tokens import ScoredToken
-from agentic_ring.serve.turns import AbandonedError, BusyError, Turns
 from agentic_ring.serve.writer import ContextLengthError, Job, Writer, Written
 
 Kind = Literal["text_completion", "chat.completion"]

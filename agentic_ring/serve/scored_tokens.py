@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference import Score
 from agentic_ring.inference.answer_text import TextPieces
 

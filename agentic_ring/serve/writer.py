@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentic_ring.data.chat import ChatTemplate, Turn
-from agentic_ring.data.text import prompt_ids
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import ChatTemplate, Turn
+from agentic_ring.data.text.conversation_tokens import prompt_ids
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError
 from agentic_ring.inference import Completion, Document, Sampling, Score, TextEngine, stop_at
 from agentic_ring.inference.answer_text import AnswerText

@@ -7,7 +7,7 @@ total weight.
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.data.chains import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.models.agentic_transformer import AgenticTransformer
 from agentic_ring.models.behavior_cloning import BehaviorCloning
 from agentic_ring.models.decision_transformer import DecisionTransformer

@@ -18,7 +18,7 @@ from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
-from evals.hardware import CompilerMissingError, Machine, describe
+from evals.compile.hardware import CompilerMissingError, Machine, describe
 from tests.attention.tiles import SCALE, arrays
 
 ROOT = Path(__file__).parents[2]

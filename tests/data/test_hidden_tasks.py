@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hidden_tasks import HiddenTaskSampler, hidden_sampler, make_sampler
 from agentic_ring.data.scaling import Scaling, measure_hidden_scaling
 from agentic_ring.data.store import TrajectoryStore

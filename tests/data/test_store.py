@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.sealed_file import HEADER_BYTES, seal
+from agentic_ring.data.sealed.sealed_file import HEADER_BYTES, seal
 from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import DOMAINS

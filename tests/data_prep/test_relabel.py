@@ -10,8 +10,8 @@ from agentic_ring.data.store_writer import StoreDescription, write_store
 from agentic_ring.data.tasks import DOMAINS, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError, UnknownNameError
+from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.relabel import RelabelConfig, Relabeller, relabel
-from data_prep.vector_environments import VectorEnvironments
 
 
 @pytest.fixture(scope="module", params=list(DOMAINS))

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from agentic_ring.data.packed_file import PackedRows
+from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from data_prep.cleaning import is_test
+from data_prep.conversations.cleaning import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, prepare
-from tests.data.tokenizers_for_tests import sentencepiece
+from tests.data.text.tokenizers_for_tests import sentencepiece
 
 SYSTEM = "A chat between a curious user and an artificial intelligence assistant."
 

@@ -16,8 +16,8 @@ from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.state import Model, Params, init_state, make_optimizer
 from evals.dmc_returns import ReturnReport, evaluate_returns
-from experiments.pipeline import resolve, write_report
-from experiments.presets import PRESETS
+from experiments.exorl.pipeline import resolve, write_report
+from experiments.exorl.presets import PRESETS
 from tests.data.synthetic import random_store
 
 DECISIONS = 20

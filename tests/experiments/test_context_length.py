@@ -8,10 +8,10 @@ import pytest
 
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.run_folder import read_config, write_config
-from evals import local_memory
-from evals.hardware import DoesNotFitError
-from evals.results import read_results
-from evals.rows import read_rows
+from evals.common.results import read_results
+from evals.common.rows import read_rows
+from evals.compile import local_memory
+from evals.compile.hardware import DoesNotFitError
 from experiments import context_length
 from experiments.context_length import TrainedRun
 

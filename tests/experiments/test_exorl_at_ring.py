@@ -12,14 +12,15 @@ from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
+from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
 from data_prep.folders import store_path
-from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
 from evals import dmc_returns
-from evals.evaluation_record import read_record
-from evals.hardware import CompilerMissingError
-from evals.machines import machine
-from evals.results import read_results
-from experiments import exorl_at_ring, presets
+from evals.common.results import read_results
+from evals.compile.hardware import CompilerMissingError
+from evals.compile.machines import machine
+from evals.rollouts.evaluation_record import read_record
+from experiments import exorl_at_ring
+from experiments.exorl import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = {

@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from agentic_ring.data.packed_batches import PackedBatches
-from agentic_ring.data.packed_file import PackedDescription, PackedRows, packed_writer
-from agentic_ring.data.packing import PackedRow
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.packed_file import PackedDescription, PackedRows, packed_writer
+from agentic_ring.data.text.packed_loader import PackedBatches
+from agentic_ring.data.text.packing import PackedRow
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, StoreError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from data_prep.sharegpt import ConversationsConfig, prepare
-from evals.llama_step import Shape
-from evals.results import read_results
-from experiments import finetune_presets, llama_finetune
-from experiments.demo_conversations import write_demo_conversations
-from experiments.finetune_presets import PRESETS, FinetunePreset, Stage
-from tests.data.tokenizers_for_tests import byte_level
+from evals.common.results import read_results
+from evals.compile.llama_step import Shape
+from experiments import llama_finetune
+from experiments.finetune import presets
+from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.finetune.presets import PRESETS, FinetunePreset, Stage
+from tests.data.text.tokenizers_for_tests import byte_level
 
 TINY = FinetunePreset(
     stages=(
@@ -40,7 +41,7 @@ TINY = FinetunePreset(
 def tiny_demo():
     """The demo preset with a model and lengths for tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(finetune_presets.PRESETS, "demo", TINY)
+        patch.setitem(presets.PRESETS, "demo", TINY)
         yield
 
 
@@ -258,7 +259,7 @@ def test_the_published_recipes_reach_the_context_they_are_named_after():
 
 def test_a_frugal_stage_drops_the_models_scaling_and_works_in_parts():
     preset = PRESETS["prolong-512k"]
-    base = finetune_presets.llama(preset.shape, "bfloat16")
+    base = presets.llama(preset.shape, "bfloat16")
     mesh = make_mesh(MeshShape(ring=8))
     config = preset.model(base, preset.stages[1], mesh)
     stack = config.transformer

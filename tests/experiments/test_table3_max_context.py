@@ -8,15 +8,15 @@ import pytest
 
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError
-from evals.hardware import CompilerMissingError
-from evals.longest_context import Cell, Finding, Findings
-from evals.machines import MACHINES, machine
-from evals.tokens import parse_tokens
+from agentic_ring.token_units import parse_tokens
+from evals.compile.hardware import CompilerMissingError
+from evals.compile.machines import MACHINES, machine
+from evals.compile.maximum_context import Cell, Finding, Findings
 from experiments import paper, table3_max_context
 from experiments.context_growth import plot_growth
-from experiments.max_context_check import check_command
-from experiments.max_context_plots import plot_contexts, plot_memory
-from experiments.max_context_table import COLUMNS, table_rows, text_table
+from experiments.table3.check_command import check_command
+from experiments.table3.plots import plot_contexts, plot_memory
+from experiments.table3.table import COLUMNS, table_rows, text_table
 from experiments.table3_max_context import all_rows, paper_precision
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]

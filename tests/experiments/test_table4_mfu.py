@@ -7,18 +7,20 @@ import pytest
 
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from evals import contest, device_rates, llama_step
-from evals.machines import MACHINES
-from evals.published_rates import PUBLISHED
+from evals.compile import llama_step
+from evals.compile.machines import MACHINES
+from evals.speed import attention_benchmark
+from evals.utilisation import device_rates
+from evals.utilisation.published_rates import PUBLISHED
 from experiments import paper, table4_mfu
-from experiments.mfu_projection import PLACES, paper_steps, project_machine, project_paper
+from experiments.table4.projection import PLACES, paper_steps, project_machine, project_paper
 from experiments.table4_mfu import model_config, training_steps
 
 
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    for module in (contest, device_rates):
+    for module in (attention_benchmark, device_rates):
         monkeypatch.setattr(module, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(device_rates, "MEMORY_BYTES", 2**12)
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already

@@ -12,17 +12,18 @@ from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.provenance import provenance
 from data_prep.collect import CollectConfig, collect
-from data_prep.ledger import LABELS_FILE, SETTINGS_FILE
-from evals.hardware import CompilerMissingError
-from evals.intervals import Interval
-from evals.results import Figure, Results
-from evals.rows import read_rows
-from experiments import methods, paper, table5_cells, table5_exorl, table5_presets
-from experiments.chain_memory import ChainCell
-from experiments.methods import METHODS, Agentic
-from experiments.returns_table import ReturnsTable, write_table
-from experiments.table5_cells import CellFailedError, TableCell, run_cell, run_cells
-from experiments.table5_presets import TABLE_PRESETS
+from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
+from evals.common.intervals import Interval
+from evals.common.results import Figure, Results
+from evals.common.rows import read_rows
+from evals.compile.hardware import CompilerMissingError
+from experiments import paper, table5_exorl
+from experiments.table5 import methods, presets
+from experiments.table5.cells import CellFailedError, TableCell, run_cell, run_cells
+from experiments.table5.chain_memory import ChainCell
+from experiments.table5.methods import METHODS, Agentic
+from experiments.table5.presets import TABLE_PRESETS
+from experiments.table5.returns_table import ReturnsTable, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "cartpole_swingup"
@@ -65,7 +66,7 @@ def tiny_demo(monkeypatch) -> None:
             checkpoint_every=2,
         ),
     )
-    monkeypatch.setitem(table5_presets.TABLE_PRESETS, "demo", tiny)
+    monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_a_cell_that_fails_is_named_after_the_others(tmp_path, monkeypatch):
         line = "print('done')" if cell.method == "bc" else "raise SystemExit('error: no such luck')"
         return [sys.executable, "-c", line]
 
-    monkeypatch.setattr(table5_cells.TableCell, "command", command)
+    monkeypatch.setattr(cells.TableCell, "command", command)
     done = []
     with pytest.raises(CellFailedError, match=r"cartpole_swingup dt seed 0 failed \(error: no such luck\)"):
         done.extend(run_cells(cells, tmp_path, workers=2))

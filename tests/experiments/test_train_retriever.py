@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentic_ring.data.tokenizer import Tokenizer
-from evals.line_documents import LARGEST_VALUE, DocumentPlan
-from evals.line_keys import word_lists
-from evals.local_reader import open_reader
-from evals.results import read_results
+from agentic_ring.data.text.tokenizer import Tokenizer
+from evals.common.results import read_results
+from evals.lines.documents import LARGEST_VALUE, DocumentPlan
+from evals.lines.keys import word_lists
+from evals.lines.local_reader import open_reader
 from experiments import train_retriever
-from experiments.retriever_lessons import (
+from experiments.retriever.lessons import (
     ANSWER,
     FARTHEST_POSITION,
     TOKENS_A_LINE,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_ring.inference.answer_text import AnswerText, TextPieces, UntilStop
-from tests.data.tokenizers_for_tests import byte_level, sentencepiece
+from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece
 
 TEXTS = ["The capital of France is Paris.", "é, and 日本 🙂 after it", "line 12: <4821>\n\n  indented"]
 

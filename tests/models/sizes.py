@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import order
 from agentic_ring.attention.layout import Layout
-from agentic_ring.data.chains import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.transformer import TransformerConfig

@@ -3,11 +3,11 @@
 import jax
 import pytest
 
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference import TextEngine
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.transformer import TransformerConfig
-from tests.data.tokenizers_for_tests import byte_level
+from tests.data.text.tokenizers_for_tests import byte_level
 
 NEW = 24
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, trainers
 
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import Tokenizer
 from tests.models.llama_cases import VOCAB, write_model
 
 ALPHABET = [*"abcdefghijklmnopqrstuvwxyz0123456789 \n<>_.,:'?-"]

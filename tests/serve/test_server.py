@@ -12,8 +12,8 @@ import numpy as np
 import openai
 import pytest
 
-from agentic_ring.data.chat import chat_template
-from agentic_ring.data.tokenizer import Tokenizer
+from agentic_ring.data.text.chat import chat_template
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import TextEngine
 from agentic_ring.inference.last_document import LastDocument

@@ -23,7 +23,7 @@ from agentic_ring.training.state import (
     make_optimizer,
     make_train_step,
 )
-from evals.memory import TrainStep, token_batch
+from evals.compile.memory import TrainStep, token_batch
 
 STACK = TransformerConfig(
     width=32, layers=3, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from agentic_ring.cli import run
-from agentic_ring.data.chains import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore

@@ -1,0 +1,181 @@
+"""Packed rows on disk: one HDF5 file, sealed (``sealed_file.py``), of R rows of T tokens.
+
+    attributes     tokenizer (digest), vocab_size, template
+    tokens         int32 [R, T]    0 where padding
+    counts         uint8 [R, T]    1 where it counts in the loss that the token is predicted
+    segment_ids    int32 [R, T]    the number of the token's text within the row; -1 where padding
+
+Targets, weights and positions follow from these; ``PackedRow`` derives them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from agentic_ring.data.sealed.failsafe_file import FailsafeFile
+from agentic_ring.data.sealed.sealed_file import FileKind
+from agentic_ring.data.sealed.sealed_reader import SealedReader
+from agentic_ring.data.sealed.sealed_writer import sealed_writer
+from agentic_ring.data.text.packing import PackedRow
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import ArgumentError, StoreError
+
+PACKED = FileKind(
+    name="agentic_ring packed text",
+    version=1,
+    noun="file of packed rows",
+    command="python -m data_prep.sharegpt",
+    rewrite="pack the conversations again",
+)
+_DTYPES = {
+    "tokens": np.dtype(np.int32),
+    "counts": np.dtype(np.uint8),
+    "segment_ids": np.dtype(np.int32),
+}
+_CHUNK_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True)
+class PackedDescription:
+    """How the rows' ids came about.
+
+    Attributes:
+      tokenizer: ``Tokenizer.digest``.
+      vocab_size: of the tokenizer; every id is below it.
+      template: name of the chat template.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    template: str
+
+
+class PackedWriter:
+    """Adds rows to a new file; see ``packed_writer``."""
+
+    def __init__(self, file: h5py.File, target: FailsafeFile, length: int):
+        self._target = target
+        self._length = length
+        chunks = (1, min(length, _CHUNK_TOKENS))
+        self._arrays = {
+            # Runs of equal numbers, and ids that need half their bytes: to compress them is cheap.
+            name: file.create_dataset(
+                name,
+                (0, length),
+                dtype,
+                maxshape=(None, length),
+                chunks=chunks,
+                compression="gzip",
+                compression_opts=1,
+                shuffle=True,
+                fletcher32=True,
+            )
+            for name, dtype in _DTYPES.items()
+        }
+        self.rows = 0
+        """Written so far."""
+
+    def add(self, row: PackedRow) -> None:
+        """Writes one more row.
+
+        Raises:
+          ArgumentError: it has another length.
+          OSError: the disk is full.
+        """
+        if len(row.tokens) != self._length:
+            raise ArgumentError(f"a row of {len(row.tokens)} tokens for a file of rows of {self._length}")
+        for name, array in self._arrays.items():
+            array.resize(self.rows + 1, axis=0)
+            array[self.rows] = getattr(row, name)
+        self.rows += 1
+        self._target.check()
+
+
+@contextmanager
+def packed_writer(path: Path, description: PackedDescription, length: int) -> Iterator[PackedWriter]:
+    """Writes a new file, or replaces the one at ``path``, once the block ends without an error.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    with sealed_writer(path, PACKED) as (file, target):
+        file.attrs.update(asdict(description))
+        yield PackedWriter(file, target, length)
+
+
+class PackedRows(SealedReader):
+    """Read access to packed rows; a context manager.
+
+    Attributes:
+      description: the ``PackedDescription``.
+      length: tokens of a row, T.
+    """
+
+    kind = PACKED
+
+    def _read_tables(self) -> None:
+        attributes = self._file.attrs
+        vocab_size = int(np.asarray(attributes["vocab_size"]))
+        self.description = PackedDescription(
+            str(attributes["tokenizer"]), vocab_size, str(attributes["template"])
+        )
+        self._arrays: dict[str, h5py.Dataset] = {}
+        for name, dtype in _DTYPES.items():
+            array = self._file[name]
+            if not isinstance(array, h5py.Dataset) or array.dtype != dtype or array.ndim != 2:
+                raise ValueError(f"{name} is no array [R, T] of {dtype}")
+            self._arrays[name] = array
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        if len(set(shapes.values())) != 1:
+            raise ValueError(f"its arrays have shapes {shapes}, expected one")
+        self._count, self.length = shapes["tokens"]
+
+    def __len__(self) -> int:
+        """Rows R."""
+        return self._count
+
+    def __getitem__(self, index: int) -> PackedRow:
+        """One row.
+
+        Raises:
+          ArgumentError: there is no such row.
+          StoreError: it is damaged, or holds an id beyond the vocabulary.
+        """
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"row {index} is outside the {len(self)} of {self.path}")
+        try:
+            tokens, counts, segment_ids = (self._arrays[name][index] for name in _DTYPES)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: row {index} is damaged ({error}); delete the file and {PACKED.rewrite}"
+            ) from error
+        if tokens.min() < 0 or tokens.max() >= self.description.vocab_size:
+            raise StoreError(
+                f"{self.path}: row {index} holds ids {tokens.min()} to {tokens.max()}, expected 0 to "
+                f"{self.description.vocab_size - 1}; delete the file and {PACKED.rewrite}"
+            )
+        return PackedRow(tokens, counts.astype(bool), segment_ids)
+
+    def answer_tokens(self) -> int:
+        """Targets that count in the loss, of all rows; reads every row.
+
+        Raises:
+          StoreError: a row is damaged.
+        """
+        return sum(int(self[index].weight().sum()) for index in range(len(self)))
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Checks that the rows were made with this tokenizer.
+
+        Raises:
+          StoreError: they were made with another.
+        """
+        if tokenizer.digest != self.description.tokenizer:
+            raise StoreError(
+                f"{self.path} was packed with another tokenizer (digest {self.description.tokenizer}, "
+                f"expected {tokenizer.digest}); {PACKED.rewrite} with the model's own"
+            )

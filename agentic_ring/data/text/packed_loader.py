@@ -1,0 +1,78 @@
+"""The input pipeline of packed text: rows in a new order each epoch, in the ring's layout."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import grain
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.attention.layout import Layout, order, padded_length
+from agentic_ring.data.batches import GlobalBatches
+from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.errors import DataError
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.llama import TokenBatch
+
+
+class PackedBatches(GlobalBatches):
+    """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring.
+
+    Every row is met once an epoch, in an order that the seed decides and that no mesh changes. A batch's
+    weight is one global array: its sum counts the answer tokens of all devices and processes, which is
+    what ``training.state.make_train_step`` divides by.
+
+    Args:
+      rows: of a file.
+      batch_size: rows of all processes together.
+      mesh: of the run.
+      seed: decides the order of the rows.
+      layout: of the tokens over the ring. A text's tokens stand side by side in its row, so their places
+        tell which of them comes first, and segment ids which belong together.
+      rules: where the arrays go.
+
+    Raises:
+      DataError: there are no rows, or they do not spread evenly over the ring.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows,
+        batch_size: int,
+        mesh: Mesh,
+        seed: int = 0,
+        layout: Layout = "zigzag",
+        rules: ShardingRules = ShardingRules(),
+    ):
+        ring = int(np.prod([mesh.shape[axis] for axis in rules.sequence]))
+        if not len(rows):
+            raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
+        needed = padded_length(rows.length, ring, layout)
+        if needed != rows.length:
+            raise DataError(
+                f"the rows of {rows.path} have {rows.length} tokens, which do not spread evenly over a ring "
+                f"of {ring} in {layout} order; pack rows of {needed}, or take a smaller ring"
+            )
+        places = order(layout, rows.length, ring)
+        shuffled = grain.MapDataset.range(len(rows)).shuffle(seed=seed).repeat()
+
+        def load(number: int, columns: slice) -> dict[str, np.ndarray]:
+            row = rows[cast(int, shuffled[number])]
+            fields = {
+                "tokens": row.tokens,
+                "targets": row.targets(),
+                "weight": row.weight(),
+                "positions": row.positions(),
+                "segment_ids": row.segment_ids,
+            }
+            return {name: array[places[columns]] for name, array in fields.items()}
+
+        super().__init__(load, batch_size, rows.length, mesh, rules)
+        self._layout: Layout = layout
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return self
+
+    def __next__(self) -> TokenBatch:
+        """The next batch, on the devices."""
+        return TokenBatch(**self.next_fields(), layout=self._layout)

@@ -1,0 +1,133 @@
+"""What was collected so far: one label an episode, and what a learner needs to go on.
+
+    {collector}/buffer/episode_*.npz
+    {collector}/episodes.jsonl      a label for every finished episode
+    {collector}/collection.json     the settings, and that the data are ours, not ExoRL's
+    {collector}/resume/{job}_{round:06d}.npz    a learner's state while the collection is unfinished
+
+A round counts as done when its labels are in ``episodes.jsonl``, which is written last.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import jax
+import numpy as np
+
+from agentic_ring.data.trajectories import Episode
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing
+from data_prep.episodes.episode_files import write_episode
+
+LABEL = "exorl-mini (ours)"
+SETTINGS_FILE = "collection.json"
+LABELS_FILE = "episodes.jsonl"
+
+
+class Ledger:
+    """The files of one collector's folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.buffer = folder / "buffer"
+        self._labels_path = folder / LABELS_FILE
+        self._resume = folder / "resume"
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Makes the folder, or checks that what lies there was collected with the same settings.
+
+        Raises:
+          ConfigError: it was collected with others.
+          DataError: its settings cannot be read.
+        """
+        self.buffer.mkdir(parents=True, exist_ok=True)
+        path = self.folder / SETTINGS_FILE
+        about = "made by data_prep.collect, no part of ExoRL"
+        contents = {"label": LABEL, "about": about, "settings": settings}
+        if path.exists():
+            [before] = self._read(path, lambda text: [json.loads(text)["settings"]])
+            different = {key: before.get(key) for key in settings if before.get(key) != settings[key]}
+            if different:
+                raise ConfigError(
+                    f"{self.folder} holds episodes collected with {different}, not "
+                    f"{ {key: settings[key] for key in different} }; use those settings, another --output, "
+                    "or remove the folder"
+                )
+        elif any(self.buffer.iterdir()):
+            raise ConfigError(f"{self.buffer} holds episodes from elsewhere; use another --output")
+        _write_text(path, json.dumps(contents, indent=1) + "\n")
+
+    def labels(self) -> list[dict[str, Any]]:
+        """The labels of all finished episodes, in order.
+
+        Raises:
+          DataError: they cannot be read.
+        """
+        if not self._labels_path.exists():
+            return []
+        return self._read(self._labels_path, lambda text: [json.loads(line) for line in text.splitlines()])
+
+    def add_round(
+        self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any
+    ) -> None:
+        """Writes the episodes of a job's round ``done``, the state after it, and then the labels."""
+        before = self.labels()
+        new = []
+        for episode, label in zip(episodes, labels, strict=True):
+            index = len(before) + len(new)
+            path = write_episode(self.buffer, index, episode)
+            new.append({"file": path.name, "index": index, "job": job, "data": LABEL} | label)
+        self._save_state(job, done, state)
+        _write_text(self._labels_path, "".join(json.dumps(label) + "\n" for label in before + new))
+        (self._resume / f"{job}_{done - 1:06d}.npz").unlink(missing_ok=True)
+
+    def load_state(self, job: str, done: int, like: Any) -> Any:
+        """The state after ``done`` rounds, in the structure of ``like``.
+
+        Raises:
+          DataError: it is missing or of another shape.
+        """
+        path = self._resume / f"{job}_{done:06d}.npz"
+        leaves, structure = jax.tree.flatten(like)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                saved = [arrays[str(number)] for number in range(len(leaves))]
+            _check_shapes(saved, leaves)
+        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
+            raise DataError(
+                f"cannot go on from {path} ({error}); remove {self.folder} and start again"
+            ) from error
+        return jax.tree.unflatten(structure, saved)
+
+    def forget_states(self) -> None:
+        """Removes what only an unfinished collection needs."""
+        shutil.rmtree(self._resume, ignore_errors=True)
+
+    def _read(self, path: Path, parse: Callable[[str], list[Any]]) -> list[Any]:
+        try:
+            return parse(path.read_text())
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is damaged ({error!r}); mend it, or remove {self.folder} and start again"
+            ) from error
+
+    def _save_state(self, job: str, done: int, state: Any) -> None:
+        path = self._resume / f"{job}_{done:06d}.npz"
+        arrays = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+        with replacing(path) as beside, beside.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+
+def _check_shapes(saved: list[np.ndarray], expected: list[Any]) -> None:
+    for number, (found, like) in enumerate(zip(saved, expected, strict=True)):
+        if found.shape != np.shape(like):
+            raise ValueError(f"array {number} has shape {found.shape}, expected {np.shape(like)}")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as beside:
+        beside.write_text(text)

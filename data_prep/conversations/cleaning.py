@@ -1,0 +1,108 @@
+"""What conversations copied out of a chat page need before a model learns from them.
+
+In this order, in the manner of FastChat's cleaning of ShareGPT, on which Vicuna was trained:
+
+    HTML          answers that are HTML as a whole become Markdown
+    debris        what the page wrote itself goes: "1 / 2", "Copy code", "Copy123 chars / 45 words"
+    ends          empty turns go, answers before the first question, questions after the last answer
+    alternation   user and assistant must take turns
+    length        under 16 characters of text there is nothing to learn
+    blocked       phrases of refusals and of the page's own errors, see ``BLOCKED``
+    again         a conversation whose id or whose first question and answer have been seen
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from agentic_ring.data.text.chat import Turn
+from data_prep.conversations.conversation_files import Conversation
+from data_prep.conversations.html_markdown import is_html, to_markdown
+
+BLOCKED = ("openai", "chatgpt", "too many requests")
+"""Conversations about their own maker teach a model to take itself for another; the last is an error."""
+LEAST_CHARACTERS = 16
+
+_PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
+_COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
+_AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
+_ALONE = re.compile(r"^[ \t]*Copy code[ \t]*$\n?", re.M)
+
+
+class Rejected(Exception):
+    """A conversation that is left out; the message is the reason, the same for all of its kind."""
+
+
+def clean_text(turn: Turn) -> Turn:
+    """A turn without markup of its page."""
+    text = turn.text
+    if turn.role == "assistant" and is_html(text):
+        text = to_markdown(text)
+    for debris in (_PAGER, _COUNTS, _ALONE):
+        text = debris.sub("", text)
+    return Turn(turn.role, _AFTER_FENCE.sub(r"\1", text).strip())
+
+
+def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
+    """The turns that a model can learn from: the system's if it opens, then questions and answers in pairs.
+
+    Args:
+      turns: as they were read.
+      blocked: phrases of which none may occur, in capitals or not.
+
+    Raises:
+      Rejected: there is nothing to learn from them.
+    """
+    cleaned = [turn for turn in map(clean_text, turns) if turn.text]
+    if not cleaned:
+        raise Rejected("empty")
+    system = cleaned[:1] if cleaned[0].role == "system" else []
+    spoken = cleaned[len(system) :]
+    while spoken and spoken[0].role != "user":
+        spoken.pop(0)
+    while spoken and spoken[-1].role != "assistant":
+        spoken.pop()
+    if not spoken:
+        raise Rejected("no answer")
+    if any(turn.role != ("user", "assistant")[number % 2] for number, turn in enumerate(spoken)):
+        raise Rejected("user and assistant do not take turns")
+    if sum(len(turn.text) for turn in spoken) < LEAST_CHARACTERS:
+        raise Rejected(f"under {LEAST_CHARACTERS} characters")
+    folded = "\n".join(turn.text for turn in spoken).casefold()
+    if any(phrase.casefold() in folded for phrase in blocked):
+        raise Rejected("a blocked phrase")
+    return (*system, *spoken)
+
+
+class Deduplicator:
+    """Remembers ids and first pairs, 16 bytes of each."""
+
+    def __init__(self):
+        self._keys: set[bytes] = set()
+        self._pairs: set[bytes] = set()
+
+    def check(self, conversation: Conversation) -> str:
+        """The conversation's key, its id or else the digest of its first pair; cleaned turns are expected.
+
+        Raises:
+          Rejected: its id or its first question and answer have been seen.
+        """
+        spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
+        pair = _digest("\0".join(spoken[:2]))
+        key = pair.hex() if conversation.key is None else conversation.key
+        if _digest(key) in self._keys:
+            raise Rejected("the id was seen before")
+        if pair in self._pairs:
+            raise Rejected("the first question and answer were seen before")
+        self._keys.add(_digest(key))
+        self._pairs.add(pair)
+        return key
+
+
+def is_test(key: str, share: float) -> bool:
+    """Whether a conversation belongs to the test split; it stays there whatever else the data hold."""
+    return int.from_bytes(_digest(key)[:8], "big") < share * 2**64
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,226 @@
+"""Reads conversations from JSON arrays and jsonl files of any size, one at a time.
+
+Known shapes of a record (ShareGPT's own, FastChat's, OpenAI's)::
+
+    {"id": "x", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentic_ring.data.text.chat import Role, Turn
+from agentic_ring.errors import DataError
+
+_READ_BYTES = 1 << 20
+_MOST_CHARACTERS = 1 << 28
+"""Of one record; more means that a quote or a bracket is missing."""
+_NEAR_END = 16
+"""Characters within which a half-read token of JSON may stop."""
+_MORE_OF_A_NUMBER = re.compile(r"|\.|[eE][+-]?")
+"""What may be held of a number behind the digits that already are one, before the rest is read."""
+_WHITE = " \t\r\n"
+_ROLES: dict[str, Role] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One entry of a file.
+
+    Attributes:
+      line: where it begins, from 1.
+      end: bytes of the file read so far.
+      value: what it holds; None where it is no JSON.
+      fault: what is wrong with it, where it is no JSON.
+    """
+
+    line: int
+    end: int
+    value: Any
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns as a file has them, their roles in our words.
+
+    Attributes:
+      key: the record's id; None where it has none.
+      turns: in order; nothing is checked but types and roles.
+    """
+
+    key: str | None
+    turns: tuple[Turn, ...]
+
+
+class OtherSpeakerError(DataError):
+    """A conversation with a speaker that is neither user, assistant nor system, such as a tool."""
+
+
+def records(path: Path) -> Iterator[Record]:
+    """The entries of a JSON array, or the lines of a jsonl file, told apart by the first character.
+
+    Of a jsonl file a bad line is yielded with its fault, and reading goes on.
+
+    Raises:
+      DataError: the file is missing, empty or not UTF-8, or its array is not JSON from some line on.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl of conversations")
+    first = b""
+    with path.open("rb") as file:
+        while not first and (block := file.read(_READ_BYTES)):
+            first = block.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    if not first:
+        raise DataError(f"{path} is empty; give a file of conversations")
+    yield from _array(path) if first == b"[" else _lines(path)
+
+
+def conversation(value: Any) -> Conversation:
+    """The conversation that a record holds.
+
+    Raises:
+      OtherSpeakerError: someone else takes part.
+      DataError: the record has another shape.
+    """
+    if not isinstance(value, dict):
+        raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
+    turns = value.get("conversations", value.get("messages"))
+    if not isinstance(turns, list):
+        raise DataError("it has no list of conversations or messages")
+    key = value.get("id")
+    if key is not None and not isinstance(key, str | int):
+        raise DataError(f"its id is a {type(key).__name__}, expected text or a number")
+    return Conversation(None if key is None else str(key), tuple(map(_turn, turns)))
+
+
+def _turn(value: Any) -> Turn:
+    if not isinstance(value, dict):
+        raise DataError(f"a turn is a {type(value).__name__}, expected an object")
+    speaker = value.get("from", value.get("role"))
+    text = value.get("value", value.get("content"))
+    if not isinstance(speaker, str) or not isinstance(text, str):
+        raise DataError("a turn has no text from|role and value|content")
+    role = _ROLES.get(speaker.lower())
+    if role is None:
+        raise OtherSpeakerError(f"{speaker!r} speaks in it, expected one of {', '.join(_ROLES)}")
+    return Turn(role, _whole_characters(text))
+
+
+def _whole_characters(text: str) -> str:
+    """The text with a replacement for each half of a character that was cut in two."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    end = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            end += len(line)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield Record(number, end, json.loads(text))
+            except (ValueError, RecursionError) as error:
+                yield Record(number, end, None, f"it is no JSON: {error}")
+
+
+def _array(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
+        text = _Text(path, file)
+        text.skip("[")
+        if text.peek() == "]":
+            return
+        while True:
+            text.peek()
+            line, value = text.line, text.value()
+            yield Record(line, file.tell(), value)
+            if text.peek() == "]":
+                return
+            text.skip(",")
+
+
+class _Text:
+    """The text of a JSON file, of which only what one entry needs is held."""
+
+    def __init__(self, path: Path, file: Any):
+        self._path = path
+        self._file = file
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._decoder = json.JSONDecoder()
+        self._held = ""
+        self._place = 0
+        self.line = 1
+
+    def peek(self) -> str:
+        """The next character that is not white; what is white is passed over."""
+        while True:
+            while self._place < len(self._held):
+                char = self._held[self._place]
+                if char not in _WHITE:
+                    return char
+                self.line += char == "\n"
+                self._place += 1
+            if not self._more(_READ_BYTES):
+                raise self._broken("it ends before its array does")
+
+    def skip(self, expected: str) -> None:
+        """Passes over one character."""
+        found = self.peek()
+        if found != expected:
+            raise self._broken(f"there is {found!r} where {expected!r} is expected")
+        self._place += 1
+
+    def value(self) -> Any:
+        """The next entry."""
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._held, self._place)
+                if not _MORE_OF_A_NUMBER.fullmatch(self._held, end):
+                    break
+                fault = "it ends before its array does"
+            except json.JSONDecodeError as error:
+                unfinished = error.msg.startswith("Unterminated string")
+                if not unfinished and error.pos < len(self._held) - _NEAR_END:
+                    raise self._broken(str(error.msg), error.pos) from None
+                fault = error.msg
+            except RecursionError:
+                raise self._broken("an entry is nested too deep") from None
+            # Twice as much each time, so that a long entry is not decoded over and over.
+            held = len(self._held) - self._place
+            if held > _MOST_CHARACTERS or not self._more(max(_READ_BYTES, held)):
+                raise self._broken(fault)
+        self.line += self._held.count("\n", self._place, end)
+        self._place = end
+        return value
+
+    def _more(self, count: int) -> bool:
+        data = self._file.read(count)
+        try:
+            text = self._decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self._path} is not UTF-8 ({error}); convert it, or fetch it again") from None
+        self._held = self._held[self._place :] + text
+        self._place = 0
+        return bool(data)
+
+    def _broken(self, fault: str, place: int | None = None) -> DataError:
+        passed = self._held.count("\n", self._place, place) if place is not None else 0
+        return DataError(
+            f"{self._path}, line {self.line + passed}: {fault}; the file is no whole JSON array, so mend it "
+            "or fetch it again"
+        )

@@ -1,0 +1,180 @@
+"""From episode files to the store, with the rewards of every task, on all cores.
+
+A file that is not a valid episode is left out and listed. Conversion goes in parts, each complete and
+beside the store, so that a run that was stopped goes on where it was; at the end all parts become one
+store, which takes the place of the old one in a single rename. Episodes that the old store holds stay,
+new files are added.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentic_ring.data.store import StoredEpisode, TrajectoryStore
+from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
+from agentic_ring.data.tasks import domain_named
+from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
+from agentic_ring.progress import Advance, progress
+from data_prep.episodes.episode_reader import Reading, read_all
+from data_prep.episodes.episode_sources import Source, as_exorl_loads, find_sources, source_folders, spread
+from data_prep.episodes.exorl_archive import COLLECTORS, how_to_get_episodes
+from data_prep.folders import OWN_COLLECTOR, data_root, store_path
+
+_COMPAT_SUFFIX = "-exorl_compat"
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """What to convert.
+
+    Attributes:
+      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collector: folder below exorl/{domain}: ExoRL's collector, or one of data_prep.collect.
+      max_episodes: take this many, spread evenly over the order of collection: the first ones alone
+        would be the earliest and poorest exploration. All if not given.
+      part_episodes: episodes converted between two points that an interrupted run can go on from.
+      exorl_compat: do as ExoRL's own loader: the first million transitions alone, relabelled with
+        zeroed control. The store is one of its own, {domain}-{collector}-exorl_compat.h5.
+      processes: to read with; as many as pay, up to one a core, if not given.
+      data: data folder; $AGENTIC_RING_DATA or ./data if not given.
+    """
+
+    domain: str = "walker"
+    collector: str = "mix"
+    max_episodes: int | None = None
+    part_episodes: int = 128
+    exorl_compat: bool = False
+    processes: int | None = None
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        domain_named(self.domain)
+        for name in ("max_episodes", "part_episodes", "processes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if self.exorl_compat and self.max_episodes is not None:
+            raise ConfigError("exorl_compat takes what ExoRL's loader takes; leave max_episodes out")
+
+    @property
+    def root(self) -> Path:
+        """The data folder."""
+        return self.data or data_root()
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those of the episodes; see ``source_folders``."""
+        return source_folders(self.root, self.domain, self.collector)
+
+
+@dataclass(frozen=True)
+class ConversionSummary:
+    """What came of it.
+
+    Attributes:
+      store: path of the store.
+      episodes: number it holds now.
+      added: how many of them are new.
+      skipped: (file, reason) of each that was left out.
+    """
+
+    store: Path
+    episodes: int
+    added: int
+    skipped: tuple[tuple[Path, str], ...]
+
+
+def convert(config: ConvertConfig) -> ConversionSummary:
+    """Brings the store up to date with the episode files; see the module.
+
+    Raises:
+      UnknownNameError: there are no episode files, and no such collector.
+      DataError: there are no episode files, or none is valid.
+      StoreError: the store, or a part of one, is damaged or of another version.
+    """
+    domain = domain_named(config.domain)
+    suffix = _COMPAT_SUFFIX if config.exorl_compat else ""
+    path = store_path(config.root, domain.name, config.collector + suffix)
+    parts = path.with_name(f"{path.name}.parts")
+    description = StoreDescription(domain, config.collector, domain.tasks)
+    sources, skipped = find_sources(config.folders)
+    if not sources and not skipped:
+        if config.collector not in (*COLLECTORS, OWN_COLLECTOR):
+            raise UnknownNameError("collector", config.collector, (*COLLECTORS, OWN_COLLECTOR))
+        raise DataError(how_to_get_episodes(config.root, config.domain, config.collector))
+    if config.exorl_compat:
+        sources = as_exorl_loads(sources)
+    elif config.max_episodes is not None:
+        sources = spread(sources, config.max_episodes)
+    with ExitStack() as stack:
+        stores: list[TrajectoryStore] = []
+        converted: set[str] = set()
+        for existing in _existing(path, parts):
+            store = _open_verified(stack, existing, description)
+            # A run that was stopped between the last rename and tidying up left parts already merged.
+            if not converted.issuperset(store.sources):
+                stores.append(store)
+                converted.update(store.sources)
+        before = stores[0].num_episodes if path.exists() else 0
+        todo = [source for source in sources if source.name not in converted]
+        with progress(f"converting {path.stem}", len(todo)) as advance:
+            episodes = _valid(todo, config, skipped, advance)
+            written = _write_parts(parts, config.part_episodes, description, episodes)
+            stores.extend(_open_verified(stack, part, description) for part in written)
+        if not stores:
+            reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
+            where = " and ".join(str(folder / "buffer") for folder in config.folders)
+            raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
+        total = sum(store.num_episodes for store in stores)
+        if total > before:
+            merge_stores(path, description, stores)
+    for part in parts.glob("*"):
+        part.unlink()
+    if parts.exists():
+        parts.rmdir()
+    return ConversionSummary(path, total, total - before, tuple(skipped))
+
+
+def _valid(
+    sources: Sequence[Source], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
+) -> Iterator[StoredEpisode]:
+    """Valid episodes with their rewards; the others are added to ``skipped``."""
+    reading = Reading(config.domain, config.collector, control=not config.exorl_compat)
+    for number, (source, result) in enumerate(read_all(sources, reading, config.processes), start=1):
+        if isinstance(result, StoredEpisode):
+            yield result
+        else:
+            skipped.append((source.file.path, result))
+        advance(number, f"{len(skipped)} left out" if skipped else "")
+
+
+def _write_parts(
+    folder: Path, size: int, description: StoreDescription, episodes: Iterator[StoredEpisode]
+) -> Iterator[Path]:
+    """Writes stores of up to ``size`` episodes each, beside those that are there, and yields their paths."""
+    number = len(list(folder.glob("part-*.h5")))
+    while chunk := [episode for _, episode in zip(range(size), episodes, strict=False)]:
+        part = folder / f"part-{number:06d}.h5"
+        write_store(part, description, chunk)
+        yield part
+        number += 1
+
+
+def _existing(path: Path, parts: Path) -> list[Path]:
+    """The store, and the parts of an interrupted conversion."""
+    return [*([path] if path.exists() else []), *sorted(parts.glob("part-*.h5"))]
+
+
+def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) -> TrajectoryStore:
+    store = stack.enter_context(TrajectoryStore.open(path))
+    store.verify()
+    if store.domain != description.domain:
+        expected = f"expected {description.domain.name}"
+        raise StoreError(f"{path} is of domain {store.domain.name}, {expected}; remove it")
+    if set(store.tasks) != set(description.tasks):
+        raise StoreError(
+            f"{path} has rewards of {store.tasks}, expected {description.tasks}; "
+            f"run `python -m data_prep.relabel --store {path}` first"
+        )
+    return store

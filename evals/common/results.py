@@ -1,0 +1,174 @@
+"""``results.json``: what ran, on what, and every figure with its spread and the paper's beside it.
+
+The file is the contract that other tools read::
+
+    {"command": str, "commit": str | null, "hardware": {...}, "versions": {package: str},
+     "config": {...}, "wall_seconds": {stage: seconds},
+     "figures": [{"name", "value", "low", "high", "unit", "n", "paper"}, ...]}
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.files import replacing
+from agentic_ring.provenance import provenance
+from evals.common.intervals import Interval
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One reported number.
+
+    Attributes:
+      name: path-like, such as ``return/last_trial``.
+      value: in ``unit``.
+      low: lower bound of the 95% interval; None where there is no spread to speak of.
+      high: upper bound, likewise.
+      unit: what one counts, such as ``return`` or ``tokens/s``.
+      n: independent runs, environments or episodes behind the value.
+      paper: the paper's figure, which may be another quantity; None where it has none.
+
+    Raises:
+      ArgumentError: a number that is not finite, one bound without the other, or bounds in the
+        wrong order.
+    """
+
+    name: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    paper: float | None = None
+
+    def __post_init__(self):
+        for field in ("value", "low", "high", "n", "paper"):
+            number = getattr(self, field)
+            if number is not None and not math.isfinite(number):
+                raise ArgumentError(
+                    f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported, "
+                    "so find out where it went wrong or leave the figure out"
+                )
+        if (self.low is None) != (self.high is None):
+            raise ArgumentError(
+                f"figure {self.name!r} has one bound of two: low {self.low}, high {self.high}"
+            )
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ArgumentError(f"figure {self.name!r} has low {self.low} above high {self.high}")
+
+    @classmethod
+    def of(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
+        """The figure of an estimate with its interval."""
+        return cls(name, interval.value, unit, interval.low, interval.high, interval.n, paper)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The content of a ``results.json``; the fields are those of ``provenance`` and of the run."""
+
+    command: str
+    commit: str | None
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    config: Mapping[str, Any]
+    wall_seconds: Mapping[str, float]
+    figures: tuple[Figure, ...]
+
+    @classmethod
+    def of_this_process(
+        cls, config: Mapping[str, Any], wall_seconds: Mapping[str, float], figures: Sequence[Figure]
+    ) -> "Results":
+        """Results whose command, commit, hardware and versions are those of the running process."""
+        return cls(**provenance(), config=config, wall_seconds=wall_seconds, figures=tuple(figures))
+
+    def figure(self, name: str) -> Figure:
+        """The figure of this name.
+
+        Raises:
+          ArgumentError: there is none.
+        """
+        for figure in self.figures:
+            if figure.name == name:
+                return figure
+        names = ", ".join(figure.name for figure in self.figures)
+        raise ArgumentError(f"no figure is named {name!r}; there are: {names}")
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Writes ``results`` as JSON; a file already there is replaced whole or, on failure, left as it was.
+
+    Raises:
+      ArgumentError: two figures of one name, or a value that JSON cannot hold, NaN and infinity among
+        them. Nothing has been written then.
+    """
+    names = [figure.name for figure in results.figures]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(f"figures named more than once: {', '.join(twice)}; each needs its own name")
+    try:
+        text = json.dumps(asdict(results), indent=2, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"the results cannot be written as JSON: {error}") from error
+    with replacing(path) as beside:
+        beside.write_text(text + "\n")
+
+
+def read_results(path: Path) -> Results:
+    """Reads a ``results.json``.
+
+    Raises:
+      DataError: it is missing, is no JSON, or lacks a field of the contract.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the results.json of a finished run") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); run the experiment again to write it anew") from error
+    expected = {field.name for field in fields(Results)}
+    if not isinstance(content, dict) or set(content) != expected:
+        found = ", ".join(sorted(content)) if isinstance(content, dict) else type(content).__name__
+        raise DataError(f"{path} holds {found}; expected the fields {', '.join(sorted(expected))}")
+    try:
+        figures = tuple(Figure(**figure) for figure in content["figures"])
+    except (TypeError, ArgumentError) as error:
+        raise DataError(f"{path} holds a figure that cannot be read: {error}") from error
+    for name in ("hardware", "versions", "config", "wall_seconds"):
+        if not isinstance(content[name], dict):
+            raise DataError(f"{path}: {name} is a {type(content[name]).__name__}; expected names with values")
+    content["figures"] = figures
+    return Results(**content)
+
+
+def figure_table(figures: Sequence[Figure], title: str) -> Table:
+    """The figures as a table for ``rich.print``, the paper's beside ours where it has any."""
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("n", justify="right")
+    table.add_column("unit")
+    with_paper = any(figure.paper is not None for figure in figures)
+    if with_paper:
+        table.add_column("paper", justify="right")
+    for figure in figures:
+        spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
+        paper = [short_number(figure.paper)] if with_paper else []
+        table.add_row(figure.name, short_number(figure.value), spread, str(figure.n), figure.unit, *paper)
+    return table
+
+
+def short_number(number: float | None) -> str:
+    """Four significant digits, whole numbers above that: 0.01234, 12.34, 123,456."""
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.4g}"

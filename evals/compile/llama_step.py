@@ -1,0 +1,170 @@
+"""One training step of LLaMA as the paper's Tables 3 and 4 compare it: four ways to attend, one step.
+
+The step is the product's own (``training.make_train_step``): AdamW, parameters and optimiser state
+sharded over all devices (FSDP, no tensor parallelism), layers scanned and recomputed in the backward.
+Only where the sequence lies and how much of a layer is alive at once differ:
+
+    vanilla            each device has a sequence; attention makes the whole matrix of scores
+    memory_efficient   attention in chunks (arXiv 2112.05682); the feedforward takes all tokens at once
+    blockwise          the feedforward in chunks as well (BPT, arXiv 2305.19370)
+    ring               one sequence lies over all devices (arXiv 2310.01889), and a group of heads at a
+                       time travels round them, which is ours: what travels, and the gradients of it, would
+                       otherwise outweigh all that the blockwise feedforward saves
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any, Literal, get_args
+
+from jax.sharding import Mesh
+
+from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.losses import token_loss
+from agentic_ring.training.state import Model, OptimizerConfig
+from evals.compile.memory import TrainStep, token_batch
+
+Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]
+METHODS: tuple[Method, ...] = get_args(Method)
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a LLaMA; see ``TransformerConfig``."""
+
+    width: int
+    ffn_width: int
+    layers: int
+    heads: int
+    kv_heads: int | None = None
+    vocab_size: int = 32_000
+
+    @property
+    def head_groups(self) -> int:
+        """Groups of a few query heads with whole key heads."""
+        heads_of_a_group = min(HEADS_OF_A_GROUP, max(1, self.heads // 8))
+        return min(self.kv_heads or self.heads, self.heads // heads_of_a_group)
+
+
+SHAPES: dict[str, Shape] = {
+    "tiny": Shape(128, 384, 2, 4),
+    "100M": Shape(768, 2048, 12, 12),
+    "350M": Shape(1024, 2816, 24, 16),
+    "3B": Shape(3200, 8640, 26, 32),
+    "7B": Shape(4096, 11008, 32, 32),
+    "8B": Shape(4096, 14336, 32, 32, kv_heads=8, vocab_size=128_256),
+    "13B": Shape(5120, 13824, 40, 40),
+    "30B": Shape(6656, 17920, 60, 52),
+    "65B": Shape(8192, 22016, 80, 64),
+}
+"""The paper's models; Llama-3-8B (arXiv 2407.21783); and small ones."""
+
+CHUNK = 2048
+"""Tokens of a device that a blockwise feedforward, and every method's loss, take at a time."""
+HEADS_OF_A_GROUP = 4
+"""Query heads that a ring attends with at a time; fewer where a model has few."""
+
+
+@dataclass(frozen=True)
+class LlamaStep:
+    """One update of a LLaMA.
+
+    Attributes:
+      model: one of ``SHAPES``.
+      method: see the module.
+      context: tokens of a sequence.
+      devices: what it runs on, or is compiled for.
+      precision: of products and activations; parameters and optimiser state are float32 always.
+      sequences: of a batch; where absent one a device, or for a ring one in all.
+      remat: see ``TransformerConfig``.
+
+    Raises:
+      UnknownNameError: no such model or method.
+      ArgumentError: a context or batch that does not divide over the devices.
+    """
+
+    model: str
+    method: Method
+    context: int
+    devices: tuple[Any, ...]
+    precision: Precision = "bfloat16"
+    sequences: int | None = None
+    remat: Literal["full", "offload", "attention"] = "full"
+
+    def __post_init__(self) -> None:
+        if self.model not in SHAPES:
+            raise UnknownNameError("model", self.model, tuple(SHAPES))
+        if self.method not in METHODS:
+            raise UnknownNameError("method", self.method, METHODS)
+        count = len(self.devices)
+        if self.method == "ring" and self.context % (2 * count):
+            raise ArgumentError(
+                f"a context of {self.context} tokens does not divide over a ring of {count} devices in "
+                f"zigzag order; take a multiple of {2 * count}"
+            )
+        if self.context < 1 or (self.method != "ring" and self.batch % count):
+            raise ArgumentError(
+                f"{self.batch} sequences of {self.context} tokens do not divide over {count} devices; "
+                f"take a multiple of {count} sequences of at least one token"
+            )
+
+    @property
+    def shape(self) -> Shape:
+        """The model's sizes."""
+        return SHAPES[self.model]
+
+    @property
+    def batch(self) -> int:
+        """Sequences of an update."""
+        return self.sequences or (1 if self.method == "ring" else len(self.devices))
+
+    @property
+    def rules(self) -> ShardingRules:
+        """The sequence over all devices for a ring, else the batch."""
+        everywhere = ("fsdp", "ring")
+        if self.method == "ring":
+            return ShardingRules(batch=("data",), sequence=everywhere)
+        return ShardingRules(batch=("data", *everywhere), sequence=())
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """All devices on fsdp x ring, such that the ring divides the model's width.
+
+        A width of 3200 does not divide over 512 devices; over 4 x 128 every weight does, one dimension
+        over each.
+        """
+        ring = gcd(len(self.devices), self.shape.width)
+        return make_mesh(MeshShape(fsdp=len(self.devices) // ring, ring=ring), devices=self.devices)
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model and how it is computed."""
+        shape = self.shape
+        return LlamaConfig(
+            TransformerConfig(
+                width=shape.width,
+                layers=shape.layers,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                ffn_width=shape.ffn_width,
+                dtype=self.precision,
+                remat=self.remat,
+                ffn_chunk=CHUNK if self.method in ("blockwise", "ring") else None,
+                head_groups=shape.head_groups if self.method == "ring" else 1,
+                attention_strategy="ring" if self.method == "ring" and len(self.devices) > 1 else "auto",
+                attention_kernel="vanilla" if self.method == "vanilla" else "auto",
+                rules=self.rules,
+            ),
+            vocab_size=shape.vocab_size,
+            loss_chunk=CHUNK,
+        )
+
+    @property
+    def train_step(self) -> TrainStep:
+        """To compile, or to ask for its memory."""
+        batch = token_batch(self.batch, self.context)
+        return TrainStep(Model(self.config), token_loss, OptimizerConfig(), batch, self.mesh, self.rules)

@@ -1,0 +1,117 @@
+"""A model of ours as lm-evaluation-harness sees one. Needs the extra ``harness``."""
+
+from typing import Any
+
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
+    get_rolling_token_windows,
+    make_disjoint_window,
+)
+
+from agentic_ring.data.text.chat import ChatTemplate, Turn
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.progress import progress
+from evals.harness_model.engine_requests import Generation, HarnessRequests, chat_prompt
+
+
+class HarnessModel(TemplateLM):
+    """Its encoding, scores and answers.
+
+    Args:
+      requests: what answers.
+      tokenizer: of its model.
+      template: of chats; None where prompts are sent as they are.
+      seed: of answers that are drawn.
+    """
+
+    def __init__(
+        self, requests: HarnessRequests, tokenizer: Tokenizer, template: ChatTemplate | None, seed: int
+    ):
+        super().__init__()
+        self._requests = requests
+        self._ids = tokenizer
+        self._template = template
+        self._seed = seed
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends an answer."""
+        if not self._ids.eos_ids:
+            raise DataError("the tokenizer names no token that ends an answer; set eos_token")
+        return self._ids.eos_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What a text without context is scored after."""
+        return self.eot_token_id if self._ids.bos_id is None else self._ids.bos_id
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text."""
+        return self._requests.max_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """By which the harness knows cached requests again."""
+        return f"{self._ids.digest}-{self.chat_template()}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Its name, for the record."""
+        return "" if self._template is None else self._template.name
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation; one that ends with an assistant's turn goes on within it."""
+        if self._template is None:
+            raise ConfigError("the task wants a chat template; name one with --template")
+        turns = [Turn(turn["role"], turn["content"]) for turn in chat_history]  # pyright: ignore[reportArgumentType]
+        return chat_prompt(self._template, turns)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids; the token that begins a text is put in front once, unless told not to."""
+        if add_special_tokens is False:
+            return self._ids.encode(string)
+        return self._ids.encode_prompt(string)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        found = []
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        with progress("continuations", len(pairs)) as advance:
+            for (key, _, _), score in zip(requests, self._requests.scores(pairs), strict=True):
+                self.cache_hook.add_partial("loglikelihood", key, score)
+                found.append(score)
+                advance(len(found), "")
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts, in windows of ``max_length`` where they are longer, each token once."""
+        totals = []
+        with progress("texts", len(requests)) as advance:
+            for request in requests:
+                (text,) = request.args
+                tokens = self._ids.encode(text)
+                windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length - 1, 1)
+                scores = self._requests.scores([make_disjoint_window(window) for window in windows])
+                totals.append(sum(total for total, _ in scores))
+                self.cache_hook.add_partial("loglikelihood_rolling", (text,), totals[-1])
+                advance(len(totals), "")
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answers, each up to the first of its task's stop strings."""
+        answers = []
+        with progress("answers", len(requests)) as advance:
+            for request in requests:
+                context, settings = request.args
+                answers.append(self._requests.answer(context, Generation.of(settings, self._seed)))
+                self.cache_hook.add_partial("generate_until", request.args, answers[-1])
+                advance(len(answers), "")
+        return answers

@@ -1,0 +1,224 @@
+"""A model behind an OpenAI-compatible address as a reader of documents."""
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from agentic_ring.errors import ConfigError
+from evals.lines.readers import Answer
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+CHAT_TEMPLATE_TOKENS = 64
+"""Set aside for what a server puts around a message; Vicuna's template has about 40."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server is waited for.
+
+    Attributes:
+      timeout: seconds until a request counts as lost; reading 512K tokens takes minutes.
+      attempts: at one question, before it counts as failed.
+      first_wait: seconds after the first failed attempt, doubled after each further one.
+      longest_wait: seconds, the server's own Retry-After apart.
+      longest_retry_after: a server that asks for more seconds than this is asked again after so many.
+      requests_per_minute: as many at most; None for no limit.
+    """
+
+    timeout: float = 600.0
+    attempts: int = 6
+    first_wait: float = 1.0
+    longest_wait: float = 60.0
+    longest_retry_after: float = 300.0
+    requests_per_minute: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0 or self.attempts < 1:
+            raise ConfigError(f"timeout is {self.timeout} s, attempts {self.attempts}; both must be positive")
+        if self.requests_per_minute is not None and not self.requests_per_minute > 0:
+            raise ConfigError(
+                f"requests_per_minute is {self.requests_per_minute}; give a positive number, or none"
+            )
+
+
+class EndpointReader:
+    """Asks a server each question with the whole document before it; a server may well cache that.
+
+    The key is taken from the environment variable OPENAI_API_KEY, where there is one, and is shown nowhere.
+
+    Args:
+      address: base address, such as http://127.0.0.1:8000/v1.
+      model: name that the server knows the model by.
+      count_text: tokens of a text, see ``token_counter``.
+      completions: send the prompt as it is to ``/completions``, for models without a chat template,
+        instead of as a user's message to ``/chat/completions``.
+      patience: with the server.
+
+    Raises:
+      ConfigError: the address is none, or holds a password.
+    """
+
+    trained_on_task = False
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        count_text: Callable[[str], int],
+        completions: bool = False,
+        patience: Patience | None = None,
+    ):
+        self.name = model
+        self._url = _checked_address(address) + ("/completions" if completions else "/chat/completions")
+        self._count_text = count_text
+        self._completions = completions
+        self._patience = patience or Patience()
+        self._key = os.environ.get(KEY_VARIABLE, "")
+        self._next_request = time.monotonic()
+        self._reached = False
+
+    def count_tokens(self, document: str, question: str) -> int:
+        """Tokens of the text, and ``CHAT_TEMPLATE_TOKENS`` around a message."""
+        return self._count_text(document + question) + (0 if self._completions else CHAT_TEMPLATE_TOKENS)
+
+    def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
+        """One answer for each question, in their order.
+
+        Lost, refused (429, 5xx) and unreadable replies are asked for again, then given up with an error.
+
+        Raises:
+          ConfigError: the server does not accept key, address or model, or none has ever been there;
+            asking on would not help.
+        """
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        with httpx.Client(headers=headers, timeout=self._patience.timeout) as client:
+            for question in questions:
+                yield self._answer(client, document, question, max_new_tokens)
+
+    def _answer(self, client: httpx.Client, document: str, question: str, max_new_tokens: int) -> Answer:
+        prompt = document + question
+        body: dict[str, Any] = {"model": self.name, "max_tokens": max_new_tokens, "temperature": 0}
+        if self._completions:
+            body["prompt"] = prompt
+        else:
+            body["messages"] = [{"role": "user", "content": prompt}]
+        problem = ""
+        for attempt in range(self._patience.attempts):
+            self._keep_to_rate()
+            started = time.monotonic()
+            try:
+                text, tokens = self._ask(client, body)
+            except _RefusedError as refused:
+                problem = str(refused)
+                if not refused.again:
+                    break
+                if attempt + 1 < self._patience.attempts:
+                    time.sleep(self._wait(attempt, refused.retry_after))
+            else:
+                tokens = self.count_tokens(document, question) if tokens is None else tokens
+                return Answer(text, tokens, time.monotonic() - started)
+        if not self._reached:
+            raise ConfigError(f"{problem}. Is the server running, and is this its address?")
+        return Answer("", self.count_tokens(document, question), 0.0, problem)
+
+    def _ask(self, client: httpx.Client, body: dict[str, Any]) -> tuple[str, int | None]:
+        """The answer's text, and the prompt's tokens where the server tells."""
+        try:
+            response = client.post(self._url, json=body)
+        except httpx.ReadTimeout as error:
+            self._reached = True
+            raise _RefusedError(f"no reply within {self._patience.timeout:g} s", again=True) from error
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise _RefusedError(f"no connection to {self._url}: {reason}", again=True) from error
+        self._reached = True
+        status = response.status_code
+        if status in (401, 403, 404):
+            raise ConfigError(
+                f"{self._url} refuses every question with status {status}: {self._said(response)}. Check the "
+                f"key in {KEY_VARIABLE}, the model's name {self.name!r}, and the address, which usually "
+                "ends in /v1"
+            )
+        if status != 200:
+            again = status in (408, 409, 425, 429) or status >= 500
+            message = f"status {status}: {self._said(response)}"
+            raise _RefusedError(message, again, _retry_after(response))
+        try:
+            content = response.json()
+            choice = content["choices"][0]
+            text = choice["text"] if self._completions else choice["message"]["content"]
+            tokens = (content.get("usage") or {}).get("prompt_tokens")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise _RefusedError(f"a reply without an answer: {self._said(response)}", again=True) from error
+        if not isinstance(text, str):
+            raise _RefusedError(f"a reply whose answer is no text: {self._said(response)}", again=True)
+        return text, tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
+
+    def _said(self, response: httpx.Response) -> str:
+        """The beginning of a reply, on one line and without the key, which some servers repeat."""
+        text = json.dumps(response.text[:1000], ensure_ascii=False)[1:-1]
+        if self._key:
+            text = text.replace(self._key, "***")
+        return text[:200] or "nothing"
+
+    def _wait(self, attempt: int, retry_after: float | None) -> float:
+        if retry_after is not None:
+            return min(retry_after, self._patience.longest_retry_after)
+        doubled = min(self._patience.first_wait * 2**attempt, self._patience.longest_wait)
+        return doubled * random.uniform(0.75, 1.25)  # so that several runs do not come back all at once
+
+    def _keep_to_rate(self) -> None:
+        if self._patience.requests_per_minute is None:
+            return
+        now = time.monotonic()
+        time.sleep(max(0.0, self._next_request - now))
+        self._next_request = max(now, self._next_request) + 60 / self._patience.requests_per_minute
+
+
+class _RefusedError(Exception):
+    """A request that brought no answer.
+
+    Attributes:
+      again: whether to try the same once more.
+      retry_after: seconds that the server asks to wait, or None.
+    """
+
+    def __init__(self, message: str, again: bool, retry_after: float | None = None):
+        super().__init__(message)
+        self.again = again
+        self.retry_after = retry_after
+
+
+def _checked_address(address: str) -> str:
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the endpoint {address!r} is no address: {error}") from error
+    if url.userinfo:
+        raise ConfigError(f"the endpoint holds a name or password; give the key in {KEY_VARIABLE} instead")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the endpoint {address!r} is no address such as http://127.0.0.1:8000/v1")
+    return address.rstrip("/")
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds, from a number or a date; None where the header is missing or neither."""
+    text = response.headers.get("Retry-After", "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if seconds < float("inf") else None

@@ -1,0 +1,195 @@
+"""A run of line retrieval: cases, answers and scores in a folder, where it can go on when stopped."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.progress import progress, say
+from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.token_units import short_tokens
+from evals.common.results import Results, write_results
+from evals.lines.accuracy_plots import plot_accuracy, plot_depths
+from evals.lines.answer_number import Rule, parsed_number
+from evals.lines.documents import LineDocument, LineQuestion, longest_document, plan_documents
+from evals.lines.keys import KeyKind
+from evals.lines.longchat_files import read_cases, write_cases
+from evals.lines.prediction_log import Prediction, PredictionLog
+from evals.lines.readers import Answer, Reader
+from evals.lines.scores import SetScore, score_table, write_responses, write_summary
+
+
+@dataclass(frozen=True)
+class LineRunConfig:
+    """Everything that decides an answer, but for the length: one folder holds all lengths.
+
+    Attributes:
+      reader: the model's name.
+      trained_on_task: whether it was trained on line retrieval itself.
+      source: the endpoint, or "local".
+      completions: whether the endpoint is sent bare prompts.
+      tokenizer: that prompts for an endpoint are measured with, or None for an estimate.
+      line_idx: kind of keys.
+      num_samples: questions a length.
+      questions_per_document: at most.
+      max_new_tokens: of an answer.
+      template: chat template of a model that runs here, or None for its own.
+    """
+
+    reader: str
+    trained_on_task: bool
+    source: str
+    completions: bool
+    tokenizer: str | None
+    line_idx: KeyKind
+    num_samples: int
+    questions_per_document: int
+    seed: int
+    max_new_tokens: int
+    template: str | None = None
+
+
+class LineRun:
+    """A folder of cases and answers.
+
+    testcases/NAME.jsonl               the cases, in LongChat's format
+    predictions/NAME.jsonl             the answers, a row each as soon as it is known
+    predictions/NAME_response.txt      the same as LongEval writes it
+    results.json, summary.csv, accuracy.png, depths.png
+    """
+
+    def __init__(self, directory: Path, config: LineRunConfig, reader: Reader):
+        self._directory = directory
+        self._config = config
+        self._reader = reader
+        self._stages = Stages()
+
+    def prepare(self, contexts: Sequence[int], files: Sequence[Path], resume: bool) -> list[str]:
+        """Makes or reads all cases before any question is asked.
+
+        Returns:
+          Names of the sets, the lengths in ascending order first.
+
+        Raises:
+          ConfigError: nothing to ask, two sets of one name, or the folder holds another run.
+          DataError: a file that cannot be read.
+        """
+        names = [short_tokens(context) for context in contexts] + [path.stem for path in files]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"the sets of cases are {names or 'none'}; at least one, each of its own name")
+        given = [read_cases(path) for path in files]
+        enter_directory(self._directory, self._config, resume)
+        self._stages.keep_in(self._directory)
+        with self._stages.stage("cases"):
+            for name, context in zip(names, contexts, strict=False):
+                if not self._cases(name).exists():
+                    write_cases(self._cases(name), self._make(name, context))
+            for name, documents in zip(names[len(contexts) :], given, strict=True):
+                if not self._cases(name).exists():
+                    write_cases(self._cases(name), documents)
+                elif not _same(read_cases(self._cases(name)), documents):
+                    raise ConfigError(
+                        f"{self._directory} holds other cases of the name {name}; give another --output"
+                    )
+        return names
+
+    def ask(self, name: str) -> None:
+        """Asks each question of a set that has no answer yet."""
+        documents = read_cases(self._cases(name))
+        log = PredictionLog(self._predictions(name))
+        total = sum(len(document.questions) for document in documents)
+        case = 0
+        with self._stages.stage(name), progress(f"questions of {name}", total) as advance:
+            for number, document in enumerate(documents):
+                open_cases = {
+                    case + index: question
+                    for index, question in enumerate(document.questions)
+                    if case + index not in log.rows or log.rows[case + index].error is not None
+                }
+                case += len(document.questions)
+                if not open_cases:
+                    continue
+                texts = [question.text for question in open_cases.values()]
+                answers = self._reader.answers(document.text, texts, self._config.max_new_tokens)
+                for (index, question), answer in zip(open_cases.items(), answers, strict=True):
+                    log.add(_prediction(index, number, question, answer))
+                    failed = sum(row.error is not None for row in log.rows.values())
+                    advance(index + 1, f"{failed} failed" if failed else "")
+
+    def report(self, rule: Rule) -> list[SetScore]:
+        """Writes results, summary, responses and plots of all sets whose questions have all been asked."""
+        scores = []
+        for path in sorted((self._directory / "testcases").glob("*.jsonl")):
+            log = PredictionLog(self._predictions(path.stem))
+            documents = read_cases(path)
+            asked = [question for document in documents for question in document.questions]
+            if all(case in log.rows for case in range(len(asked))):
+                lines = sum(document.num_lines for document in documents) / len(documents)
+                scores.append(SetScore(path.stem, lines, [log.rows[case] for case in range(len(asked))]))
+        scores.sort(key=lambda score: score.prompt_tokens)
+        for each in scores:
+            write_responses(self._directory / "predictions" / f"{each.name}_response.txt", each, rule)
+        write_summary(self._directory / "summary.csv", scores, rule)
+        figures = [figure for each in scores for figure in each.figures(rule)]
+        settings = {**asdict(self._config), "score": rule}
+        results = Results.of_this_process(settings, self._stages.seconds, figures)
+        write_results(self._directory / "results.json", results)
+        if any(each.answered for each in scores):
+            plot_accuracy(self._directory / "accuracy.png", self._reader.name, scores, rule)
+            plot_depths(self._directory / "depths.png", self._reader.name, scores, rule)
+        return scores
+
+    def conclude(self, scores: Sequence[SetScore], rule: Rule) -> int:
+        """Prints the table of ``report``; 1 if questions failed, else 0."""
+        title = f"line retrieval, {self._reader.name}"
+        if self._reader.trained_on_task:
+            title += " (trained on this task)"
+        console = Console(width=None if sys.stdout.isatty() else 200)
+        console.print(score_table(scores, rule, title).rich())
+        console.print(f"written to {self._directory}: results.json, summary.csv, answers and plots")
+        failures = [row for score in scores for row in score.predictions if row.error is not None]
+        if failures:
+            say(
+                f"{len(failures)} questions have no answer and are in no score; the last error: "
+                f"{failures[-1].error}. Run the same command again to ask them again"
+            )
+        return 1 if failures else 0
+
+    def _make(self, name: str, context: int) -> list[LineDocument]:
+        config = self._config
+        plans = plan_documents(
+            config.line_idx, name, config.seed, config.num_samples, config.questions_per_document
+        )
+        room = context - config.max_new_tokens
+        return [longest_document(plan, room, self._reader.count_tokens) for plan in plans]
+
+    def _cases(self, name: str) -> Path:
+        return self._directory / "testcases" / f"{name}.jsonl"
+
+    def _predictions(self, name: str) -> Path:
+        return self._directory / "predictions" / f"{name}.jsonl"
+
+
+def _prediction(case: int, document: int, question: LineQuestion, answer: Answer) -> Prediction:
+    return Prediction(
+        case=case,
+        document=document,
+        key=question.key,
+        depth=question.depth,
+        expected=question.expected,
+        value_duplicates=question.value_duplicates,
+        text=answer.text,
+        last=parsed_number(answer.text, "last"),
+        first=parsed_number(answer.text, "first"),
+        prompt_tokens=answer.prompt_tokens,
+        seconds=answer.seconds,
+        error=answer.error,
+    )
+
+
+def _same(kept: Sequence[LineDocument], given: Sequence[LineDocument]) -> bool:
+    """Whether records and questions are the same."""
+    return [(d.text, d.questions) for d in kept] == [(d.text, d.questions) for d in given]

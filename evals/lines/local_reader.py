@@ -1,0 +1,141 @@
+"""A model on the devices that are here as a reader of documents: each is read once, and asked many times."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
+from agentic_ring.data.text.conversation_tokens import prompt_ids
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference import DocumentBytes, TextEngine
+from agentic_ring.inference.ragged import shared_beginning
+from agentic_ring.mesh import make_mesh, shape_with_ring
+from agentic_ring.models.llama import load_pretrained
+from agentic_ring.models.llama.config_file import read_json
+from agentic_ring.models.llama.context import usable_context
+from agentic_ring.progress import progress, say
+from agentic_ring.provenance import hardware
+from evals.lines.embedded_retriever import EMBEDDED
+from evals.lines.model_folder import model_folder
+from evals.lines.readers import Answer
+
+CHUNK = 2048
+"""Tokens of a document that are encoded at a time."""
+
+MEMORY_SHARE = 0.9
+"""Of a machine's memory that a model may take."""
+
+
+@dataclass(frozen=True)
+class LocalReader:
+    """A ``Reader`` that answers by greedy decoding.
+
+    Attributes:
+      name: of the model.
+      trained_on_task: as its config.json says.
+      engine: the model.
+      tokenizer, template: how prompts are written for it.
+    """
+
+    name: str
+    trained_on_task: bool
+    engine: TextEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def count_tokens(self, document: str, question: str) -> int:
+        """Tokens of the prompt that holds both, with all that the model's template puts around them."""
+        return len(self._prompt(document, question))
+
+    def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
+        """Greedy answers, in the order of the questions."""
+        started = time.monotonic()
+        prompts = [self._prompt(document, question) for question in questions]
+        # Whole prompts are compared, so that each is answered as if it had been read by itself, however its
+        # tokenizer joins the end of a record and the beginning of a question. One token is left over.
+        shared = shared_beginning([prompt[:-1] for prompt in prompts])
+        with progress("reading", shared) as advance:
+            read = (
+                self.engine.read(prompts[0][:shared], lambda done: advance(done, "tokens"))
+                if shared
+                else None
+            )
+        reading = time.monotonic() - started
+        started = time.monotonic()
+        completions = self.engine.generate(
+            [prompt[shared:] for prompt in prompts],
+            max_new_tokens,
+            document=read,
+            stop_tokens=self.tokenizer.eos_ids,
+        )
+        each = (time.monotonic() - started) / len(questions)
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            text = self.tokenizer.decode(completion.tokens)
+            yield Answer(text, len(prompt), each + (reading if number == 0 else 0.0))
+
+    def _prompt(self, document: str, question: str) -> list[int]:
+        return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])
+
+
+def open_reader(
+    model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
+) -> LocalReader:
+    """Opens the model in this folder or of this Hugging Face name; without either the embedded one.
+
+    Args:
+      model: folder or name.
+      contexts: lengths that it will be asked at; memory is checked for the longest.
+      template: name of a chat template; that of the model's folder where absent, or "plain" if it has none.
+      allow_extrapolation: whether it may be asked at lengths that it was not made for.
+
+    Raises:
+      ConfigError: it was not made for a length, or the longest does not fit into memory.
+      DataError: it cannot be read.
+    """
+    folder = EMBEDDED if model is None else model_folder(model)
+    fields, longest = read_json(folder / "config.json"), max(contexts, default=0)
+    if longest:
+        usable_context(folder, longest, allow_extrapolation)
+    tokenizer = Tokenizer.load(folder)
+    mesh = make_mesh(shape_with_ring(None, jax.device_count()))
+    loaded = load_pretrained(folder, mesh, context=longest or None)
+    tokenizer.check_fits(loaded.config.vocab_size)
+    engine = TextEngine(loaded, mesh, CHUNK)
+    if longest:
+        _check_memory(engine.document_bytes(longest), longest)
+    name = template or ("plain" if tokenizer.chat_template is None else "tokenizer")
+    return LocalReader(
+        "embedded retriever" if model is None else model.rstrip("/"),
+        fields.get("trained_on_task") is True,
+        engine,
+        tokenizer,
+        chat_template(name, tokenizer),
+    )
+
+
+def _check_memory(needed: DocumentBytes, tokens: int) -> None:
+    """Says what a document takes before it is read.
+
+    Raises:
+      ConfigError: there is less memory.
+    """
+    stats = jax.devices()[0].memory_stats() or {}
+    gib = hardware()["memory_gib"]
+    if "bytes_limit" in stats:
+        there = stats["bytes_limit"] * jax.device_count()
+    elif gib is not None:
+        there = MEMORY_SHARE * gib * 2**30
+    else:
+        return
+    parts = (
+        f"reading {tokens:,} tokens takes {needed.total / 1e9:.2f} GB: weights {needed.weights / 1e9:.2f}, "
+        f"cache {needed.cache / 1e9:.2f}, activations {needed.activations / 1e9:.2f}"
+    )
+    if needed.total > there:
+        raise ConfigError(
+            f"{parts}; there are {there / 1e9:.2f} GB. Ask at shorter lengths, or use more devices"
+        )
+    say(f"{parts}; there are {there / 1e9:.2f} GB")

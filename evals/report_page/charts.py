@@ -1,0 +1,128 @@
+"""The charts of a report but for those of trials, each an ``<svg>`` element."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_data_returns, draw_loss
+from evals.common.results import Figure
+from evals.report_page.attention_over_trials import TrialAttention
+from evals.report_page.inline_svg import INK, chart
+from evals.rollouts.evaluation_record import EvaluationRecord
+
+COLOURS = (BLUE, ORANGE, GREEN, PINK)
+
+
+def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """The training losses of all runs, by the run's name; None if there are none."""
+    if not metrics:
+        return None
+    parts: list[str] = []
+    finals = "; ".join(f"{run} ends at {rows[-1]['loss']:.4g}" for run, rows in metrics.items())
+    with chart(parts, f"Training loss over optimiser steps. {finals}", 225 + 12 * len(metrics)) as axes:
+        for index, (run, rows) in enumerate(metrics.items()):
+            draw_loss(axes, rows, COLOURS[index % len(COLOURS)], run if len(metrics) > 1 else "")
+        axes.set_ylabel("loss")
+        if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
+            axes.set_yscale("log")
+        legend(axes)
+    return parts[0]
+
+
+def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) -> str:
+    """Returns of the training trajectories by what collected them, with ours marked."""
+    parts: list[str] = []
+    named = {figure.name: figure.value for figure in figures}
+    marks = {"return/random_policy": ("random policy", ":"), "return/last_trial": ("last trial", "--")}
+    returns = record.data_returns
+    described = f"{len(returns)} trajectories from {returns.min():.4g} to {returns.max():.4g}"
+    with chart(parts, f"Histogram of the training returns of {run}: {described}") as axes:
+        draw_data_returns(axes, returns, record.data_algorithms)
+        for name, (label, line) in marks.items():
+            if name in named:
+                axes.axvline(named[name], color=INK, linestyle=line, label=f"{label}, {named[name]:.4g}")
+        legend(axes)
+    return parts[0]
+
+
+def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> str:
+    """For the actions of each trial, the mean share on each trial, and the same of even attention."""
+    names = source_names(attention, first_trial)
+    trials = np.unique(attention.trajectory)
+    rows = []
+    for trial in trials:
+        chosen = attention.trajectory == trial
+        rows.append(grouped(attention.shares[:, :, chosen].mean(axis=(0, 1, 2)), first_trial))
+        rows.append(grouped(attention.even[chosen].mean(axis=0), first_trial))
+    shares = np.array(rows)  # [2 trials, sources]
+    places = np.concatenate([[2.6 * row, 2.6 * row + 0.95] for row in range(len(trials))])
+    heights = np.tile([1.1, 0.55], len(trials))
+    parts: list[str] = []
+    described = "; ".join(
+        f"trial {index + 1}: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in zip(names, row, strict=True) if share)
+        for index, row in enumerate(shares[::2])
+    )
+    with chart(
+        parts, f"Attention of the actions of each trial of {run}. {described}", 90 + 40 * len(trials)
+    ) as axes:
+        start = np.zeros(len(shares))
+        for index, name in enumerate(names):
+            colour = _source_colour(index, first_trial)
+            bars = axes.barh(places, shares[:, index], heights, left=start, color=colour, label=name)
+            for bar, faint in zip(bars, np.arange(len(shares)) % 2, strict=True):
+                bar.set_alpha(0.45 if faint else 1.0)
+            start += shares[:, index]
+        axes.set_yticks(places[::2], [f"trial {index + 1}" for index in range(len(trials))])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xlabel("share of the attention; thin: if it were even")
+        legend(axes, columns=min(len(names), 4))
+    return parts[0]
+
+
+def attention_course(attention: TrialAttention, first_trial: int, run: str) -> str:
+    """The shares of the last trial's actions over its decisions, stacked."""
+    names = source_names(attention, first_trial)
+    chosen = attention.trajectory == attention.trajectory.max()
+    shares = attention.shares[:, :, chosen].mean(axis=(0, 1))
+    stacked = np.stack([grouped(row, first_trial) for row in shares], axis=1)
+    parts: list[str] = []
+    with chart(parts, f"Attention of the last trial of {run} over its decisions, by trial") as axes:
+        colours = [_source_colour(index, first_trial) for index in range(len(names))]
+        axes.stackplot(attention.timestep[chosen], stacked, colors=colours, labels=names)
+        axes.set_xlim(attention.timestep[chosen].min(), attention.timestep[chosen].max())
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xlabel("decision of the last trial")
+        axes.set_ylabel("share of the attention")
+        legend(axes, columns=min(len(names), 4))
+    return parts[0]
+
+
+def source_names(attention: TrialAttention, first_trial: int) -> list[str]:
+    """What attention may lie on: the prompt, if there was one, and each trial."""
+    prompt = ["prompt"] if first_trial else []
+    return prompt + [f"trial {number + 1}" for number in range(attention.even.shape[1] - first_trial)]
+
+
+def grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:
+    """Shares [J] with those of the prompt's trajectories as one."""
+    if not first_trial:
+        return shares
+    return np.concatenate([[shares[:first_trial].sum()], shares[first_trial:]])
+
+
+def _source_colour(index: int, first_trial: int) -> str:
+    if first_trial and index == 0:
+        return GREY
+    return COLOURS[(index - bool(first_trial)) % len(COLOURS)]
+
+
+def legend(axes: Axes, columns: int = 2) -> None:
+    """Below the chart."""
+    axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)

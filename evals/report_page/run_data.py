@@ -1,0 +1,179 @@
+"""What a report shows of one run: read from its folder, computed from its checkpoint, drawn from its record.
+
+Only ``results.json`` must be there. Each other part is there, or ``missing`` says why it is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.errors import AgenticRingError, DataError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.run import RunConfig, load_config
+from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.state import Model
+from evals.common.results import Results, read_results
+from evals.dmc_returns import load_params
+from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
+from evals.report_page.filmstrip import data_uri, evenly_spaced, render
+from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
+from evals.rollouts.policies import read_prompt
+
+FRAMES = 8
+MAX_ATTENTION_TOKENS = 2**17
+"""Longer chains take one device too long to encode again."""
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a filmstrip.
+
+    Attributes:
+      source: a data URI.
+      seconds: simulated time since the trial began.
+      earned: rewards until then.
+    """
+
+    source: str
+    seconds: float
+    earned: float
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A trial of one environment in pictures; trials are counted from 1."""
+
+    trial: int
+    frames: Sequence[Frame]
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run as the report shows it.
+
+    Attributes:
+      name: on the page.
+      results: its ``results.json``.
+      metrics: logged steps that have a loss.
+      record: its ``evaluation.npz``.
+      attention: of the last checkpoint, over the recorded trials.
+      prompt_trajectories: stored trajectories before the first trial.
+      film: first and last trial of the recorded environment.
+      missing: by part (``loss``, ``record``, ``attention``, ``film``), why it is not there.
+    """
+
+    name: str
+    results: Results
+    metrics: Sequence[dict[str, Any]]
+    record: EvaluationRecord | None
+    attention: TrialAttention | None
+    prompt_trajectories: int
+    film: Sequence[Strip]
+    missing: dict[str, str]
+
+
+def read_run(directory: Path, name: str) -> ReportedRun:
+    """All that can be shown of the run in this folder, under this name.
+
+    Raises:
+      DataError: it is no run's folder, or one of its files is damaged.
+    """
+    if not (directory / "results.json").is_file():
+        raise DataError(
+            f"{directory} holds no results.json; give the folder of a finished run, such as runs/NAME"
+        )
+    results = read_results(directory / "results.json")
+    missing: dict[str, str] = {}
+
+    def part(name: str, make: Callable[[], Part]) -> Part | None:
+        try:
+            return make()
+        except AgenticRingError as error:
+            missing[name] = str(error)
+            return None
+
+    path = directory / "metrics.jsonl"
+    metrics = [row for row in (read_metrics(path) if path.exists() else []) if "loss" in row]
+    if not metrics:
+        missing["loss"] = f"{path} holds no losses" if path.exists() else f"{path} does not exist"
+    record = read_record(directory)
+    if record is None:
+        missing["record"] = _why_no_record(directory, results)
+        attention, film, prompt = None, None, 0
+    else:
+        config = load_config(directory)
+        prompt = config.evaluation.prompt_trajectories
+        attention = part("attention", lambda: run_attention(directory, config, record))
+        film = part("film", lambda: filmstrip(config, record))
+    return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
+
+
+def _why_no_record(directory: Path, results: Results) -> str:
+    if results.config.get("chains", {}).get("hidden_tasks"):
+        return f"{directory} is of hidden tasks, whose many rollouts are kept as returns alone"
+    return (
+        f"{directory / FILE_NAME} does not exist: the main job writes it when it rolls out, and does so "
+        "again, without training again, when its command is given again. A cell of Table 5 keeps none"
+    )
+
+
+def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:
+    """Attention of the run's last checkpoint in the recorded trials, computed on one device.
+
+    Raises:
+      CheckpointError: there is none, or it cannot be read.
+      DataError: the chain is too long for one device; or its prompt's store is not there.
+    """
+    # On one device, whatever the run was trained on.
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    prompt = None
+    if config.evaluation.prompt_trajectories:
+        with TrajectoryStore.open(config.store) as store:
+            prompt = read_prompt(store, config, ring=1)
+    steps = rollout_chain(record.rollout, config.target, config.scaling, prompt)
+    tokens = TOKENS_PER_STEP * steps.position.shape[1]
+    if tokens > MAX_ATTENTION_TOKENS:
+        raise DataError(
+            f"the chain has {tokens:,} tokens; a report encodes at most {MAX_ATTENTION_TOKENS:,} again"
+        )
+    params, _ = load_params(directory, config, mesh)
+    return attention_over_trials(
+        Model(config.model), params, steps, first_trajectory=config.evaluation.prompt_trajectories
+    )
+
+
+def filmstrip(config: RunConfig, record: EvaluationRecord) -> list[Strip]:
+    """The first and the last trial in pictures; the first alone where there is no other.
+
+    Raises:
+      RenderingError: this machine cannot draw.
+    """
+    task = parse_task(config.task)
+    rollout = record.rollout
+    trials, rows, _ = rollout.physics.shape
+    places = evenly_spaced(rows, FRAMES)
+    shown = sorted({0, trials - 1})
+    drawn = render(task, np.concatenate([rollout.physics[trial, places] for trial in shown]))
+    decision_seconds = config.chains.action_repeat * task.domain.control_timestep_seconds
+    strips = []
+    for trial, frames in zip(shown, np.split(drawn, len(shown)), strict=True):
+        earned = np.concatenate([[0.0], np.cumsum(rollout.reward[trial], dtype=np.float64)])
+        strips.append(
+            Strip(
+                trial + 1,
+                [
+                    Frame(data_uri(frame), float(place * decision_seconds), float(earned[place]))
+                    for place, frame in zip(places, frames, strict=True)
+                ],
+            )
+        )
+    return strips

@@ -1,0 +1,161 @@
+"""``evaluation.npz``: what an evaluation saw beyond its figures, so that a report needs no new rollout.
+
+    data_returns     float64 [N]            of the training trajectories
+    data_algorithms  string [N]             what chose their actions
+    observation      float32 [K, T, O]      of the first environment, in all K trials of T decisions
+    action           float32 [K, T, A]
+    reward           float32 [K, T]         earned by each decision
+    physics          float64 [K, T + 1, P]  MuJoCo's state before each decision and after the last
+
+T counts decisions, each of which is held for ``action_repeat`` control steps.
+"""
+
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+from numpy.typing import ArrayLike
+
+from agentic_ring.errors import DataError
+from agentic_ring.files import replacing
+from evals.rollouts.trials import TrialPolicy
+
+FILE_NAME = "evaluation.npz"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The trials of one environment; shapes as above."""
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    physics: np.ndarray
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The content of an ``evaluation.npz``."""
+
+    data_returns: np.ndarray
+    data_algorithms: np.ndarray
+    rollout: Rollout
+
+
+class RecordingPolicy:
+    """Acts as ``policy`` does and keeps what the first environment goes through.
+
+    Args:
+      policy: acts and learns.
+      environments: from ``make_environments``, those that it acts in.
+    """
+
+    def __init__(self, policy: TrialPolicy, environments: SyncVectorEnv):
+        self._policy = policy
+        self._environments = environments
+        self._trials: list[dict[str, list[np.ndarray]]] = []
+        self._action: ArrayLike
+
+    def begin_trial(self) -> None:
+        """All environments have been reset."""
+        self._trials.append({field.name: [] for field in fields(Rollout)})
+        self._policy.begin_trial()
+
+    def act(self, observation: np.ndarray) -> ArrayLike:
+        """The policy's actions float32 [E, A]."""
+        trial = self._trials[-1]
+        trial["observation"].append(observation[0].copy())
+        trial["physics"].append(self._physics())
+        self._action = self._policy.act(observation)
+        return self._action
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Takes the rewards float32 [E]; ``last`` ends the trial."""
+        trial = self._trials[-1]
+        trial["action"].append(np.asarray(self._action)[0].copy())
+        trial["reward"].append(reward[0])
+        if last:
+            trial["physics"].append(self._physics())
+        self._policy.receive(reward, last)
+
+    def rollout(self) -> Rollout:
+        """All trials so far, each of which has ended."""
+        return Rollout(
+            **{
+                field.name: np.array([trial[field.name] for trial in self._trials])
+                for field in fields(Rollout)
+            }
+        )
+
+    def _physics(self) -> np.ndarray:
+        return self._environments.call("physics_state")[0]
+
+
+def write_record(directory: Path, record: EvaluationRecord) -> None:
+    """Writes the run's ``evaluation.npz``, all of it or nothing."""
+    rollout = {field.name: getattr(record.rollout, field.name) for field in fields(Rollout)}
+    with replacing(directory / FILE_NAME) as beside, beside.open("wb") as file:
+        np.savez_compressed(
+            file, data_returns=record.data_returns, data_algorithms=record.data_algorithms, **rollout
+        )
+
+
+def read_record(directory: Path) -> EvaluationRecord | None:
+    """Reads the run's ``evaluation.npz``; None where there is none.
+
+    Raises:
+      DataError: it is damaged, or its arrays do not fit together.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); run the experiment again, which evaluates anew"
+        ) from error
+    _check(path, arrays)
+    rollout = Rollout(**{field.name: arrays[field.name] for field in fields(Rollout)})
+    return EvaluationRecord(arrays["data_returns"], arrays["data_algorithms"], rollout)
+
+
+# By array: kinds of dtype, and the shape with a letter for each free size.
+_FORMAT = {
+    "data_returns": ("f", "N"),
+    "data_algorithms": ("U", "N"),
+    "observation": ("f", "KTO"),
+    "action": ("f", "KTA"),
+    "reward": ("f", "KT"),
+    "physics": ("f", "KSP"),
+}
+
+
+def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Names, dtypes, finite values, and shapes that agree.
+
+    Raises:
+      DataError: one does not fit.
+    """
+    if set(arrays) != set(_FORMAT):
+        raise DataError(
+            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected {', '.join(_FORMAT)}"
+        )
+    sizes: dict[str, int] = {}
+    for name, (kind, shape) in _FORMAT.items():
+        array = arrays[name]
+        fits = array.dtype.kind == kind and array.ndim == len(shape) and array.size > 0
+        if not fits or any(
+            sizes.setdefault(letter, n) != n for letter, n in zip(shape, array.shape, strict=True)
+        ):
+            raise DataError(
+                f"{path}: {name} is {array.dtype} {list(array.shape)}; expected kind {kind!r} and shape "
+                f"[{', '.join(shape)}], where {sizes}"
+            )
+        if kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{path}: {name} holds values that are not finite")
+    if sizes["S"] != sizes["T"] + 1:
+        raise DataError(f"{path}: physics has {sizes['S']} rows a trial; expected {sizes['T'] + 1}")

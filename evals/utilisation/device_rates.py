@@ -1,0 +1,289 @@
+"""What one device reaches in each part of a training step, each part timed alone.
+
+The parts are those of ``projection``: a layer without its attention, logits with their loss, the
+attention kernel on a block and on the tiles of other hops, a pass over memory; with several devices
+also one hop's transfer and a gather of weights. Beside them stands a product of square matrices, the
+peak of devices whose maker names none.
+
+Where devices are simulated, all of them compute a part at once, as they do in a step, and a rate is of
+the processor that they share: one of them alone would leave cores idle. Gathers of weights,
+which are copies there, are then in the rates of layer and head.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring.attention import MaskSpec, attention
+from agentic_ring.errors import DataError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.llama import Llama, LlamaConfig, TokenBatch
+from agentic_ring.models.transformer import Block
+from evals.common.rows import read_rows
+from evals.speed.attention_benchmark import MATMUL, MATMUL_ELSEWHERE
+from evals.utilisation.flops import BACKWARD, attention_forward, head_products, layer_products, layer_weights
+from evals.utilisation.projection import ATTENTION_BACKWARD, KernelRates, Rates, forwards, hop_bytes
+
+MEMORY_BYTES = 2**28
+"""Of the array that the pass over memory reads and writes: more than any cache."""
+
+_FOREVER = float("inf")
+"""Rate of links that do not exist."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A part of a step that can be timed.
+
+    Attributes:
+      make: compiles it, makes its arrays and returns the function of one call.
+      work: of a call, in operations or bytes.
+    """
+
+    make: Callable[[], Callable[[], Any]]
+    work: float
+
+
+def probes(config: LlamaConfig, block: int, mesh: Mesh) -> dict[str, Probe]:
+    """What ``rates`` needs the seconds of.
+
+    Args:
+      config: of the model whose parts are timed.
+      block: tokens of a sequence on a device; even.
+      mesh: of all devices, along its ring; transfers are timed where there are several.
+    """
+    stack, dtype = config.transformer, jnp.dtype(config.transformer.dtype)
+    devices = list(mesh.devices.flat) if simulated() else [mesh.devices.flat[0]]
+    alone = _Alone(config, block, make_mesh(MeshShape(fsdp=len(devices), ring=1), devices))
+    tokens, pairs = alone.rows * block, attention_forward(stack, alone.rows * block**2 / 2)
+    found = {
+        "matmul": matrix_product(dtype),
+        "layer": Probe(alone.layer, (forwards(stack) + BACKWARD) * tokens * layer_products(stack)),
+        "head": Probe(alone.head, (1 + BACKWARD) * tokens * head_products(stack, config.vocab_size)),
+        "memory": Probe(alone.memory, 2 * MEMORY_BYTES),
+    }
+    for name, attention_alone in (
+        ("causal", _Attention(alone, 1, block, MaskSpec(causal=True))),
+        ("full", _Attention(alone, 2, block // 2, MaskSpec(causal=False))),
+    ):
+        found[f"{name}_forward"] = Probe(attention_alone.forward, pairs)
+        found[f"{name}_backward"] = Probe(attention_alone.backward, ATTENTION_BACKWARD * pairs)
+    if mesh.size > 1:
+        sent = hop_bytes(stack, block, dtype.itemsize)
+        found["link"] = Probe(partial(_hop, mesh, int(sent), dtype), sent)
+    if mesh.size > 1 and not simulated():
+        weights = layer_weights(stack) // mesh.size * mesh.size
+        received = weights * dtype.itemsize * (mesh.size - 1) / mesh.size
+        found["collective"] = Probe(partial(_gather, mesh, weights, dtype), received)
+    return found
+
+
+def simulated() -> bool:
+    """Whether devices share one processor."""
+    return jax.default_backend() == "cpu"
+
+
+def matrix_product(dtype: Any) -> Probe:
+    """Of two square matrices on one device."""
+    size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
+
+    def make() -> Callable[[], Any]:
+        square = jnp.ones((size, size), dtype)
+        return partial(jax.jit(jnp.matmul), square, square)
+
+    return Probe(make, 2 * size**3)
+
+
+def rates(probes: Mapping[str, Probe], seconds: Mapping[str, float], peak: float | None) -> Rates:
+    """From the seconds of a call of each probe.
+
+    Args:
+      probes: of ``probes``.
+      seconds: by the same names.
+      peak: operations a second that a utilisation is a share of; the matrix product's where absent.
+    """
+    reached = {name: probe.work / seconds[name] for name, probe in probes.items()}
+    return Rates(
+        products=reached["layer"],
+        head=reached["head"],
+        causal=KernelRates(reached["causal_forward"], reached["causal_backward"]),
+        full=KernelRates(reached["full_forward"], reached["full_backward"]),
+        link=reached.get("link", _FOREVER),
+        collective=reached.get("collective", _FOREVER),
+        memory=reached["memory"],
+        peak=peak or reached["matmul"],
+    )
+
+
+def columns(rates: Rates) -> dict[str, float]:
+    """The rates as one level of named cells, for a CSV file."""
+    cells = asdict(rates)
+    for kernel in ("causal", "full"):
+        cells |= {f"{kernel}_{name}": rate for name, rate in cells.pop(kernel).items()}
+    return cells
+
+
+def read_rates(path: Path) -> Rates:
+    """The rates of a CSV file that has ``columns`` in its first row.
+
+    Raises:
+      DataError: no such file, or one that holds something else.
+    """
+    cells = read_rows(path)[0]
+    try:
+        causal, full = (
+            KernelRates(float(cells[f"{name}_forward"]), float(cells[f"{name}_backward"]))
+            for name in ("causal", "full")
+        )
+        names = ("products", "head", "link", "collective", "memory", "peak")
+        return Rates(causal=causal, full=full, **{name: float(cells[name]) for name in names})
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} holds no rates ({error}); give a rates.csv of table4_mfu.py") from error
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """Parts of a step on a device whose sequence is its own.
+
+    Attributes:
+      config: of the model.
+      block: tokens of a sequence.
+      mesh: one device, or all simulated ones with a sequence each.
+    """
+
+    config: LlamaConfig
+    block: int
+    mesh: Mesh
+
+    @property
+    def rows(self) -> int:
+        """Sequences."""
+        return self.mesh.size
+
+    def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        """The function of a call with these arguments."""
+        with jax.set_mesh(self.mesh):
+            return partial(jax.jit(function).lower(*arguments).compile(), *arguments)
+
+    def rows_of(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes, sharded by rows."""
+        return jax.jit(make, out_shardings=NamedSharding(self.mesh, PartitionSpec("fsdp")))()
+
+    def layer(self) -> Callable[[], Any]:
+        """Gradients of a layer whose attention is left out."""
+        stack = self.config.transformer
+        graph, params = self._module(lambda: Block(jax.random.key(0), stack))
+        groups = stack.heads // stack.key_value_heads
+
+        def layer(params: Any, x: jax.Array) -> jax.Array:
+            parts: Block = nnx.merge(graph, params)
+            query, key, value = parts.attention.project(x, jnp.arange(self.block)[None])
+            # Keys and values must not be optimised away.
+            heads = query + jnp.repeat(key + value, groups, axis=2)
+            return parts.feedforward(x + parts.attention.combine(heads))
+
+        kept = layer if stack.remat == "none" else jax.checkpoint(layer)
+        gradients = jax.grad(lambda params, x: kept(params, x).astype(jnp.float32).sum(), argnums=(0, 1))
+        x = self.rows_of(lambda: jnp.ones((self.rows, self.block, stack.width), stack.dtype))
+        return self.compiled(gradients, params, x)
+
+    def head(self) -> Callable[[], Any]:
+        """Gradients of a model without layers: embedding, logits and loss."""
+        bare = replace(self.config, transformer=replace(self.config.transformer, layers=0))
+        graph, params = self._module(lambda: Llama(jax.random.key(0), bare))
+
+        def loss(params: Any, batch: TokenBatch) -> jax.Array:
+            model: Llama = nnx.merge(graph, params)
+            return model.cross_entropy(batch).sum()
+
+        ones = self.rows_of(lambda: jnp.ones((self.rows, self.block), jnp.int32))
+        weight = self.rows_of(lambda: jnp.ones((self.rows, self.block)))
+        return self.compiled(jax.grad(loss), params, TokenBatch(ones, ones, weight, ones, None, None))
+
+    def memory(self) -> Callable[[], Any]:
+        """Reads an array and writes it, as an update does to what it was given."""
+        array = self.rows_of(lambda: jnp.ones(MEMORY_BYTES // 4))
+        add = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+        def run() -> Any:
+            nonlocal array
+            array = add(array)
+            return array
+
+        return run
+
+    def _module(self, build: Callable[[], nnx.Module]) -> tuple[Any, Any]:
+        """A module's structure, and its parameters sharded as a step has them."""
+        graph, abstract = nnx.split(jax.eval_shape(build))
+        rules = self.config.transformer.rules
+        shardings = jax.tree.map(
+            lambda p: rules.sharding(self.mesh, p.shape, p.get_metadata()["logical_axes"]),
+            abstract,
+            is_leaf=lambda node: isinstance(node, nnx.Variable),
+        )
+        make = jax.jit(
+            lambda: nnx.to_pure_dict(nnx.split(build())[1]), out_shardings=nnx.to_pure_dict(shardings)
+        )
+        return graph, make()
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The kernel alone: ``rows`` of ``tokens`` queries and as many keys for each sequence."""
+
+    alone: _Alone
+    rows: int
+    tokens: int
+    mask: MaskSpec
+
+    def forward(self) -> Callable[[], Any]:
+        """The forward alone."""
+        return self.alone.compiled(self._attend, *self._arrays())
+
+    def backward(self) -> Callable[[], Any]:
+        """The backward alone, of a forward that was kept."""
+        output, transpose = self.alone.compiled(partial(jax.vjp, self._attend), *self._arrays())()
+        return self.alone.compiled(lambda transpose, d_output: transpose(d_output), transpose, output)
+
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attention(q, k, v, mask=self.mask, kernel=self.alone.config.transformer.attention_kernel)
+
+    def _arrays(self) -> list[jax.Array]:
+        stack, rows = self.alone.config.transformer, self.rows * self.alone.rows
+
+        def make(heads: int) -> jax.Array:
+            shape = (rows, self.tokens, heads, stack.head_dim)
+            # Numbers of many sizes; random ones would take longer to compile than a kernel.
+            return jnp.sin(jnp.arange(prod(shape), dtype=jnp.float32)).reshape(shape).astype(stack.dtype)
+
+        heads = (stack.heads, stack.key_value_heads, stack.key_value_heads)
+        return [self.alone.rows_of(partial(make, count)) for count in heads]
+
+
+def _hop(mesh: Mesh, sent: int, dtype: jnp.dtype) -> Callable[[], Any]:
+    """Every device sends as many bytes to the next."""
+    pairs = [(device, (device + 1) % mesh.size) for device in range(mesh.size)]
+    spec = PartitionSpec("ring")
+    shift = jax.shard_map(
+        lambda x: jax.lax.ppermute(x, "ring", pairs), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    return partial(jax.jit(shift), _spread(mesh, mesh.size * (sent // dtype.itemsize), dtype))
+
+
+def _gather(mesh: Mesh, numbers: int, dtype: jnp.dtype) -> Callable[[], Any]:
+    """Every device gets what all others hold a part of."""
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return partial(gather, _spread(mesh, numbers, dtype))
+
+
+def _spread(mesh: Mesh, numbers: int, dtype: jnp.dtype) -> jax.Array:
+    make = jax.jit(lambda: jnp.ones(numbers, dtype), out_shardings=NamedSharding(mesh, PartitionSpec("ring")))
+    return make()

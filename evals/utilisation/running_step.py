@@ -1,0 +1,78 @@
+"""A LLaMA step made to run: its program, a fresh state and random text on the devices that are here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention import order
+from agentic_ring.models.llama import TokenBatch
+from agentic_ring.training.state import init_state, make_optimizer
+from evals.compile.hardware import DoesNotFitError
+from evals.compile.llama_step import LlamaStep
+from evals.compile.local_memory import check_fits_here
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A step on devices that are here; compiled once, however often it is made to run."""
+
+    step: LlamaStep
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """Its program."""
+        return self.step.train_step.lower().compile()
+
+    def updates(self, seed: int = 0) -> Callable[[], Any]:
+        """The function of one update, each of which starts where the last one stopped.
+
+        Args:
+          seed: of the parameters and the text.
+
+        Raises:
+          DoesNotFitError: it needs more memory than there is; nothing has run then.
+        """
+        step, train_step = self.step, self.step.train_step
+        try:
+            compiled = self.compiled
+            check_fits_here(compiled, len(step.devices))
+            optimizer = make_optimizer(train_step.optimizer, steps=1)
+            state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)
+            batch = random_text(step, seed)
+        except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise DoesNotFitError(
+                f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
+                "smaller model or fewer tokens a device; of a GPU's memory JAX takes 0.75 unless "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
+            ) from error
+
+        def update() -> Any:
+            nonlocal state
+            state, metrics = compiled(state, batch)
+            return metrics
+
+        return update
+
+
+def random_text(step: LlamaStep, seed: int) -> TokenBatch:
+    """A batch of one text a row, in the order in which the step's devices hold it."""
+    shapes = step.train_step.batch(step.mesh, step.rules)
+    rows, length = shapes.tokens.shape
+    ring = prod(step.mesh.shape[axis] for axis in step.rules.sequence)
+    places = jnp.asarray(order(shapes.layout, length, ring))
+
+    def make(key: jax.Array) -> TokenBatch:
+        text = jax.random.randint(key, (rows, length + 1), 0, step.config.vocab_size, jnp.int32)
+        tokens, targets = text[:, places], text[:, places + 1]
+        return TokenBatch(tokens, targets, jnp.ones((rows, length)), places[None], None, shapes.layout)
+
+    shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))

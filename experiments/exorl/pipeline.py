@@ -1,0 +1,188 @@
+"""The stages of a run: configuration, training, evaluation, and what is left on disk."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.hidden_tasks import make_sampler
+from agentic_ring.data.scaling import Scaling, measure_scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import Task
+from agentic_ring.mesh import MeshShape
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.progress import say
+from agentic_ring.run import EvaluationConfig, RunConfig
+from agentic_ring.run_folder import Stages
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import train
+from agentic_ring.training.losses import action_loss
+from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.state import Model, TrainState
+from evals.common.intervals import mean_interval
+from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
+from evals.common.results import Figure, Results, write_results
+from evals.compile.memory import StepMemory
+from evals.dmc_returns import ReturnReport
+from evals.rollouts.evaluation_record import EvaluationRecord, write_record
+from experiments.exorl.presets import Preset
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a run's configuration takes from its data.
+
+    Attributes:
+      action_repeat: control steps of a decision.
+      scaling: see ``Scaling``.
+      longest: decisions of the longest trajectory.
+      target: the chosen quantile of the returns of all that a policy acted in.
+    """
+
+    action_repeat: int
+    scaling: Scaling
+    longest: int
+    target: float
+
+
+def decisions_of(store: TrajectoryStore, wanted: int) -> tuple[int, int]:
+    """Control steps of a decision, and decisions of the longest trajectory.
+
+    Args:
+      store: whose actions were each held for some control steps.
+      wanted: control steps of a decision; a divisor of it where the data's actions change more often.
+    """
+    action_repeat = math.gcd(store.held_steps, wanted)
+    if action_repeat != wanted:
+        say(
+            f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} is "
+            f"held for {store.held_steps}"
+        )
+    return action_repeat, -(-int(store.lengths.max()) // action_repeat)
+
+
+def measure_data(
+    store_path: Path, task: Task, action_repeats: Mapping[str, int], target_quantile: float
+) -> DataFacts:
+    """Reads a store once; decisions last as long as the preset has them for the domain, or less."""
+    with TrajectoryStore.open(store_path) as store:
+        action_repeat, longest = decisions_of(store, action_repeats.get(task.domain.name, 1))
+        returns = store.returns(task.name)[store.learnable]
+        return DataFacts(
+            action_repeat,
+            measure_scaling(store, task.name, action_repeat),
+            longest,
+            target=float(np.quantile(returns, target_quantile)),
+        )
+
+
+def resolve(
+    preset: Preset,
+    preset_name: str,
+    task: Task,
+    store_path: Path,
+    mesh: Mesh,
+    loss_extent: Literal["last", "all"],
+    seed: int,
+) -> RunConfig:
+    """The whole configuration of a run: the preset, and what the data decides."""
+    evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
+    data = measure_data(store_path, task, preset.action_repeat, evaluation.target_quantile)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    training = preset.training(preset.trajectories * data.longest, shards, seed)
+    return RunConfig(
+        task=task.full_name,
+        preset=preset_name,
+        store=str(store_path),
+        mesh=MeshShape(**mesh.shape),
+        chains=ChainConfig(
+            task=task.name,
+            trajectories=preset.trajectories,
+            action_repeat=data.action_repeat,
+            loss_extent=loss_extent,
+            seed=seed,
+        ),
+        scaling=data.scaling,
+        model=preset.model(task.domain, max_timestep=data.longest),
+        training=training,
+        evaluation=evaluation,
+        target=data.target,
+    )
+
+
+def train_on_store(
+    config: RunConfig, model: Model, mesh: Mesh, directory: Path, wandb_project: str | None
+) -> TrainState:
+    """Trains the model of ``config``, from its newest checkpoint where there is one."""
+    checkpoints = Checkpoints(directory / "checkpoints")
+    metrics = MetricsLog(
+        directory / "metrics.jsonl", checkpoints.last_step or 0, wandb_project, asdict(config)
+    )
+    try:
+        with TrajectoryStore.open(config.store) as store:
+            loader = ChainLoader(store, config.chains, config.scaling, mesh.shape["ring"])
+            sampler = make_sampler(store, config.chains, config.scaling)
+            batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
+            return train(
+                config.training,
+                model,
+                action_loss,
+                batches,
+                mesh,
+                checkpoints,
+                metrics,
+                tokens_per_place=TOKENS_PER_STEP,
+            )
+    finally:
+        metrics.close()
+        checkpoints.close()
+
+
+def all_figures(
+    report: ReturnReport, memory: StepMemory, directory: Path, paper_return: float | None
+) -> list[Figure]:
+    """Every figure of ``results.json``."""
+    rows = read_metrics(directory / "metrics.jsonl")
+    recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
+    # The first rows of a session hold the compilation.
+    speed = np.median([row["tokens_per_second"] for row in rows])
+    return [
+        *report.figures(paper_return),
+        Figure.of("loss/final", mean_interval(recent), "squared error"),
+        Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
+        Figure("bytes_per_device", float(memory.total), "bytes"),
+    ]
+
+
+def write_report(
+    config: RunConfig, report: ReturnReport, figures: list[Figure], stages: Stages, directory: Path
+) -> None:
+    """Writes ``results.json``, ``evaluation.npz`` and the plots."""
+    results = Results.of_this_process(asdict(config), stages.seconds, figures)
+    write_results(directory / "results.json", results)
+    with TrajectoryStore.open(config.store) as store:
+        algorithms = store.algorithms
+    write_record(directory, EvaluationRecord(report.data, np.array(algorithms), report.rollout))
+    plot_loss(directory / "loss.png", config.task, read_metrics(directory / "metrics.jsonl"))
+    random_policy = mean_interval(report.random_policy.mean(axis=1))
+    plot_trial_returns(
+        directory / "trial_returns.png",
+        config.task,
+        report.trial_intervals(),
+        random_policy=random_policy,
+        data_median=float(np.median(report.data)),
+        data_best=float(report.data.max()),
+    )
+    plot_data_returns(
+        directory / "data_returns.png",
+        config.task,
+        report.data,
+        algorithms,
+        random_policy=random_policy.value,
+        last_trial=float(report.trials[:, -1].mean()),
+    )

@@ -1,0 +1,64 @@
+"""Which trajectories a run reads: ExoRL's where they are, else our own, collected on the spot."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agentic_ring.data.tasks import Domain
+from agentic_ring.errors import ConfigError
+from agentic_ring.progress import say
+from data_prep.collect import CollectConfig, collect
+from data_prep.collection.schedule import PLANS
+from data_prep.episodes.conversion import ConvertConfig, convert
+from data_prep.folders import OWN_COLLECTOR, collector_folder
+
+OWN_PREFIXES = ("mix", "mini_")
+"""Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
+
+
+def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequence[str] = ()) -> Path:
+    """Finds or collects the episodes of a domain and brings their store up to date.
+
+    Args:
+      domain: any; one store serves all of its tasks.
+      data: the data folder.
+      collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
+      tasks: whose rewards our own explorers are to see. Those of the domain's plan are served by its own
+        mix; for others as many members explore for each, and their episodes have a folder of their own.
+
+    Raises:
+      ConfigError: several of ExoRL's collectors are there and none was chosen.
+      DataError: the chosen collector has no episodes, or none that is valid.
+    """
+    chosen = collector or _exorl_collector(domain, data) or OWN_COLLECTOR
+    if chosen == OWN_COLLECTOR:
+        why = f"no ExoRL data under {data}: " if collector is None else ""
+        say(
+            f"{why}using our own exploration of {domain.name}, which is not ExoRL's (what is missing is "
+            "collected now)"
+        )
+        config, plan = (
+            CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data),
+            PLANS[domain.name],
+        )
+        if not set(tasks) <= set(plan.tasks):
+            data = data / "+".join(tasks)
+            shares = -(-plan.members // len(tasks))
+            config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
+        collect(config)
+    summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
+    for file, reason in summary.skipped:
+        say(f"left out {file}: {reason}")
+    say(f"{summary.store}: {summary.episodes} episodes")
+    return summary.store
+
+
+def _exorl_collector(domain: Domain, data: Path) -> str | None:
+    buffers = collector_folder(data, domain.name, "*").relative_to(data) / "buffer"
+    names = sorted(buffer.parent.name for buffer in data.glob(str(buffers)))
+    names = [name for name in names if not name.startswith(OWN_PREFIXES)]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}"
+        )
+    return names[0] if names else None

@@ -1,0 +1,261 @@
+"""The stages of a finetuning run: each trains at its own context, from the weights of the one before."""
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packed_loader import PackedBatches
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.files import replacing
+from agentic_ring.mesh import MeshShape, ShardingRules
+from agentic_ring.models.llama import LlamaConfig, save_pretrained
+from agentic_ring.models.llama.pretrained import load_weights
+from agentic_ring.progress import say
+from agentic_ring.run_folder import Stages
+from agentic_ring.token_units import short_tokens
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import train
+from agentic_ring.training.lora import LoraConfig, LoraModel
+from agentic_ring.training.losses import token_loss
+from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.state import Model, Params
+from evals.common.plots import plot_loss
+from evals.common.results import Figure, Results, write_results
+from evals.compile.memory import TrainStep, token_batch
+from experiments.finetune.presets import FinetunePreset, Stage
+
+TEST_ROWS = 64
+"""Held-out rows that the loss is measured on, at most."""
+RULES = ShardingRules()
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Everything that decides a run's result, but for the contents of the files it names."""
+
+    preset: str
+    model: str | None
+    """Folder; None is a model from scratch with a tokenizer of its own."""
+    data: tuple[str, ...]
+    conversations: tuple[str, ...]
+    template: str
+    stages: tuple[Stage, ...]
+    lora: LoraConfig | None
+    seed: int
+    mesh: MeshShape
+
+
+def stage_model(
+    preset: FinetunePreset, base: LlamaConfig, stage: Stage, lora: LoraConfig | None, mesh: Mesh
+) -> Model:
+    """What a stage trains: all weights, or LoRA's beside frozen ones in the compute dtype."""
+    config = preset.model(base, stage, mesh)
+    return Model(config) if lora is None else LoraModel(config, lora, config.transformer.dtype)
+
+
+def stage_step(
+    preset: FinetunePreset, base: LlamaConfig, stage: Stage, lora: LoraConfig | None, mesh: Mesh
+) -> TrainStep:
+    """An update of a stage, to compile."""
+    training = preset.training(stage, mesh, seed=0)
+    batch = token_batch(training.batch_size, stage.context, packed=True)
+    model = stage_model(preset, base, stage, lora, mesh)
+    return TrainStep(model, token_loss, training.optimizer, batch, mesh, RULES)
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """A run with all that it needs.
+
+    Attributes:
+      config: what decides its result.
+      preset: the recipe, with the stages of ``config``.
+      base: the model as it comes.
+      tokenizer: the model's.
+      rows: folder of the packed rows of each context.
+      mesh: of devices.
+      directory: of the run.
+    """
+
+    config: FinetuneConfig
+    preset: FinetunePreset
+    base: LlamaConfig
+    tokenizer: Tokenizer
+    rows: dict[int, Path]
+    mesh: Mesh
+    directory: Path
+
+    @cached_property
+    def frozen(self) -> Params | None:
+        """The weights beside which LoRA trains."""
+        return None if self.config.lora is None else self._loaded(self.base.transformer.dtype)
+
+    def train(self, wandb_project: str | None) -> Params:
+        """Trains all stages from where the run stands; gives the trained parameters."""
+        begun = self._last_begun()
+        params: Params | None = None
+        for number, stage in enumerate(self.config.stages):
+            if number >= begun:
+                params = self._train_stage(number, stage, params, wandb_project)
+        assert params is not None
+        return params
+
+    def _train_stage(
+        self, number: int, stage: Stage, params: Params | None, wandb_project: str | None
+    ) -> Params:
+        say(
+            f"stage {number + 1} of {len(self.config.stages)}: rows of {short_tokens(stage.context)} tokens, "
+            f"rotary base {stage.rope_theta:,.0f}"
+        )
+        folder = self._stage_folder(number)
+        training = self.preset.training(stage, self.mesh, self.config.seed)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        metrics = MetricsLog(
+            folder / "metrics.jsonl", checkpoints.last_step or 0, wandb_project, asdict(self.config)
+        )
+        try:
+            with PackedRows.open(self.rows[stage.context] / "train.h5") as rows:
+                batches = PackedBatches(rows, training.batch_size, self.mesh, self.config.seed)
+                state = train(
+                    training,
+                    self._model(stage),
+                    token_loss,
+                    batches,
+                    self.mesh,
+                    checkpoints,
+                    metrics,
+                    rules=RULES,
+                    start=lambda: self.starting_params() if params is None else params,
+                    frozen=self.frozen,
+                )
+        finally:
+            metrics.close()
+            checkpoints.close()
+        return state.params
+
+    def _last_begun(self) -> int:
+        """Number of the last stage with a checkpoint, which holds all that those before it gave; or 0."""
+        for number in reversed(range(len(self.config.stages))):
+            folder = self._stage_folder(number) / "checkpoints"
+            if folder.exists():
+                with closing(Checkpoints(folder)) as checkpoints:
+                    if checkpoints.last_step is not None:
+                        return number
+        return 0
+
+    def _stage_folder(self, number: int) -> Path:
+        return self.directory / f"stage{number + 1}"
+
+    def _model(self, stage: Stage) -> Model:
+        return stage_model(self.preset, self.base, stage, self.config.lora, self.mesh)
+
+    def starting_params(self) -> Params:
+        """What the first stage starts from: the folder's weights, fresh ones, or LoRA's zeros."""
+        if self.config.lora is None and self.config.model is not None:
+            return self._loaded("float32")
+        model = self._model(self.config.stages[0])
+        with jax.set_mesh(self.mesh):
+            shardings = model.param_shardings(self.mesh, RULES)
+            return jax.jit(model.init_params, out_shardings=shardings)(jax.random.key(self.config.seed))
+
+    def _loaded(self, dtype: Any) -> Params:
+        assert self.config.model is not None
+        llama = load_weights(Path(self.config.model), self.base, self.mesh, dtype)
+        return nnx.to_pure_dict(nnx.split(llama)[1])
+
+    def initial_loss(self) -> float:
+        """Of the model as it came, positions included, on the last stage's test rows; measured once a run."""
+        path = self.directory / "initial_loss.json"
+        if path.exists():
+            return json.loads(path.read_text())["loss"]
+        stage = self.config.stages[-1]
+        computed = self.preset.model(self.base, stage, self.mesh)
+        own = self.base.transformer
+        stack = replace(computed.transformer, rope_theta=own.rope_theta, rope_scaling=own.rope_scaling)
+        config, lora = replace(computed, transformer=stack), self.config.lora
+        model = Model(config) if lora is None else LoraModel(config, lora, stack.dtype)
+        loss = self._test_loss(model, self.starting_params())
+        if jax.process_index() == 0:
+            with replacing(path) as beside:
+                beside.write_text(json.dumps({"loss": loss}) + "\n")
+        return loss
+
+    def final_loss(self, params: Params) -> float:
+        """On the last stage's test rows."""
+        return self._test_loss(self._model(self.config.stages[-1]), params)
+
+    def _test_loss(self, model: Model, params: Params) -> float:
+        """Nats for each answer token of the test rows, as many as fill whole batches."""
+
+        @jax.jit
+        def sums(params: Params, frozen: Params | None, batch: Any) -> jax.Array:
+            return jnp.stack([token_loss(model.bind(params, frozen), batch), batch.weight.sum()])
+
+        rows_at_once = prod(self.mesh.shape[axis] for axis in RULES.batch)
+        with PackedRows.open(self._test_file) as rows, jax.set_mesh(self.mesh):
+            batches = PackedBatches(rows, rows_at_once, self.mesh)
+            count = max(1, min(len(rows), TEST_ROWS) // rows_at_once)
+            measured = [np.asarray(sums(params, self.frozen, next(batches))) for _ in range(count)]
+        loss, weight = np.array(measured, np.float64).sum(axis=0)
+        return float(loss / weight)
+
+    @property
+    def _test_file(self) -> Path:
+        return self.rows[self.config.stages[-1].context] / "test.h5"
+
+    def export(self, params: Params) -> Path:
+        """Writes the trained model, LoRA merged into it, as a folder that ``transformers`` opens."""
+        last = self.config.stages[-1]
+        stack = replace(self.base.transformer, rope_theta=last.rope_theta, rope_scaling=None)
+        model = self._model(last)
+        weights = params
+        with jax.set_mesh(self.mesh):
+            if isinstance(model, LoraModel):
+                assert self.frozen is not None
+                weights = model.merged(params, self.frozen)
+            weights = jax.tree.map(lambda leaf: leaf.astype(stack.dtype), weights)
+            llama = Model(replace(self.base, transformer=stack)).bind(weights)
+            folder = self.directory / "model"
+            save_pretrained(llama, folder, context=max(stage.context for stage in self.config.stages))
+        if jax.process_index() == 0:
+            self.tokenizer.save(folder)
+        return folder
+
+    def figures(self, initial: float, final: float) -> list[Figure]:
+        """Every figure of ``results.json``."""
+        last = len(self.config.stages) - 1
+        rows = read_metrics(self._stage_folder(last) / "metrics.jsonl")
+        speed = float(np.median([row["tokens_per_second"] for row in rows]))
+        with (
+            PackedRows.open(self._test_file) as test,
+            PackedRows.open(self._test_file.with_name("train.h5")) as trained,
+        ):
+            tested, answers, count = min(len(test), TEST_ROWS), trained.answer_tokens(), len(trained)
+        return [
+            Figure("loss/initial", initial, "nats/token", n=tested),
+            Figure("loss/final", final, "nats/token", n=tested),
+            Figure("tokens_per_second", speed, "tokens/s", n=len(rows)),
+            Figure("answer_tokens", float(answers), "tokens", n=count),
+        ]
+
+    def write_report(self, figures: list[Figure], stages: Stages) -> None:
+        """Writes ``results.json`` and ``loss.png``, all stages one after the other."""
+        results = Results.of_this_process(asdict(self.config), stages.seconds, figures)
+        write_results(self.directory / "results.json", results)
+        rows, before = [], 0
+        for number, stage in enumerate(self.config.stages):
+            own = read_metrics(self._stage_folder(number) / "metrics.jsonl")
+            rows += [row | {"step": row["step"] + before} for row in own]
+            before += stage.steps
+        plot_loss(self.directory / "loss.png", self.directory.name, rows, "nats a token of an answer")

@@ -1,0 +1,178 @@
+"""Named recipes of finetuning: stages of context, each with its rotary base, one after the other.
+
+A rotary base (theta) sets how far apart positions can be told; what each recipe takes is as published,
+with its source beside it. Lengths of context are in tokens, 1k = 1024.
+"""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from jax.sharding import Mesh
+
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.training.loop import TrainConfig
+from agentic_ring.training.state import OptimizerConfig
+from evals.compile.llama_step import CHUNK, SHAPES, Shape
+
+_K = 1024
+_M = 1024**2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Training at one length of context."""
+
+    context: int
+    """Tokens of a row."""
+    rope_theta: float
+    """Rotary base; a scaling of positions that the model came with is dropped."""
+    learning_rate: float
+    """Its peak."""
+    steps: int
+    batch_tokens: int
+    """Of one update, about: in whole rows, padding included."""
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+    """The learning rate at the last step, as a share of its peak; 1 is a constant rate."""
+
+    def __post_init__(self) -> None:
+        if self.context < 2 or self.steps < 1 or self.rope_theta <= 0:
+            raise ConfigError(
+                f"a stage of {self.steps} steps at {self.context} tokens with rotary base {self.rope_theta}; "
+                "expected at least 1 step, 2 tokens and a positive base"
+            )
+
+
+@dataclass(frozen=True)
+class FinetunePreset:
+    """A recipe.
+
+    Attributes:
+      stages: each starts from the weights of the one before, with a fresh optimiser.
+      shape: the model that a dry run takes where no folder is given; the demo trains it from scratch.
+      checkpoint_every: updates between two checkpoints.
+      beta2: of AdamW.
+      frugal: one row at a time, layers rematerialised, heads in groups and the feedforward in chunks:
+        long rows need the memory.
+    """
+
+    stages: tuple[Stage, ...]
+    shape: Shape
+    checkpoint_every: int
+    beta2: float = 0.95
+    frugal: bool = True
+
+    def training(self, stage: Stage, mesh: Mesh, seed: int) -> TrainConfig:
+        """How to train a stage on this mesh."""
+        shards = prod(mesh.shape[axis] for axis in ShardingRules().batch)
+        rows_a_shard = max(1, round(stage.batch_tokens / stage.context / shards))
+        optimizer = OptimizerConfig(
+            learning_rate=stage.learning_rate,
+            warmup_steps=stage.warmup_steps,
+            final_fraction=stage.final_fraction,
+            weight_decay=0.0,
+            clip_norm=1.0,
+            beta2=self.beta2,
+            accumulation=rows_a_shard if self.frugal else 1,
+        )
+        return TrainConfig(stage.steps, rows_a_shard * shards, optimizer, self.checkpoint_every, seed=seed)
+
+    def model(self, config: LlamaConfig, stage: Stage, mesh: Mesh) -> LlamaConfig:
+        """A model as it is computed in a stage on this mesh."""
+        stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
+        if not self.frugal:
+            return replace(config, transformer=replace(stack, remat="none"), loss_chunk=CHUNK)
+        groups = Shape(stack.width, stack.ffn_width, stack.layers, stack.heads, stack.kv_heads).head_groups
+        ring = mesh.shape["ring"] > 1
+        stack = replace(
+            stack,
+            remat="full",
+            ffn_chunk=CHUNK,
+            head_groups=groups if ring else 1,
+            attention_strategy="ring" if ring else "auto",
+        )
+        return replace(config, transformer=stack, loss_chunk=CHUNK)
+
+
+def llama(shape: Shape, dtype: str) -> LlamaConfig:
+    """A LLaMA of these sizes."""
+    stack = TransformerConfig(
+        width=shape.width,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn_width=shape.ffn_width,
+        dtype="bfloat16" if dtype == "bfloat16" else "float32",
+    )
+    return LlamaConfig(stack, vocab_size=shape.vocab_size)
+
+
+PRESETS = {
+    # A laptop: a tiny LLaMA from scratch, minutes. Two stages, so that all that a long recipe does is done.
+    "demo": FinetunePreset(
+        stages=(
+            Stage(512, 10_000.0, 2e-3, steps=120, batch_tokens=4 * _K, warmup_steps=10),
+            Stage(1024, 50_000.0, 1e-3, steps=40, batch_tokens=4 * _K, warmup_steps=4),
+        ),
+        shape=Shape(128, 384, 2, 4, vocab_size=512),
+        checkpoint_every=40,
+        frugal=False,
+    ),
+    # One accelerator: Vicuna's finetuning (FastChat's README: 2e-5, cosine, 3-4% warmup, no decay) in rows
+    # of 32K, with the rotary base of LWM's 32K model.
+    "small": FinetunePreset(
+        stages=(Stage(32 * _K, 1e6, 2e-5, steps=1000, batch_tokens=256 * _K, warmup_steps=40),),
+        shape=SHAPES["3B"],
+        checkpoint_every=100,
+        beta2=0.999,
+    ),
+    # LWM (arXiv 2402.08268), from LLaMA-2 7B: the rotary bases of its released models (github.com/
+    # LargeWorldModel/LWM); 4M tokens a batch; 4.8B, 12B, 12B and 3B tokens; constant 4e-5. Their paper's
+    # text was not at hand: rates, tokens and the base at 32K are from memory of its table.
+    "lwm-512k": FinetunePreset(
+        stages=(
+            Stage(32 * _K, 1e6, 4e-5, steps=1200, batch_tokens=4 * _M, final_fraction=1.0),
+            Stage(128 * _K, 1e7, 4e-5, steps=3000, batch_tokens=4 * _M, final_fraction=1.0),
+            Stage(256 * _K, 1e7, 4e-5, steps=3000, batch_tokens=4 * _M, final_fraction=1.0),
+            Stage(512 * _K, 2.5e7, 4e-5, steps=750, batch_tokens=4 * _M, final_fraction=1.0),
+        ),
+        shape=SHAPES["7B"],
+        checkpoint_every=50,
+    ),
+    # ProLong (arXiv 2410.02660, github.com/princeton-nlp/ProLong), from Llama-3-8B-Instruct: 20B tokens at
+    # 64K, 20B at 512K, then chat (UltraChat) in rows of 64K with the base of 512K. Warmup, a tenth of a
+    # long stage and a twentieth of the chat's, is from memory.
+    "prolong-512k": FinetunePreset(
+        stages=(
+            Stage(64 * _K, 8e6, 1e-5, steps=5000, batch_tokens=4 * _M, warmup_steps=500),
+            Stage(512 * _K, 1.28e8, 5e-6, steps=2500, batch_tokens=8 * _M, warmup_steps=250),
+            Stage(64 * _K, 1.28e8, 2e-5, steps=250, batch_tokens=4 * _M, warmup_steps=12),
+        ),
+        shape=SHAPES["8B"],
+        checkpoint_every=50,
+    ),
+    # Gradient (huggingface.co/gradientai/Llama-3-8B-Instruct-Gradient-1048k), from Llama-3-8B-Instruct: its
+    # table's steps and tokens (63M, 101M, 419M, 839M) as tokens of a batch.
+    "gradient-1m": FinetunePreset(
+        stages=(
+            Stage(64 * _K, 1.53e7, 2e-5, steps=30, batch_tokens=2 * _M, final_fraction=1.0),
+            Stage(256 * _K, 2.071e8, 2e-5, steps=24, batch_tokens=4 * _M, final_fraction=1.0),
+            Stage(512 * _K, 1.06e9, 2e-5, steps=50, batch_tokens=8 * _M, final_fraction=1.0),
+            Stage(1 * _M, 2.8e9, 2e-5, steps=50, batch_tokens=16 * _M, final_fraction=1.0),
+        ),
+        shape=SHAPES["8B"],
+        checkpoint_every=10,
+    ),
+    # What the paper finetuned (arXiv 2310.01889, section 5.4): 13B at 512K on 32 A100, ShareGPT after Vicuna.
+    # It gives neither rate, batch, steps nor rotary base: the rate is Vicuna's, the base LWM's at 512K, the
+    # batch one row and the steps about three epochs of ShareGPT (370M tokens), which are ours.
+    "paper-13b-512k": FinetunePreset(
+        stages=(Stage(512 * _K, 2.5e7, 2e-5, steps=2118, batch_tokens=512 * _K, warmup_steps=84),),
+        shape=SHAPES["13B"],
+        checkpoint_every=50,
+        beta2=0.999,
+    ),
+}

@@ -1,0 +1,295 @@
+"""What the small retriever learns from: records of lines, and questions about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from agentic_ring.data.text.tokenizer import Tokenizer
+from evals.lines.documents import HEADER, LARGEST_VALUE
+from evals.lines.keys import word_lists
+from evals.lines.word_tokenizer import (
+    ASK,
+    ASKED,
+    END,
+    NOUN_PATTERN,
+    START,
+    adjective_pattern,
+    adjective_token,
+    line_tokenizer,
+)
+
+CHAT_TEMPLATE = (
+    "{{ messages[0].content + '\\nline ' + messages[0].content.split(' in line ')[-1].split('? I need')[0]"
+    " + ': REGISTER_CONTENT is <' }}"
+)
+"""The question, and the beginning of the line that answers it."""
+
+TOKENS_A_LINE = 5
+TOKENS_A_QUESTION = 10
+"""From the end of the record to the first token of the answer, which is not counted."""
+ANSWER = 3
+"""Tokens of an answer at most, its end among them."""
+
+SMALL_NUMBERS = 0.05
+"""Share of numbers below 100. Otherwise one in 500 is: too few to learn how they are written."""
+
+FARTHEST_POSITION = 2**19
+"""Positions that lines are spread over in some rows, as if there were more lines between them."""
+
+
+def retriever_tokenizer() -> Tokenizer:
+    r"""Five tokens a line: ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123``, ``45>\n``."""
+    adjectives, nouns = word_lists()
+    words = [
+        *map(adjective_token, adjectives),
+        *nouns,
+        *map(str, range(1, LARGEST_VALUE // 100 + 1)),
+        *(f"{number:02}>\n" for number in range(100)),
+        *(HEADER, START, ASKED, ASK, "\n", ">\n"),
+    ]
+    patterns = [
+        HEADER,
+        adjective_pattern(),
+        START,
+        rf"{NOUN_PATTERN}(?={START}|\{ASK})",
+        r"\d{1,3}(?=\d\d>\n)",
+        r"\d\d>\n",
+        r"\d(?=>\n)",
+        ASKED,
+        rf"\{ASK}",
+        r">\n",
+        r"\n",
+    ]
+    return line_tokenizer(words, patterns, CHAT_TEMPLATE)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Numbers of the tokens that lessons are made of.
+
+    Attributes:
+      adjectives, nouns: int32, of each word.
+      hundreds: int32 [501], of a number's digits but the last two; the first is not used.
+      units: int32 [100], of its last two digits and the line's end.
+      size: of the whole vocabulary.
+    """
+
+    adjectives: np.ndarray
+    nouns: np.ndarray
+    hundreds: np.ndarray
+    units: np.ndarray
+    header: int
+    start: int
+    asked: int
+    ask: int
+    newline: int
+    line_end: int
+    end: int
+    size: int
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """What is neither a word nor part of a number."""
+        return self.header, self.start, self.asked, self.ask, self.newline, self.line_end, self.end
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        """As the tokenizer of ``retriever_tokenizer`` has them."""
+
+        def numbers(words: Sequence[str]) -> np.ndarray:
+            return np.array([tokenizer.token_id(word) for word in words], np.int32)
+
+        adjectives, nouns = word_lists()
+        special = numbers([HEADER, START, ASKED, ASK, "\n", ">\n", END]).tolist()
+        return cls(
+            numbers([adjective_token(word) for word in adjectives]),
+            numbers(nouns),
+            np.concatenate([[0], numbers([str(n) for n in range(1, LARGEST_VALUE // 100 + 1)])]),
+            numbers([f"{number:02}>\n" for number in range(100)]),
+            *special,
+            size=tokenizer.vocab_size,
+        )
+
+    def written(self, value: int) -> list[int]:
+        """The tokens of a number and its line's end; two of them, or one for numbers from 10 to 99."""
+        hundreds, units = divmod(value, 100)
+        if value < 10:
+            return [int(self.hundreds[value]), self.line_end]
+        return ([int(self.hundreds[hundreds])] if hundreds else []) + [int(self.units[units])]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "tokens",
+        "positions",
+        "weight",
+        "answer_places",
+        "answers",
+        "word_places",
+        "adjectives",
+        "nouns",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Lesson:
+    """Rows of records and questions.
+
+    Attributes:
+      tokens, positions: int32 [B, T].
+      answer_places: int32 [B, A], places that the answers' tokens follow, ``ANSWER`` a question.
+      answers: int32 [B, A], these tokens.
+      weight: float32 [B, A], 0 where a row has fewer questions, or an answer fewer tokens.
+      word_places: int32 [B, W], places that come after a key's words in its line.
+      adjectives, nouns: int32 [B, W], the words of these keys by their number in the word lists.
+    """
+
+    tokens: Any
+    positions: Any
+    weight: Any
+    answer_places: Any
+    answers: Any
+    word_places: Any
+    adjectives: Any
+    nouns: Any
+
+
+@dataclass
+class Lessons:
+    """An endless iterator of batches.
+
+    Attributes:
+      vocabulary: of the tokenizer.
+      tokens: of a row.
+      rows: of a batch.
+      questions: of a row, at most.
+      seed: decides all of them.
+      drawn: batches so far.
+    """
+
+    vocabulary: Vocabulary
+    tokens: int
+    rows: int
+    questions: int
+    seed: int
+    drawn: int = 0
+
+    def __next__(self) -> Lesson:
+        """The next batch."""
+        random = np.random.default_rng([self.seed, self.tokens, self.drawn])
+        self.drawn += 1
+        rows = [self._row(random) for _ in range(self.rows)]
+        return Lesson(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+    def get_state(self) -> dict[str, Any]:
+        """Batches so far."""
+        return {"drawn": self.drawn}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on after so many batches."""
+        self.drawn = state["drawn"]
+
+    def _row(self, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+        known = self.vocabulary
+        a_question = TOKENS_A_QUESTION + ANSWER
+        most = (self.tokens - 1 - a_question) // TOKENS_A_LINE
+        # All numbers of lines alike, down to two, on a logarithmic scale.
+        lines = int(np.exp(random.uniform(np.log(2), np.log(most + 1))))
+        questions = min(self.questions, lines, (self.tokens - 1 - lines * TOKENS_A_LINE) // a_question)
+        adjectives, nouns = _keys(random, lines, known)
+        small = random.random(lines) < SMALL_NUMBERS
+        values = np.where(small, random.integers(1, 100, lines), random.integers(1, LARGEST_VALUE + 1, lines))
+
+        tokens, positions = [known.header], [0]
+        words: list[tuple[int, int]] = []  # a place, and the line whose key stands before it
+        answers: list[tuple[int, list[int]]] = []  # a place, and the tokens after it
+        gaps = _gaps(random, lines)
+        place = 1
+
+        def put(pieces: list[int]) -> None:
+            nonlocal place
+            tokens.extend(pieces)
+            positions.extend(range(place, place + len(pieces)))
+            place += len(pieces)
+
+        for line in range(lines):
+            place += gaps[line]
+            put([int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]]), known.start])
+            written = known.written(int(values[line]))
+            words += [(len(tokens) - 1 + number, line) for number in range(1 + len(written))]
+            put(written)
+        place += gaps[lines]
+        for line in random.choice(lines, questions, replace=False):
+            key = [int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]])]
+            put([known.asked, *key, known.ask, known.newline, *key, known.start])
+            answer = [*known.written(int(values[line])), known.end]
+            first = len(tokens) - 1
+            answers.append((first, answer))
+            words += [(first, line), (first + 1, line)] * 4
+            put(answer)
+
+        return (
+            _filled(tokens, self.tokens, 0),
+            _filled(positions, self.tokens, place),
+            *self._answers(answers),
+            *self._words(random, words, adjectives, nouns),
+        )
+
+    def _answers(self, answers: list[tuple[int, list[int]]]) -> tuple[np.ndarray, ...]:
+        weight = np.zeros((self.questions, ANSWER), np.float32)
+        places, tokens = np.zeros((2, self.questions, ANSWER), np.int32)
+        for question, (first, answer) in enumerate(answers):
+            size = len(answer)
+            weight[question, :size] = 1.0
+            places[question, :size] = first + np.arange(size)
+            tokens[question, :size] = answer
+        return weight.ravel(), places.ravel(), tokens.ravel()
+
+    def _words(
+        self,
+        random: np.random.Generator,
+        words: list[tuple[int, int]],
+        adjectives: np.ndarray,
+        nouns: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        picked = random.choice(len(words), 2 * self.questions)
+        places, lines = np.array(words, np.int32)[picked].T
+        return places, adjectives[lines].astype(np.int32), nouns[lines].astype(np.int32)
+
+
+def _keys(random: np.random.Generator, count: int, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Different pairs of words, by their numbers.
+
+    Half of the time of few words, so that many keys have one in common, as those of long records do.
+    """
+    adjectives, nouns = len(vocabulary.adjectives), len(vocabulary.nouns)
+    if random.random() < 0.5:
+        adjectives = int(random.integers(2, min(adjectives, count + 2) + 1))
+        nouns = min(nouns, -(-4 * count // adjectives))
+    pairs = random.choice(adjectives * nouns, count, replace=False)
+    first = random.choice(len(vocabulary.adjectives), adjectives, replace=False)
+    second = random.choice(len(vocabulary.nouns), nouns, replace=False)
+    return first[pairs // nouns], second[pairs % nouns]
+
+
+def _gaps(random: np.random.Generator, lines: int) -> np.ndarray:
+    """Positions that are left out before each line, and before the questions.
+
+    None in a third of the rows. In the others as if the row were the rest of a record of up to
+    ``FARTHEST_POSITION`` tokens, most of whose lines were taken out.
+    """
+    if random.random() < 1 / 3:
+        return np.zeros(lines + 1, np.int64)
+    length = int(np.exp(random.uniform(np.log(1024), np.log(FARTHEST_POSITION - 65_536))))
+    return np.diff(np.sort(random.integers(0, length, lines + 1)), prepend=0)
+
+
+def _filled(values: Sequence[int], size: int, rest: int) -> np.ndarray:
+    filled = np.full(size, rest, np.int32)
+    filled[: len(values)] = values
+    return filled

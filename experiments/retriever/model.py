@@ -1,0 +1,112 @@
+"""The small retriever as it is trained: a LLaMA, and what its first layer is asked directly."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agentic_ring.models.layers import weight
+from agentic_ring.models.llama import Llama, LlamaConfig
+from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+from experiments.retriever.lessons import Lesson, Vocabulary
+
+FIRST_LAYER_WEIGHT = 0.5
+"""How much the first layer's own questions count beside the answers."""
+
+
+_STACK = TransformerConfig(
+    width=192,
+    layers=2,
+    heads=1,
+    # One wide head: among 100,000 keys the right one must stand out on waves that do not turn.
+    head_size=128,
+    ffn_width=256,
+    # More than half of this base's waves hardly turn over half a million positions.
+    rope_theta=1e16,
+    query_scaling=QueryScaling(floor=64, scale=0.1),
+    remat="none",
+)
+
+
+def retriever_config(vocabulary: Vocabulary) -> "RetrieverConfig":
+    """The retriever, for this vocabulary."""
+    return RetrieverConfig(
+        LlamaConfig(_STACK, vocab_size=vocabulary.size, tied=True),
+        int(vocabulary.adjectives[0]),
+        len(vocabulary.adjectives),
+        int(vocabulary.nouns[0]),
+        len(vocabulary.nouns),
+    )
+
+
+@dataclass(frozen=True)
+class RetrieverConfig:
+    """The model and its vocabulary's words.
+
+    Attributes:
+      llama: the model.
+      first_adjective, adjectives: tokens of adjectives stand together in the vocabulary: first and number.
+      first_noun, nouns: likewise.
+    """
+
+    llama: LlamaConfig
+    first_adjective: int
+    adjectives: int
+    first_noun: int
+    nouns: int
+
+    def build(self, key: jax.Array) -> "TaughtRetriever":
+        """The model with fresh parameters."""
+        return TaughtRetriever(key, self)
+
+
+class TaughtRetriever(nnx.Module):
+    """A LLaMA and two maps that read the words of the key out of its first layer."""
+
+    def __init__(self, key: jax.Array, config: RetrieverConfig):
+        llama, adjective, noun = jax.random.split(key, 3)
+        self.llama = Llama(llama, config.llama)
+        width = config.llama.transformer.width
+        self.read_adjective = weight(adjective, (width, width), ("embed", None), fan_in=width)
+        self.read_noun = weight(noun, (width, width), ("embed", None), fan_in=width)
+        self.config = config
+
+
+def retriever_loss(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
+    """Weighted sum of the cross entropy of answers, and of the first layer's words, in nats."""
+    first, encoded = _encoded(model.llama, lesson)
+    answers = _cross_entropy(model.llama.logits(_at(encoded, lesson.answer_places)), lesson.answers)
+    config, table = model.config, model.llama.embedding[...]
+    words = model.llama.transformer.norm(_at(first, lesson.word_places))
+    adjectives = table[config.first_adjective :][: config.adjectives]
+    nouns = table[config.first_noun :][: config.nouns]
+    told = _cross_entropy(words @ model.read_adjective[...] @ adjectives.T, lesson.adjectives)
+    told += _cross_entropy(words @ model.read_noun[...] @ nouns.T, lesson.nouns)
+    return jnp.sum(lesson.weight * answers) + FIRST_LAYER_WEIGHT * lesson.weight.sum() * told.mean()
+
+
+def answer_logits(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
+    """Float32 [B, A, V], of the answers' tokens."""
+    _, encoded = _encoded(model.llama, lesson)
+    return model.llama.logits(_at(encoded, lesson.answer_places))
+
+
+def _encoded(llama: Llama, lesson: Lesson) -> tuple[jax.Array, jax.Array]:
+    """[B, T, D] after the first layer and after the last."""
+    stack = llama.transformer
+    first = last = stack.block(0)(llama.embedded(lesson.tokens), lesson.positions, None, None)
+    for index in range(1, stack.config.layers):
+        last = stack.block(index)(last, lesson.positions, None, None)
+    return first, last
+
+
+def _at(x: jax.Array, places: jax.Array) -> jax.Array:
+    """Of x [B, T, D] what stands at places [B, A]."""
+    return jnp.take_along_axis(x, places[..., None], axis=1)
+
+
+def _cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
+    logits = logits.astype(jnp.float32)
+    found = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - found

@@ -1,0 +1,111 @@
+"""The stages of a baseline's run, beside those of the main job in ``pipeline.py``."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from agentic_ring.data.decisions import Decisions, DrawnBatches, best_episodes, read_decisions
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
+from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.run import EvaluationConfig
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.losses import window_loss
+from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
+from agentic_ring.training.state import Model, TrainState
+from agentic_ring.training.td3 import TD3State
+from experiments.exorl.pipeline import DataFacts
+
+
+@dataclass(frozen=True)
+class WindowLearner:
+    """Imitation of the last decisions.
+
+    Attributes:
+      best_share: of the steps of all that a policy acted in, those of the best episodes alone.
+      training: how long and how.
+    """
+
+    model: DecisionTransformerConfig | BehaviorCloningConfig
+    best_share: float
+    training: TrainConfig
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """Everything that decides a baseline's result.
+
+    Attributes:
+      learner: what is trained; None is the random policy.
+      seed: of the random policy; a learner has its own.
+    """
+
+    task: str
+    preset: str
+    store: str
+    data: DataFacts
+    evaluation: EvaluationConfig
+    learner: WindowLearner | OfflineTD3Config | None
+    seed: int = 0
+
+
+def train_windows(
+    config: BaselineConfig, learner: WindowLearner, directory: Path
+) -> tuple[Model, TrainState]:
+    """Trains behaviour cloning or a Decision Transformer, from its newest checkpoint where there is one."""
+    task = parse_task(config.task).name
+    with TrajectoryStore.open(config.store) as store:
+        chosen = best_episodes(store.returns(task), store.lengths, store.learnable, learner.best_share)
+        data = _decisions(store, config, chosen)
+    extent = "last" if isinstance(learner.model, BehaviorCloningConfig) else "all"
+    training, model = learner.training, Model(learner.model)
+    batches = DrawnBatches(
+        lambda generator: data.windows(generator, training.batch_size, learner.model.window, extent),
+        training.seed,
+    )
+    checkpoints, metrics = _outputs(config, directory)
+    try:
+        state = train(
+            training,
+            model,
+            window_loss,
+            batches,
+            make_mesh(MeshShape(), jax.devices()[:1]),
+            checkpoints,
+            metrics,
+        )
+    finally:
+        metrics.close()
+        checkpoints.close()
+    return model, state
+
+
+def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: Path) -> TD3State:
+    """Trains TD3 or TD3+BC on all episodes, noise among them: values need no policy behind the data."""
+    with TrajectoryStore.open(config.store) as store:
+        data = _decisions(store, config, np.arange(store.num_episodes))
+    checkpoints, metrics = _outputs(config, directory)
+    try:
+        mesh = make_mesh(MeshShape(), jax.devices()[:1])
+        return train_td3(learner, data, mesh, checkpoints, metrics)
+    finally:
+        metrics.close()
+        checkpoints.close()
+
+
+def _decisions(store: TrajectoryStore, config: BaselineConfig, episodes: np.ndarray) -> Decisions:
+    task = parse_task(config.task).name
+    return read_decisions(store, task, config.data.action_repeat, config.data.scaling, episodes)
+
+
+def _outputs(config: BaselineConfig, directory: Path) -> tuple[Checkpoints, MetricsLog]:
+    checkpoints = Checkpoints(directory / "checkpoints")
+    return checkpoints, MetricsLog(
+        directory / "metrics.jsonl", checkpoints.last_step or 0, config=asdict(config)
+    )

@@ -1,0 +1,117 @@
+"""The cells of Table 5: one task, method and training seed each, a process of its own, kept on disk.
+
+A cell is done once its ``results.json`` is there; one that was stopped goes on from its last checkpoint.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.errors import AgenticRingError
+from agentic_ring.run_folder import Stages, enter_directory, read_config
+from evals.common.results import Results, read_results, write_results
+from evals.dmc_returns import roll_out, trial_figures
+from experiments.table5.methods import method_named
+from experiments.table5.presets import TablePreset
+
+SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
+
+
+class CellFailedError(AgenticRingError, RuntimeError):
+    """A cell's process ended with an error."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell; ``task`` is a full name, such as walker_run."""
+
+    task: str
+    method: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.method} seed {self.seed}"
+
+    def folder(self, output: Path) -> Path:
+        """Where it lives."""
+        return output / "cells" / f"{self.task}-{self.method}-seed{self.seed}"
+
+    def results(self, output: Path) -> Results | None:
+        """What it found, once it is done."""
+        path = self.folder(output) / "results.json"
+        return read_results(path) if path.exists() else None
+
+    def command(self, output: Path) -> list[str]:
+        """Of the process that fills it."""
+        flags = ["--cell", self.task, self.method, str(self.seed), "--output", str(output)]
+        return [sys.executable, str(SCRIPT), *flags]
+
+
+def prepare_cell(cell: TableCell, preset: TablePreset, preset_name: str, store: Path, output: Path) -> None:
+    """Writes the cell's configuration.
+
+    Raises:
+      ConfigError: the folder holds the cell with other settings.
+    """
+    config = method_named(cell.method).resolve(preset, preset_name, parse_task(cell.task), store, cell.seed)
+    enter_directory(cell.folder(output), config, resume=True)
+
+
+def run_cell(cell: TableCell, output: Path) -> None:
+    """Trains and rolls out, in this process, what the cell's configuration says.
+
+    Raises:
+      DataError: the cell was not prepared.
+    """
+    directory, method = cell.folder(output), method_named(cell.method)
+    config: Any = read_config(directory, method.config_kind)
+    stages = Stages()
+    stages.keep_in(directory)
+    with stages.stage("training"):
+        policies = method.train(config, directory)
+    with stages.stage("evaluation"):
+        task, repeat = parse_task(cell.task), method.action_repeat(config)
+        returns, _ = roll_out(policies, method.title, task, repeat, config.evaluation)
+    results = Results.of_this_process(asdict(config), stages.seconds, trial_figures(returns))
+    write_results(directory / "results.json", results)
+
+
+def run_cells(cells: Sequence[TableCell], output: Path, workers: int) -> Iterator[TableCell]:
+    """Runs the cells that are not done, ``workers`` processes at a time; yields each that is.
+
+    What a process says goes to ``log.txt`` in the cell's folder.
+
+    Raises:
+      CellFailedError: after all others have ended, if one failed; names it and where it speaks.
+    """
+
+    def run(cell: TableCell) -> str | None:
+        log = cell.folder(output) / "log.txt"
+        with log.open("a") as file:
+            ended = subprocess.run(cell.command(output), stdout=file, stderr=file)
+        if ended.returncode == 0:
+            return None
+        last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
+        return f"{cell} failed ({''.join(last)}); see {log}"
+
+    failures = []
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(run, cell): cell for cell in cells if cell.results(output) is None}
+        yield from (cell for cell in cells if cell not in waiting.values())
+        try:
+            for future in as_completed(waiting):
+                failure = future.result()
+                if failure is None:
+                    yield waiting[future]
+                else:
+                    failures.append(failure)
+        finally:
+            for future in waiting:
+                future.cancel()
+    if failures:
+        raise CellFailedError("; ".join(failures))

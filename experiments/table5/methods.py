@@ -1,0 +1,246 @@
+"""The methods of Table 5: how each is configured, trained and made to act. One registry, ``METHODS``.
+
+All see the same data of a task, the same environments and the same training seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.tasks import Domain, Task, parse_task
+from agentic_ring.errors import UnknownNameError
+from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
+from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.run import EvaluationConfig, RunConfig
+from agentic_ring.run_folder import Dataclass
+from agentic_ring.training.offline_td3 import OfflineTD3Config
+from agentic_ring.training.state import Model
+from agentic_ring.training.td3 import act
+from evals.compile.llama_step import CHUNK
+from evals.compile.llama_step import Method as Attention
+from evals.rollouts.policies import in_context_policies
+from evals.rollouts.trials import RandomPolicy, TrialPolicy
+from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
+from experiments.table5.baselines import BaselineConfig, WindowLearner, train_values, train_windows
+from experiments.table5.presets import TablePreset
+
+TRAJECTORIES = (4, 32, 128)
+
+
+class Method(Protocol):
+    """A column of Table 5."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """As in the table."""
+        ...
+
+    @property
+    def paper(self) -> str | None:
+        """The paper's title of its column, where it has one."""
+        ...
+
+    @property
+    def trajectories(self) -> int:
+        """In context at most, the one under way included."""
+        ...
+
+    @property
+    def config_kind(self) -> type[Dataclass]:
+        """Of its ``config.json``, which ``resolve`` makes."""
+        ...
+
+    def resolve(self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int) -> Dataclass:
+        """Everything that decides the result of a cell."""
+        ...
+
+    def train(self, config: Any, directory: Path) -> Sequence[TrialPolicy]:
+        """Trains what ``config`` says, from its newest checkpoint on.
+
+        Returns:
+          What acts, one policy or several that share the environments evenly.
+        """
+        ...
+
+    def action_repeat(self, config: Any) -> int:
+        """Control steps of a decision."""
+        ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method without earlier trajectories in context.
+
+    Attributes:
+      kind: of its learner.
+      best_share: see ``WindowLearner``; of the imitators alone.
+      bc_alpha: see ``TD3Config``; of TD3 alone.
+    """
+
+    name: str
+    title: str
+    kind: Literal["random", "bc", "dt", "td3"]
+    paper: str | None = None
+    best_share: float = 1.0
+    bc_alpha: float | None = None
+    trajectories: int = 1
+    config_kind: type[Dataclass] = BaselineConfig
+
+    def resolve(
+        self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int
+    ) -> BaselineConfig:
+        """See ``Method``."""
+        evaluation = EvaluationConfig(trials=preset.chains.trials)
+        data = measure_data(store, task, preset.chains.action_repeat, evaluation.target_quantile)
+        learner = self._learner(preset, task.domain, data, seed)
+        return BaselineConfig(task.full_name, preset_name, str(store), data, evaluation, learner, seed)
+
+    def _learner(
+        self, preset: TablePreset, domain: Domain, data: DataFacts, seed: int
+    ) -> WindowLearner | OfflineTD3Config | None:
+        if self.kind == "random":
+            return None
+        if self.kind == "td3":
+            return replace(
+                preset.values, learner=replace(preset.values.learner, bc_alpha=self.bc_alpha), seed=seed
+            )
+        dims = domain.observation_dim, domain.action_dim
+        if self.kind == "bc":
+            model, training = BehaviorCloningConfig(*dims), preset.cloning
+        else:
+            model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
+        return WindowLearner(model, self.best_share, replace(training, seed=seed))
+
+    def train(self, config: BaselineConfig, directory: Path) -> Sequence[TrialPolicy]:
+        """See ``Method``."""
+        return [self._policy(config, directory)]
+
+    def _policy(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
+        evaluation, scaling = config.evaluation, config.data.scaling
+        if isinstance(config.learner, WindowLearner):
+            model, state = train_windows(config, config.learner, directory)
+            return WindowPolicy(model, state.params, scaling, config.data.target, evaluation.environments)
+        if isinstance(config.learner, OfflineTD3Config):
+            actor = train_values(config, config.learner, directory).actor
+            return ReactivePolicy(lambda seen: np.asarray(act(actor, seen[None]))[0], scaling)
+        action_dim = parse_task(config.task).domain.action_dim
+        return RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)
+
+    def action_repeat(self, config: BaselineConfig) -> int:
+        """See ``Method``."""
+        return config.data.action_repeat
+
+
+@dataclass(frozen=True)
+class Agentic:
+    """The Agentic Transformer; the four ways to attend differ in memory, not in what they compute.
+
+    Attributes:
+      attention: see ``evals.compile.llama_step``.
+      trajectories: of a chain.
+    """
+
+    attention: Attention
+    trajectories: int
+    paper: str | None = None
+    config_kind: type[Dataclass] = RunConfig
+
+    @property
+    def name(self) -> str:
+        """Such as at_ring_4."""
+        return f"at_{self.attention}_{self.trajectories}"
+
+    @property
+    def title(self) -> str:
+        """Such as AT ring, 4."""
+        return f"AT {self.attention.replace('_', ' ')}, {self.trajectories}"
+
+    def transformer(self, config: TransformerConfig, devices: int) -> TransformerConfig:
+        """The stack, attending in this way on so many devices."""
+        chunked = self.attention in ("blockwise", "ring")
+        return replace(
+            config,
+            ffn_chunk=(config.ffn_chunk or CHUNK) if chunked else None,
+            attention_strategy="ring" if self.attention == "ring" and devices > 1 else "auto",
+            attention_kernel="vanilla" if self.attention == "vanilla" else "auto",
+        )
+
+    def mesh(self, devices: Sequence[Any]) -> Mesh:
+        """A ring of all devices, or for other ways to attend a chain a device."""
+        if self.attention == "ring":
+            return make_mesh(MeshShape(ring=len(devices)), devices)
+        return make_mesh(MeshShape(fsdp=len(devices), ring=1), devices)
+
+    def devices(self) -> Sequence[Any]:
+        """Those that are here; of simulated ones, which share a CPU, more than one for a ring alone."""
+        devices = jax.devices()
+        return devices if self.attention == "ring" or devices[0].platform != "cpu" else devices[:1]
+
+    def resolve(self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int) -> RunConfig:
+        """See ``Method``."""
+        devices = self.devices()
+        chains = preset.chains_of(self.trajectories)
+        chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
+        return resolve(chains, preset_name, task, store, self.mesh(devices), "last", seed)
+
+    def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
+        """See ``Method``."""
+        model, mesh = Model(config.model), self.mesh(self.devices())
+        state = train_on_store(config, model, mesh, directory, None)
+        return in_context_policies(config, model, state.params, mesh)
+
+    def action_repeat(self, config: RunConfig) -> int:
+        """See ``Method``."""
+        return config.chains.action_repeat
+
+
+_PAPER = {
+    ("memory_efficient", 32): "AT+ME (32 trajectories)",
+    ("blockwise", 32): "AT+BPT (32)",
+    ("blockwise", 128): "AT+BPT (128)",
+    ("ring", 128): "AT+RA (128)",
+}
+_cloning = partial(Baseline, kind="bc")
+_values = partial(Baseline, kind="td3")
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Baseline("random", "random", "random"),
+        _cloning("bc", "BC"),
+        _cloning("bc10", "BC-10%", paper="BC-10%", best_share=0.1),
+        Baseline("dt", "DT", "dt", paper="DT"),
+        _values("td3", "TD3"),
+        _values("td3_bc", "TD3+BC", bc_alpha=2.5),
+        *(
+            Agentic(attention, count, _PAPER.get((attention, count)))
+            for count in TRAJECTORIES
+            for attention in get_args(Attention)
+        ),
+    )
+}
+
+
+def method_named(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+      UnknownNameError: there is none.
+    """
+    if name not in METHODS:
+        raise UnknownNameError("method", name, tuple(METHODS))
+    return METHODS[name]

@@ -1,0 +1,99 @@
+"""Sizes of Table 5: the chains of the main job's presets, and as much training for the baselines.
+
+``paper`` and ``small`` train the baselines by their published recipes; ``demo`` gives them learning rates
+and lengths that two cores finish in a minute or two.
+"""
+
+from dataclasses import dataclass, replace
+
+from agentic_ring.training.loop import TrainConfig
+from agentic_ring.training.offline_td3 import OfflineTD3Config
+from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.td3 import TD3Config
+from experiments.exorl.presets import PRESETS, Preset
+
+
+@dataclass(frozen=True)
+class TablePreset:
+    """A size of the whole table.
+
+    Attributes:
+      chains: the Agentic Transformer's; its trajectories are each column's own.
+      cloning: how behaviour cloning is trained.
+      decision: how the Decision Transformer is.
+      values: how TD3 and TD3+BC are.
+      methods: columns that are trained unless others are asked for.
+      seeds: training seeds of each cell.
+    """
+
+    chains: Preset
+    cloning: TrainConfig
+    decision: TrainConfig
+    values: OfflineTD3Config
+    methods: tuple[str, ...]
+    seeds: int
+
+    def chains_of(self, trajectories: int) -> Preset:
+        """Chains of so many trajectories, the last few of them trials: as many trials in every column."""
+        trials = min(self.chains.trials, trajectories)
+        return replace(
+            self.chains,
+            trajectories=trajectories,
+            trials=trials,
+            prompt_trajectories=trajectories - trials,
+        )
+
+
+_BASELINES = ("random", "bc", "bc10", "dt", "td3", "td3_bc")
+
+# kzl/decision-transformer: gym/experiment.py, of Decision Transformer and behaviour cloning alike.
+_WINDOWS = TrainConfig(
+    steps=100_000,
+    batch_size=64,
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, final_fraction=1.0),
+    checkpoint_every=10_000,
+    log_every=100,
+)
+_DEMO_WINDOWS = replace(
+    _WINDOWS,
+    log_every=20,
+    optimizer=replace(_WINDOWS.optimizer, learning_rate=1e-3, warmup_steps=100),
+)
+# denisyarats/exorl: config.yaml, agent/td3.yaml and agent/td3_bc.yaml.
+_VALUES = OfflineTD3Config(
+    TD3Config(hidden=1024, batch=1024, learning_rate=1e-4, horizon=1, discount=0.99, policy_delay=1),
+    updates=500_000,
+    checkpoint_every=10_000,
+)
+
+TABLE_PRESETS = {
+    "demo": TablePreset(
+        chains=PRESETS["demo"],
+        cloning=replace(_DEMO_WINDOWS, steps=10_000, checkpoint_every=2500),
+        decision=replace(_DEMO_WINDOWS, steps=2000, batch_size=16, checkpoint_every=500),
+        values=replace(
+            _VALUES,
+            learner=replace(_VALUES.learner, hidden=256, batch=256, learning_rate=1e-3),
+            updates=4000,
+            checkpoint_every=1000,
+        ),
+        methods=(*_BASELINES, "at_ring_4"),
+        seeds=1,
+    ),
+    "small": TablePreset(
+        chains=PRESETS["small"],
+        cloning=_WINDOWS,
+        decision=_WINDOWS,
+        values=_VALUES,
+        methods=(*_BASELINES, "at_ring_4", "at_blockwise_4", "at_ring_32"),
+        seeds=3,
+    ),
+    "paper": TablePreset(
+        chains=PRESETS["paper"],
+        cloning=_WINDOWS,
+        decision=_WINDOWS,
+        values=_VALUES,
+        methods=(*_BASELINES, "at_memory_efficient_32", "at_blockwise_32", "at_blockwise_128", "at_ring_128"),
+        seeds=5,
+    ),
+}

@@ -1,0 +1,224 @@
+"""Table 5 from its cells: returns, normalised returns, the order of the methods; text, CSV and Markdown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentic_ring.files import replacing
+from agentic_ring.tables import TextTable
+from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
+from evals.common.results import Results
+from evals.common.rows import write_rows
+from experiments import paper
+from experiments.table5.cells import TableCell
+from experiments.table5.methods import METHODS
+
+RANDOM = "random"
+FORMULA = "100 * (R - random) / (reference - random)"
+
+
+@dataclass(frozen=True)
+class ReturnsTable:
+    """Every cell of some tasks, methods and seeds.
+
+    Attributes:
+      results: of each cell; the random policy's among them.
+    """
+
+    tasks: Sequence[str]
+    methods: Sequence[str]
+    seeds: int
+    results: Mapping[TableCell, Results]
+
+    def returns(self, method: str, figure: str) -> np.ndarray:
+        """A figure's value, such as return/last_trial, in each cell of a method: [seeds, tasks]."""
+        return np.array(
+            [
+                [self.results[TableCell(task, method, seed)].figure(figure).value for task in self.tasks]
+                for seed in range(self.seeds)
+            ]
+        )
+
+    @cached_property
+    def random(self) -> np.ndarray:
+        """What uniform random actions earn, [tasks]: the 0 of normalised returns."""
+        trials = len([f for f in self._any_random.figures if f.name.startswith("return/trial_")])
+        numbers = range(1, trials + 1)
+        return np.mean([self.returns(RANDOM, f"return/trial_{n}") for n in numbers], axis=(0, 1))
+
+    @cached_property
+    def reference(self) -> np.ndarray:
+        """The 95th percentile of the training returns, [tasks]: the 100, and what every trial aims at."""
+        configs = [self.results[TableCell(task, RANDOM, 0)].config for task in self.tasks]
+        return np.array([config["data"]["target"] for config in configs])
+
+    def normalised(self, returns: np.ndarray) -> np.ndarray:
+        """Returns [..., tasks] between the random policy, 0, and the reference, 100."""
+        return 100 * (returns - self.random) / (self.reference - self.random)
+
+    def scores(self, method: str) -> np.ndarray:
+        """Normalised returns of the last trial, [seeds, tasks]."""
+        return self.normalised(self.returns(method, "return/last_trial"))
+
+    @cached_property
+    def order(self) -> list[tuple[str, Interval]]:
+        """Methods by the interquartile mean of their scores over tasks and seeds, best first."""
+        means = [(method, interquartile_mean_interval(self.scores(method))) for method in self.methods]
+        return sorted(means, key=lambda pair: -pair[1].value)
+
+    @property
+    def _any_random(self) -> Results:
+        return self.results[TableCell(self.tasks[0], RANDOM, 0)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One a task, method, seed and trial, the best of the trials among them."""
+        return [row for (cell, results) in self.results.items() for row in self._rows_of(cell, results)]
+
+    def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
+        column = self.tasks.index(cell.task)
+        span = self.reference[column] - self.random[column]
+        kept = [f for f in results.figures if f.name != "return/last_trial"]
+        return [
+            {
+                "task": cell.task,
+                "method": cell.method,
+                "trajectories": METHODS[cell.method].trajectories,
+                "seed": cell.seed,
+                "trial": figure.name.removeprefix("return/").removeprefix("trial_"),
+                "return": figure.value,
+                "low": figure.low,
+                "high": figure.high,
+                "environments": figure.n,
+                "normalised": 100 * (figure.value - self.random[column]) / span,
+                "random": self.random[column],
+                "reference": self.reference[column],
+            }
+            for figure in kept
+        ]
+
+
+def write_table(
+    folder: Path, table: ReturnsTable, memory: Mapping[str, str], hardware: str
+) -> list[TextTable]:
+    """Writes table.csv and table.md, and returns the tables for a terminal."""
+    write_rows(folder / "table.csv", table.rows())
+    tables = [
+        _normalised_table(table),
+        _returns_table(table),
+        _order_table(table),
+        _memory_table(memory, hardware),
+    ]
+    with replacing(folder / "table.md") as beside:
+        beside.write_text("\n".join(each.markdown() for each in tables))
+    return tables
+
+
+def _normalised_table(table: ReturnsTable) -> TextTable:
+    scores = {method: table.scores(method) for method in table.methods}
+    printed = paper.exorl_rows()
+    rows = [
+        _row(
+            task,
+            {m: _words(mean_interval(s[:, column])) for m, s in scores.items()},
+            _printed(printed.get(task, {})),
+        )
+        for column, task in enumerate(table.tasks)
+    ]
+    means = {m: _words(mean_interval(s.mean(axis=1))) for m, s in scores.items()}
+    middles = {m: _words(interquartile_mean_interval(s)) for m, s in scores.items()}
+    rows += [_row("average", means, _printed(paper.exorl_averages())), _row("IQM", middles, {})]
+    notes = [
+        f"Return of the last trial, normalised: {FORMULA}; the reference is the 95th percentile of the "
+        "training returns (of trajectories that a policy acted in), which every trial aims at too.",
+        f"In brackets 95% bootstrap intervals over {table.seeds} training seeds, IQM's stratified by task."
+        if table.seeds > 1
+        else "One training seed, so that nothing is known of the spread over seeds.",
+        "After a slash the paper's number.",
+        paper.RETURN_CAVEAT,
+    ]
+    return TextTable("Table 5: last trial, normalised / the paper's", rows, notes)
+
+
+def _returns_table(table: ReturnsTable) -> TextTable:
+    def cell(method: str, column: int) -> str:
+        last, best = (
+            table.returns(method, f"return/{name}")[:, column].mean()
+            for name in ("last_trial", "best_of_trials")
+        )
+        return f"{last:.4g} / {best:.4g}"
+
+    rows = [
+        {
+            "task": task,
+            "reference": f"{table.reference[column]:.4g}",
+            **{METHODS[method].title: cell(method, column) for method in table.methods},
+        }
+        for column, task in enumerate(table.tasks)
+    ]
+    environments = table.results[TableCell(table.tasks[0], RANDOM, 0)].figure("return/last_trial").n
+    note = (
+        f"Undiscounted, mean over {environments} environments: the last trial, and the mean of each "
+        "environment's best trial, which grows with the number of trials for any method; the paper reports "
+        "the best for its Agentic Transformers."
+    )
+    return TextTable("Returns: last trial / best of the trials", rows, [note])
+
+
+def _order_table(table: ReturnsTable) -> TextTable:
+    rows = []
+    for place, (method, mean) in enumerate(table.order):
+        following = [name for name, _ in table.order[place + 1 : place + 2]]
+        better = [_words(improvement_interval(table.scores(method), table.scores(n)), 2) for n in following]
+        rows.append(
+            {
+                "method": METHODS[method].title,
+                "IQM": _words(mean),
+                "P(better than the next)": better[0] if better else "",
+            }
+        )
+    note = (
+        "IQM of normalised last trials over tasks and seeds. P: probability that a run of the method does "
+        "better than one of the next, averaged over tasks, ties half (arXiv 2108.13264)."
+    )
+    return TextTable("Order of the methods", rows, [note])
+
+
+def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
+    rows = [
+        {
+            "method": method.title,
+            "tokens": f"{method.trajectories * 4}K",
+            hardware: memory.get(name, "not asked"),
+            "paper": "oom" if _printed(paper.exorl_averages()).get(name) == "oom" else "",
+        }
+        for name, method in METHODS.items()
+        if name.startswith("at_")
+    ]
+    note = (
+        f"Bytes that a device of {hardware} needs for a step of the 350M model, by its compiler; oom: more "
+        "than it has. One chain over all devices for the ring, one a device otherwise. Not asked: the "
+        "compiler is not installed (extras aot for TPUs, cuda13 for GPUs) and no answer is kept."
+    )
+    return TextTable("What fits", rows, [note])
+
+
+def _printed(cells: Mapping[str, Any]) -> dict[str, str]:
+    """The paper's cells of a row, by our method."""
+    return {name: str(cells[m.paper]) for name, m in METHODS.items() if m.paper and m.paper in cells}
+
+
+def _row(name: str, values: Mapping[str, str], printed: Mapping[str, str]) -> dict[str, str]:
+    cells = {
+        METHODS[m].title: f"{value} / {printed[m]}" if m in printed else value for m, value in values.items()
+    }
+    return {"task": name, **cells}
+
+
+def _words(interval: Interval, digits: int = 1) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.{digits}f}"
+    return f"{interval.value:.{digits}f} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"

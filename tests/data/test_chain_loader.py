@@ -1,0 +1,169 @@
+"""The input pipeline: what a chain holds, in which order, and that every shard reads its own part."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler
+from agentic_ring.data.scaling import Scaling, measure_scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.errors import DataError
+from agentic_ring.mesh import MeshShape, make_mesh
+from tests.data.synthetic import DOMAIN, TASK, random_store
+
+UNSCALED = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, 1.0, 1.0)
+
+
+def config(trajectories: int, **changes) -> ChainConfig:
+    return ChainConfig(
+        task=TASK, trajectories=trajectories, action_repeat=changes.pop("action_repeat", 1), **changes
+    )
+
+
+def test_a_chain_tells_each_member_the_best_return(tmp_path):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [5, 3, 4])) as store:
+        loader = ChainLoader(store, config(3, layout="contiguous", loss_extent="all"), UNSCALED, ring=1)
+        returns = store.returns(TASK)
+        episodes = tuple(int(e) for e in np.argsort(returns))
+        fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
+        lengths = store.lengths[list(episodes)]
+        np.testing.assert_array_equal(
+            fields["timestep"][:12], np.concatenate([np.arange(n) for n in lengths])
+        )
+        np.testing.assert_array_equal(fields["trajectory"][:12], np.repeat([0, 1, 2], lengths))
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        for start, episode in zip(starts, episodes, strict=False):
+            assert fields["return_to_go"][start] == np.float32(returns.max())
+            length = int(store.lengths[episode])
+            steps = store.steps(episode, 0, length, TASK)
+            np.testing.assert_array_equal(fields["observation"][start : start + length], steps.observation)
+            np.testing.assert_array_equal(fields["action"][start : start + length], steps.action)
+            np.testing.assert_allclose(fields["reward"][start : start + length], steps.reward, rtol=1e-6)
+        np.testing.assert_array_equal(np.flatnonzero(fields["completion"]), [11])
+        # Ragged members stand without gaps; what is left of the capacity is padding without loss.
+        np.testing.assert_array_equal(fields["position"], [*range(12), -1, -1, -1])
+        np.testing.assert_array_equal(fields["weight"], [1.0] * 12 + [0.0] * 3)
+
+
+def test_held_actions_become_decisions(tmp_path):
+    path = random_store(tmp_path / "s.h5", [10, 8], action_repeat=4)
+    with TrajectoryStore.open(path) as store:
+        loader = ChainLoader(store, config(2, action_repeat=4, layout="contiguous"), UNSCALED, ring=1)
+        fields = loader.load(ChainPlan((0, 1), 9.0), slice(0, loader.length))
+        rewards = store.rewards(0, TASK)
+        np.testing.assert_allclose(
+            fields["reward"][:3], [rewards[:4].sum(), rewards[4:8].sum(), rewards[8:].sum()], rtol=1e-6
+        )
+        steps = store.steps(0, 0, 10, TASK)
+        np.testing.assert_array_equal(fields["observation"][:3], steps.observation[[0, 4, 8]])
+        np.testing.assert_array_equal(fields["action"][:3], steps.action[[0, 4, 8]])
+
+
+def test_actions_that_are_not_held_long_enough_are_refused(tmp_path):
+    with (
+        TrajectoryStore.open(random_store(tmp_path / "s.h5", [8, 8], action_repeat=2)) as store,
+        pytest.raises(DataError, match="hold an action for 2 steps"),
+    ):
+        ChainLoader(store, config(2, action_repeat=4), UNSCALED, ring=1)
+
+
+@pytest.mark.parametrize(("extent", "expected"), [("all", [0, 1, 1]), ("last", [0, 0, 1])])
+def test_noise_and_all_but_the_last_bear_no_loss(tmp_path, extent, expected):
+    path = random_store(tmp_path / "s.h5", [3, 3, 3], algorithms=["ou", "rnd", "td3"])
+    with TrajectoryStore.open(path) as store:
+        loader = ChainLoader(store, config(3, loss_extent=extent, layout="contiguous"), UNSCALED, ring=1)
+        fields = loader.load(ChainPlan((0, 1, 2), 3.0), slice(0, loader.length))
+        np.testing.assert_array_equal(fields["weight"], np.repeat(expected, 3))
+
+
+def test_an_opening_counts_as_much_as_all_that_follows(tmp_path):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [10, 8, 2])) as store:
+        loader = ChainLoader(store, config(2, opening=3, layout="contiguous"), UNSCALED, ring=1)
+
+        def weights(*episodes: int) -> np.ndarray:
+            return loader.load(ChainPlan(episodes, 9.0), slice(0, loader.length))["weight"]
+
+        np.testing.assert_allclose(weights(1, 0)[:18], [0] * 8 + [7 / 3] * 3 + [1] * 7)
+        np.testing.assert_allclose(weights(0, 1)[:18], [0] * 10 + [5 / 3] * 3 + [1] * 5)
+        np.testing.assert_allclose(weights(0, 2)[:12], [0] * 10 + [1 / 3] * 2)  # all of it is opening
+        # Pieces of a chain agree with the whole.
+        plan = ChainPlan((1, 0), 9.0)
+        pieces = [loader.load(plan, slice(start, start + 5))["weight"] for start in range(0, 20, 5)]
+        np.testing.assert_array_equal(np.concatenate(pieces), weights(1, 0))
+
+
+@given(st.data())
+def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=5))
+    repeat = data.draw(st.sampled_from([1, 2]))
+    ring = data.draw(st.sampled_from([1, 2, 4]))
+    layout = data.draw(st.sampled_from(["zigzag", "contiguous"]))
+    path = random_store(tmp_path_factory.mktemp("store") / "s.h5", lengths, action_repeat=repeat)
+    with TrajectoryStore.open(path) as store:
+        plan = ChainPlan(tuple(range(len(lengths))), 5.0)
+        members = len(lengths)
+        whole_loader = ChainLoader(
+            store, config(members, layout="contiguous", action_repeat=repeat), UNSCALED, ring=1
+        )
+        whole = whole_loader.load(plan, slice(0, whole_loader.length))
+        loader = ChainLoader(store, config(members, layout=layout, action_repeat=repeat), UNSCALED, ring)
+        block = loader.length // ring
+        shards = [loader.load(plan, slice(i * block, (i + 1) * block)) for i in range(ring)]
+        steps = int((whole["position"] >= 0).sum())
+        for name in whole:
+            joined = np.concatenate([shard[name] for shard in shards])[np.argsort(loader.order)]
+            np.testing.assert_array_equal(joined[:steps], whole[name][:steps])
+
+
+@pytest.mark.parametrize("shape", [MeshShape(ring=8), MeshShape(data=2, ring=4), MeshShape(fsdp=4, ring=2)])
+def test_batches_do_not_depend_on_the_mesh(tmp_path, shape):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [16, 16, 16, 16])) as store:
+
+        def first_batches(shape: MeshShape, devices) -> list[dict]:
+            mesh = make_mesh(shape, devices)
+            loader = ChainLoader(store, config(2), UNSCALED, mesh.shape["ring"])
+            sampler = StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, seed=3)
+            batches = ChainPipeline(loader, sampler, 4, mesh)
+            undo = np.argsort(loader.order)
+            return [jax.tree.map(lambda x: np.asarray(x)[:, undo], next(batches)) for _ in range(3)]
+
+        expected = first_batches(MeshShape(), jax.devices()[:1])
+        for ours, theirs in zip(first_batches(shape, jax.devices()), expected, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_the_iterator_goes_on_from_its_state(tmp_path):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [4] * 6)) as store:
+        mesh = make_mesh(MeshShape())
+
+        def pipeline() -> ChainPipeline:
+            loader = ChainLoader(store, config(2), UNSCALED, 8)
+            return ChainPipeline(
+                loader, StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, 0), 2, mesh
+            )
+
+        batches = pipeline()
+        next(batches)
+        state = json.loads(json.dumps(batches.get_state()))
+        expected = [next(batches) for _ in range(3)]
+        resumed = pipeline()
+        resumed.set_state(state)
+        for batch in expected:
+            jax.tree.map(np.testing.assert_array_equal, batch, next(resumed))
+
+
+def test_scaling_brings_observations_to_order_one(tmp_path):
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [300, 200])) as store:
+        scaling = measure_scaling(store, TASK, action_repeat=1)
+        observations = np.concatenate(
+            [store.steps(e, 0, int(n), TASK).observation for e, n in enumerate(store.lengths)]
+        )
+        scaled = scaling.observation(observations)
+        np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-5)
+        assert scaling.return_scale == store.returns(TASK).max()

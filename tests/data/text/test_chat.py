@@ -1,0 +1,144 @@
+"""Chat templates: their exact strings, which parts are answers, and what is refused."""
+
+from datetime import datetime
+
+import pytest
+
+from agentic_ring.data.text.chat import JinjaTemplate, Piece, Turn, chat_template
+from agentic_ring.errors import DataError, UnknownNameError
+from tests.data.text.tokenizers_for_tests import byte_level
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+    "detailed, and polite answers to the user's questions."
+)
+TURNS = [Turn("user", "Hi {you}"), Turn("assistant", "Hello"), Turn("user", "Why?"), Turn("assistant", "So.")]
+CHAT_ML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '</s>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def whole(pieces):
+    return "".join(piece.text for piece in pieces)
+
+
+def test_vicuna_is_written_to_the_letter():
+    template = chat_template("vicuna_v1.1", byte_level())
+    assert template.prompt(TURNS[:1]) == f"{SYSTEM} USER: Hi {{you}} ASSISTANT:"
+    assert template.prompt(TURNS[:3]) == (
+        f"{SYSTEM} USER: Hi {{you}} ASSISTANT: Hello</s>USER: Why? ASSISTANT:"
+    )
+    assert template.pieces(TURNS) == [
+        Piece(f"{SYSTEM} USER: Hi {{you}} ASSISTANT:", False),
+        Piece(" Hello</s>", True),
+        Piece("USER: Why? ASSISTANT:", False),
+        Piece(" So.</s>", True),
+    ]
+
+
+def test_llama_3_is_written_to_the_letter():
+    template = chat_template("llama-3", byte_level())
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    turns = [Turn("system", "Be brief."), Turn("user", " Hi\n"), Turn("assistant", "Hello")]
+    expected = (
+        "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>"
+        + header.format("user") + "Hi<|eot_id|>" + header.format("assistant")
+    )  # fmt: skip
+    assert template.prompt(turns[:2]) == expected
+    assert template.pieces(turns) == [Piece(expected, False), Piece("Hello<|eot_id|>", True)]
+
+
+def test_plain_writes_no_roles():
+    template = chat_template("plain", byte_level())
+    assert template.prompt(TURNS[:1]) == "Hi {you}\n"
+    assert template.pieces(TURNS[:2]) == [Piece("Hi {you}\n", False), Piece("Hello</s>", True)]
+
+
+def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format():
+    source = (
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
+        "{% generation %}{{ message.content | trim + '<|eot_id|>' }}{% endgeneration %}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    )
+    tokenizer = byte_level(bos="<|begin_of_text|>", chat_template=source)
+    ours, theirs = chat_template("llama-3", tokenizer), chat_template("tokenizer", tokenizer)
+    turns = [Turn("system", "Be brief."), *TURNS]
+    assert theirs.pieces(turns) == ours.pieces(turns)
+    assert theirs.prompt(turns[:4]) == ours.prompt(turns[:4])
+
+
+def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
+    template = JinjaTemplate(CHAT_ML, byte_level())
+    assert template.pieces(TURNS) == [
+        Piece("<|im_start|>user\nHi {you}</s>\n<|im_start|>assistant\n", False),
+        Piece("Hello</s>", True),
+        Piece("\n<|im_start|>user\nWhy?</s>\n<|im_start|>assistant\n", False),
+        Piece("So.</s>", True),
+    ]
+    assert template.prompt(TURNS[:3]) == whole(template.pieces(TURNS[:3]))
+
+
+def test_a_template_may_ask_for_the_date_and_for_json():
+    source = "{{ strftime_now('%d %b %Y') }} {{ messages[0] | tojson }}"
+    template = JinjaTemplate(source, byte_level(), clock=lambda: datetime(2024, 7, 26))
+    assert template.prompt([Turn("user", "<é>")]) == '26 Jul 2024 {"role": "user", "content": "<é>"}'
+
+
+def test_a_template_that_rewrites_earlier_turns_cannot_be_trained_on_but_asked():
+    forgetful = "{% for m in messages %}{{ m.content if loop.last else '...' }}|{% endfor %}"
+    template = JinjaTemplate(forgetful, byte_level())
+    assert template.prompt(TURNS[:3]) == "...|...|Why?|"
+    with pytest.raises(DataError, match="before number 2 in another way"):
+        template.pieces(TURNS)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{{ messages[9].role.upper() }}", "chat template fails"),
+        ("{{ messages.append(1) }}", "chat template fails"),  # the sandbox keeps its hands off our lists
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template fails"),
+    ],
+)
+def test_templates_that_fail_are_named(source, message):
+    with pytest.raises(DataError, match=message):
+        JinjaTemplate(source, byte_level()).prompt(TURNS[:1])
+
+
+def test_a_template_that_is_no_jinja_is_refused_at_once():
+    with pytest.raises(DataError, match="is no Jinja"):
+        JinjaTemplate("{% if %}", byte_level())
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [[], ["system"], ["assistant"], ["user", "user"], ["user", "system"], ["user", "assistant", "assistant"]],
+)
+@pytest.mark.parametrize("name", ["vicuna_v1.1", "plain", "tokenizer"])
+def test_turns_out_of_order_are_refused(roles, name):
+    template = chat_template(name, byte_level(chat_template=CHAT_ML))
+    with pytest.raises(DataError, match="expected user and assistant in turn"):
+        template.pieces([Turn(role, "x") for role in roles])
+
+
+def test_a_prompt_must_end_with_a_question():
+    for name in ("plain", "tokenizer"):
+        with pytest.raises(DataError, match="must end with a turn of the user"):
+            chat_template(name, byte_level(chat_template=CHAT_ML)).prompt(TURNS)
+
+
+def test_templates_that_do_not_fit_the_tokenizer_are_refused():
+    with pytest.raises(DataError, match=r"llama-3 writes <\|begin_of_text\|>.*plain fits any"):
+        chat_template("llama-3", byte_level(special=("<s>", "</s>")))
+    with pytest.raises(DataError, match="has no chat template"):
+        chat_template("tokenizer", byte_level())
+    with pytest.raises(DataError, match="names no token that ends an answer"):
+        chat_template("plain", byte_level(eos=[]))
+    with pytest.raises(UnknownNameError, match="choose one of: vicuna"):
+        chat_template("alpaca", byte_level())

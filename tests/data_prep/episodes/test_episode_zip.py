@@ -1,0 +1,84 @@
+import stat
+import zipfile
+
+import pytest
+
+from agentic_ring.errors import DataError
+from data_prep.episodes.episode_zip import unpack_episodes
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_episodes_are_unpacked_and_the_rest_is_left(tmp_path):
+    archive = make_zip(
+        tmp_path / "rnd.zip", {"rnd/buffer/a.npz": b"1", "rnd/buffer/b.npz": b"22", "rnd/video/c.mp4": b"3"}
+    )
+    assert unpack_episodes(archive, tmp_path / "buffer") == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "buffer").iterdir()} == {
+        "a.npz": b"1",
+        "b.npz": b"22",
+    }
+
+
+def test_second_run_writes_only_what_is_missing_or_differs(tmp_path):
+    archive = make_zip(tmp_path / "rnd.zip", {"a.npz": b"1", "b.npz": b"2", "c.npz": b"3"})
+    unpack_episodes(archive, tmp_path / "buffer")
+    kept = (tmp_path / "buffer" / "a.npz").stat().st_mtime_ns
+    (tmp_path / "buffer" / "b.npz").write_bytes(b"x")
+    (tmp_path / "buffer" / "c.npz").unlink()
+    unpack_episodes(archive, tmp_path / "buffer")
+    assert (tmp_path / "buffer" / "a.npz").stat().st_mtime_ns == kept
+    assert [path.read_bytes() for path in sorted((tmp_path / "buffer").iterdir())] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.npz", "/etc/outside.npz", "buffer/../../outside.npz", "..\\outside.npz", "C:\\x.npz"]
+)
+def test_path_outside_the_folder_spoils_the_whole_zip(tmp_path, name):
+    archive = make_zip(tmp_path / "rnd.zip", {"buffer/a.npz": b"1", name: b"2"})
+    with pytest.raises(DataError, match=r"rnd\.zip holds .*a path outside its folder"):
+        unpack_episodes(archive, tmp_path / "in" / "buffer")
+    assert [path.name for path in tmp_path.rglob("*")] == ["rnd.zip"]
+
+
+def test_link_is_refused(tmp_path):
+    link = zipfile.ZipInfo("buffer/a.npz")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive = tmp_path / "rnd.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr(link, "/etc/passwd")
+    with pytest.raises(DataError, match="a link"):
+        unpack_episodes(archive, tmp_path / "buffer")
+
+
+def flip_content(archive):
+    damaged = bytearray(archive.read_bytes())
+    damaged[damaged.index(b"content")] ^= 1
+    archive.write_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda archive: archive.write_text("hello"), "no readable zip"),
+        (lambda archive: archive.write_bytes(archive.read_bytes()[:-40]), "no readable zip"),
+        (flip_content, "no readable zip .*CRC"),
+        (lambda archive: make_zip(archive, {"video/a.mp4": b"1"}), "no .npz among its 1 members"),
+        (
+            lambda archive: make_zip(archive, {"a/1.npz": b"1", "b/1.npz": b"2"}),
+            "two files of the name 1.npz",
+        ),
+    ],
+    ids=["text", "half of it", "other content", "no episode", "same name"],
+)
+def test_bad_zip_is_named(tmp_path, damage, reason):
+    archive = make_zip(tmp_path / "rnd.zip", {"buffer/a.npz": b"content"})
+    damage(archive)
+    with pytest.raises(DataError, match=rf"rnd\.zip .*{reason}"):
+        unpack_episodes(archive, tmp_path / "buffer")
+    assert not list(tmp_path.glob("buffer/*"))

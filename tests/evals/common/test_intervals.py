@@ -1,0 +1,220 @@
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agentic_ring.errors import ArgumentError
+from evals.common.intervals import (
+    RESAMPLES,
+    Interval,
+    improvement_interval,
+    interquartile_mean_interval,
+    mean_interval,
+    wilson_interval,
+)
+
+# Percentiles of two bootstraps differ by chance: for RESAMPLES = 10,000 the 2.5th percentile has a
+# standard error of sqrt(.025 * .975 / 10,000) / density(1.96) = 0.027 standard errors of the mean.
+# Five of those, for the difference of two independent bootstraps, are 0.19.
+CHANCE = 0.19
+
+scores = st.floats(-1000, 1000, allow_subnormal=False)
+matrices = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=scores)
+
+
+@pytest.mark.parametrize("runs", [5, 16, 100])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_mean_interval_agrees_with_scipy(runs, confidence):
+    values = np.random.default_rng(runs).gamma(2.0, 50.0, runs)
+    ours = mean_interval(values, confidence=confidence)
+    theirs = scipy.stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    assert ours.value == pytest.approx(values.mean())
+    assert ours.n == runs
+    tolerance = CHANCE * scipy.stats.sem(values)
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=tolerance)
+
+
+def test_mean_interval_covers_the_true_mean_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    intervals = [mean_interval(generator.normal(7.0, 3.0, 40), seed=seed) for seed in range(200)]
+    covered = sum(interval.low <= 7.0 <= interval.high for interval in intervals)
+    assert 0.90 <= covered / 200 <= 0.99  # three standard errors about the 0.945 that n = 40 gives
+
+
+def test_interquartile_mean_by_hand():
+    def middle(scores: list[list[float]]) -> float:
+        return interquartile_mean_interval(scores).value
+
+    assert middle([[0, 1], [2, 100]]) == 1.5  # one score dropped at each end
+    assert middle([[5, 1, 3]]) == 3  # floor(3/4) = 0 dropped
+    assert middle([[8, -900], [2, 4], [6, 3], [900, 5]]) == (3 + 4 + 5 + 6) / 4
+
+
+@given(matrices)
+def test_interquartile_mean_is_rliables(matrix):
+    assert interquartile_mean_interval(matrix).value == pytest.approx(
+        scipy.stats.trim_mean(matrix, proportiontocut=0.25, axis=None), abs=1e-9
+    )
+
+
+def test_stratified_interval_agrees_with_a_loop_over_tasks():
+    generator = np.random.default_rng(3)
+    matrix = generator.normal([[10.0, 100.0, 40.0]], [[1.0, 20.0, 5.0]], (6, 3))
+    ours = interquartile_mean_interval(matrix)
+    estimates = []
+    for _ in range(RESAMPLES):
+        resampled = np.stack([generator.choice(matrix[:, task], 6) for task in range(3)], axis=1)
+        estimates.append(np.sort(resampled.ravel())[4:-4].mean())
+    tolerance = CHANCE * np.std(estimates)
+    assert (ours.low, ours.high) == pytest.approx(
+        tuple(np.quantile(estimates, [0.025, 0.975])), abs=tolerance
+    )
+
+
+def test_runs_are_resampled_within_their_task():
+    # Each task always gives the same score, so there is nothing to be unsure of.
+    matrix = np.tile([[1.0, 10.0, 100.0, 1000.0]], (5, 1))
+    assert interquartile_mean_interval(matrix) == Interval(55.0, 55.0, 55.0, 5)
+
+
+def test_many_runs_do_not_need_memory_for_all_resamples_at_once():
+    # 10,000 resamples of 20,000 scores are 1.6 GB, so they must be drawn in chunks.
+    import tracemalloc
+
+    values = np.random.default_rng(0).normal(size=20_000)
+    tracemalloc.start()
+    interval = mean_interval(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 150e6
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 / np.sqrt(20_000), rel=0.05)
+
+
+@given(matrices, st.integers(0, 3))
+def test_an_interval_lies_among_the_scores_and_is_repeatable(matrix, seed):
+    interval = interquartile_mean_interval(matrix, seed=seed)
+    assert interval == interquartile_mean_interval(matrix, seed=seed)
+    margin = 1e-9 * max(1.0, np.abs(matrix).max())
+    assert matrix.min() - margin <= interval.value <= matrix.max() + margin
+    if len(matrix) == 1:
+        assert interval.low is None
+        assert interval.high is None
+    else:
+        assert matrix.min() - margin <= interval.low <= interval.high <= matrix.max() + margin
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(2, 12), elements=scores),
+    st.floats(-100, 100, allow_subnormal=False),
+    st.floats(0.1, 10),
+)
+def test_an_interval_follows_a_change_of_unit(values, shift, scale):
+    interval = mean_interval(values)
+    changed = mean_interval(values * scale + shift)
+    for name in ("value", "low", "high"):
+        assert getattr(changed, name) == pytest.approx(getattr(interval, name) * scale + shift, abs=1e-6)
+
+
+def test_more_confidence_makes_a_wider_interval():
+    values = np.arange(10.0)
+    narrow, wide = (mean_interval(values, confidence=confidence) for confidence in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda: mean_interval([]), "at least one score"),
+        (lambda: mean_interval([[1.0]]), r"shape \(1, 1\)"),
+        (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1, 0\)"),
+        (lambda: mean_interval([1.0, 2.0], confidence=95), "confidence is 95"),
+        (lambda: interquartile_mean_interval([[1.0, float("inf")]]), "inf"),
+        (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[runs, tasks\]"),
+    ],
+)
+def test_bad_scores_are_named(compute, message):
+    with pytest.raises(ArgumentError, match=message):
+        compute()
+
+
+# Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 0.8830, 1.0000),
+    ],
+)
+def test_wilson_matches_published_intervals(successes, trials, low, high):
+    interval = wilson_interval(successes, trials)
+    assert interval.value == successes / trials
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    assert interval.n == trials
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_mirrors_and_agrees_with_scipy(drawn):
+    successes, trials = drawn
+    interval = wilson_interval(successes, trials)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+    mirrored = wilson_interval(trials - successes, trials)
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    theirs = scipy.stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (5, 4), (-1, 4)])
+def test_wilson_refuses_what_is_no_share(successes, trials):
+    with pytest.raises(ArgumentError, match=f"{successes} successes of {trials}"):
+        wilson_interval(successes, trials)
+
+
+def test_wilson_refuses_a_confidence_that_is_none():
+    with pytest.raises(ArgumentError, match="confidence is 1"):
+        wilson_interval(1, 2, confidence=1.0)
+
+
+@given(hnp.arrays(np.float64, (2, 4, 3), elements=scores))
+@settings(max_examples=20, deadline=None)
+def test_the_probability_of_improvement_is_mann_whitneys(both):
+    own, other = both
+    expected = np.mean(
+        [
+            scipy.stats.mannwhitneyu(own[:, task], other[:, task], method="asymptotic").statistic / 16
+            for task in range(3)
+        ]
+    )
+    found = improvement_interval(own, other)
+    assert found.value == pytest.approx(expected)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low <= found.high <= 1
+    assert improvement_interval(other, own).value == pytest.approx(1 - expected)
+
+
+def test_a_method_that_always_wins_improves_surely():
+    own = np.arange(12.0).reshape(6, 2)
+    assert improvement_interval(own + 100, own) == Interval(1.0, 1.0, 1.0, 6)
+    tied = improvement_interval(own, own)
+    assert tied.value == 0.5
+    assert tied.low is not None
+    assert tied.low < 0.4
+    assert improvement_interval(own[:1], own[:1]) == Interval(0.5, None, None, 1)
+
+
+@pytest.mark.parametrize("other", [np.ones((3, 2)), np.ones(4)])
+def test_improvement_needs_matrices_alike(other):
+    with pytest.raises(ArgumentError, match=r"matrices \[runs, tasks\] alike"):
+        improvement_interval(np.ones((4, 2)), other)

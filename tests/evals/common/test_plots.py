@@ -1,0 +1,87 @@
+"""What is drawn is checked by its colours in the PNG; how it looks, by eye."""
+
+from pathlib import Path
+
+import matplotlib.colors
+import matplotlib.image
+import numpy as np
+import pytest
+
+from agentic_ring.errors import ArgumentError
+from evals.common.intervals import Interval, mean_interval
+from evals.common.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
+
+
+def pixels(path: Path, colour: str) -> np.ndarray:
+    """Coordinates [n, 2] (x to the right, y downwards) of the PNG's pixels of exactly this colour."""
+    image = matplotlib.image.imread(path)[..., :3]
+    same = np.abs(image - matplotlib.colors.to_rgb(colour)).max(axis=-1) < 1 / 255
+    rows, columns = np.nonzero(same)
+    return np.stack([columns, rows], axis=1)
+
+
+def test_the_loss_falls_from_left_to_right(tmp_path):
+    path = tmp_path / "run" / "loss.png"
+    rows = [{"step": 10 * step, "loss": 1.0 - step / 200} for step in range(200)]
+    plot_loss(path, "walker_run", [*rows, {"step": 2000, "return": 3.0}])
+    drawn = pixels(path, BLUE)
+    curve = drawn[drawn[:, 0] < 700]  # left of the legend
+    assert np.corrcoef(curve[:, 0], curve[:, 1])[0, 1] > 0.99
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_few_rows_are_drawn_without_a_running_mean(tmp_path):
+    plot_loss(tmp_path / "loss.png", "walker_run", [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}])
+    assert (tmp_path / "loss.png").stat().st_size > 5000
+
+
+def test_no_losses_is_an_error(tmp_path):
+    with pytest.raises(ArgumentError, match="none of 1 metric rows"):
+        plot_loss(tmp_path / "loss.png", "walker_run", [{"step": 3}])
+    assert not any(tmp_path.iterdir())
+
+
+def test_trials_rise_between_the_lines_of_the_data(tmp_path):
+    path = tmp_path / "trials.png"
+    generator = np.random.default_rng(0)
+    trials = [mean_interval(generator.normal(60 + 20 * trial, 10, 16)) for trial in range(4)]
+    reference = mean_interval(generator.normal(25, 5, 16))
+    plot_trial_returns(path, "walker_run", trials, random_policy=reference, data_median=70.0, data_best=300.0)
+    axes_height = 520  # below it lies the legend
+    heights = {
+        colour: np.median([y for _, y in pixels(path, colour) if y < axes_height])
+        for colour in (BLUE, ORANGE, GREEN)
+    }
+    assert heights[GREEN] < heights[BLUE]
+    assert heights[GREEN] < heights[ORANGE]
+    ours = pixels(path, BLUE)
+    ours = ours[ours[:, 1] < axes_height]
+    assert np.corrcoef(ours[:, 0], ours[:, 1])[0, 1] < -0.9  # upwards: y falls
+
+
+def test_one_environment_and_one_trial_can_be_drawn(tmp_path):
+    single = Interval(5.0, None, None, 1)
+    path = tmp_path / "trials.png"
+    plot_trial_returns(path, "walker_run", [single], random_policy=single, data_median=3, data_best=9)
+    assert len(pixels(path, BLUE)) > 50
+
+
+def test_each_algorithm_has_its_share_of_the_histogram(tmp_path):
+    path = tmp_path / "data.png"
+    generator = np.random.default_rng(0)
+    counts = {"td3": 300, "rnd": 100, "ou": 30}
+    algorithms = [name for name, count in counts.items() for _ in range(count)]
+    returns = generator.uniform(0, 100, len(algorithms))
+    plot_data_returns(path, "walker_run", returns, algorithms, random_policy=25.0, last_trial=80.0)
+    areas = [len(pixels(path, colour)) for colour in (BLUE, ORANGE, GREEN)]
+    assert areas[0] / areas[1] == pytest.approx(3, rel=0.15)
+    assert areas[1] / areas[2] == pytest.approx(100 / 30, rel=0.35)  # its legend patch weighs more
+    assert len(pixels(path, PINK)) == 0
+
+
+@pytest.mark.parametrize(("returns", "algorithms"), [([], []), ([1.0, 2.0], ["td3"])])
+def test_returns_need_an_algorithm_each(tmp_path, returns, algorithms):
+    with pytest.raises(ArgumentError, match=f"{len(returns)} returns and {len(algorithms)} algorithms"):
+        plot_data_returns(
+            tmp_path / "data.png", "walker_run", returns, algorithms, random_policy=1, last_trial=2
+        )

@@ -1,0 +1,136 @@
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agentic_ring.errors import ArgumentError, DataError
+from evals.common.intervals import Interval, mean_interval
+from evals.common.results import Figure, Results, figure_table, read_results, write_results
+
+CONFIG = {"task": "walker_run", "seed": 0, "model": {"layers": 3}}
+FIGURES = (
+    Figure.of("return/last_trial", mean_interval([60.0, 70.0, 95.0]), "return", paper=110.3),
+    Figure("loss/final", 0.0123456, "mean squared error"),
+    Figure("bytes_per_device", 123_456_789, "bytes"),
+)
+
+
+@pytest.fixture
+def results() -> Results:
+    return Results.of_this_process(CONFIG, {"train": 12.5}, FIGURES)
+
+
+def test_the_file_is_the_contract_and_reads_back(tmp_path, results):
+    path = tmp_path / "run" / "results.json"
+    write_results(path, results)
+    content = json.loads(path.read_text())
+    assert list(content) == [
+        "command", "commit", "hardware", "versions", "config", "wall_seconds", "figures",
+    ]  # fmt: skip
+    assert content["hardware"]["devices"] == 8
+    assert "jax" in content["versions"]
+    assert content["figures"][0] == {
+        "name": "return/last_trial",
+        "value": 75.0,
+        "low": results.figures[0].low,
+        "high": results.figures[0].high,
+        "unit": "return",
+        "n": 3,
+        "paper": 110.3,
+    }
+    assert read_results(path) == results
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("field", ["value", "low", "high", "paper"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_figure_must_be_finite(field, number):
+    numbers = {"value": 1.0, "low": 0.0, "high": 2.0, "paper": 1.0} | {field: number}
+    with pytest.raises(ArgumentError, match=f"{field} of figure 'loss' is {number}"):
+        Figure("loss", unit="nats", **numbers)
+
+
+@pytest.mark.parametrize("bounds", [{"low": 1.0}, {"high": 1.0}, {"low": 2.0, "high": 1.0}])
+def test_a_figure_has_two_bounds_in_order_or_none(bounds):
+    with pytest.raises(ArgumentError, match="figure 'loss'"):
+        Figure("loss", 1.5, "nats", **bounds)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, {1, 2}])
+def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, results, bad):
+    path = tmp_path / "results.json"
+    write_results(path, results)
+    before = path.read_bytes()
+    broken = Results(**(vars(results) | {"config": {"learning_rate": bad}}))
+    with pytest.raises(ArgumentError, match="cannot be written as JSON"):
+        write_results(path, broken)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_name_one_figure(tmp_path, results):
+    twice = Results(**(vars(results) | {"figures": FIGURES + FIGURES[:1]}))
+    with pytest.raises(ArgumentError, match="more than once: return/last_trial"):
+        write_results(tmp_path / "results.json", twice)
+    with pytest.raises(ArgumentError, match=r"'return/first'.*return/last_trial"):
+        results.figure("return/first")
+    assert results.figure("loss/final") is FIGURES[1]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_any_finite_value_reads_back_exactly(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("results") / "results.json"
+    figures = tuple(Figure(f"figure_{index}", value, "unit") for index, value in enumerate(values))
+    write_results(path, Results("python x.py", None, {}, {}, {}, {}, figures))
+    assert read_results(path).figures == figures
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        ('{"command": "python', "is not JSON"),
+        ("[]", "holds list"),
+        ('{"command": "python x.py"}', "expected the fields command, commit, config, figures"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, content, message):
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_results(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("figure", [{"name": "loss"}, {"name": "loss", "value": 1, "unit": "", "mean": 1}])
+def test_a_bad_figure_in_a_file_is_named(tmp_path, results, figure):
+    path = tmp_path / "results.json"
+    write_results(path, results)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"figures": [figure]}))
+    with pytest.raises(DataError, match="figure that cannot be read"):
+        read_results(path)
+
+
+def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
+    console = Console(width=80, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(figure_table(FIGURES, "walker_run on one CPU"))
+    lines = captured.get().splitlines()
+    assert lines[0].strip() == "walker_run on one CPU"
+    low, high = FIGURES[0].low, FIGURES[0].high
+    assert re.split(r"\s{2,}", lines[4].strip()) == [
+        "return/last_trial", "75", f"{low:.4g} to {high:.4g}", "3", "return", "110.3",
+    ]  # fmt: skip
+    assert "0.01235" in lines[5]
+    assert "123,456,789" in lines[6]
+    assert "None" not in captured.get()
+
+
+def test_a_single_run_has_no_interval():
+    figure = Figure.of("return/last_trial", Interval(3.0, None, None, 1), "return")
+    assert (figure.low, figure.high, figure.n) == (None, None, 1)

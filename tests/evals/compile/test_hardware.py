@@ -1,0 +1,68 @@
+"""The table of machines, and errors that say what to install or to write."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from agentic_ring.errors import ArgumentError, UnknownNameError
+from evals.compile.hardware import HARDWARE, CompilerMissingError, DoesNotFitError, describe, planned_bytes
+
+
+def test_unknown_hardware_lists_the_known():
+    with pytest.raises(UnknownNameError, match="h100"):
+        describe("h1000", devices=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "devices", "message"),
+    [
+        ("v5e", None, 16, "needs a topology"),
+        ("h100", "2x2", None, "needs a number of devices"),
+        ("h100", None, 12, "12 GPUs"),
+        ("h100", None, 0, "0 GPUs"),
+    ],
+)
+def test_arrangements_that_do_not_exist(name, topology, devices, message):
+    with pytest.raises(ArgumentError, match=message):
+        describe(name, topology, devices=devices)
+
+
+def test_a_topology_that_does_not_divide_over_hosts():
+    try:
+        describe("v5e", "4x4")
+    except CompilerMissingError as error:
+        pytest.skip(str(error))
+    with pytest.raises(ArgumentError, match="v5e:3x5"):
+        describe("v5e", "3x5")
+
+
+def machine_or_error(name):
+    gpu = HARDWARE[name].platform == "cuda"
+    topology = None if gpu else "4x4" if name in ("v3", "v5e", "v6e") else "2x2x1"
+    try:
+        return describe(name, topology, devices=16 if gpu else None)
+    except CompilerMissingError as error:
+        return error
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_devices_or_what_to_install(name):
+    machine = machine_or_error(name)
+    if isinstance(machine, CompilerMissingError):
+        extra = "cuda13" if HARDWARE[name].platform == "cuda" else "aot"
+        assert f"agentic_ring[{extra}]" in str(machine)
+    else:
+        assert len(machine.devices) == {"v3": 32, "tpu7x": 8, "v4": 4, "v5p": 4}.get(name, 16)
+
+
+@pytest.mark.parametrize("name", ["v5e", "a100"])
+def test_a_program_that_does_not_fit(name):
+    machine = machine_or_error(name)
+    if isinstance(machine, CompilerMissingError):
+        pytest.skip(str(machine))
+    sharding = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    x = jax.ShapeDtypeStruct((2**36,), jnp.float32, sharding=sharding)
+    with pytest.raises(DoesNotFitError, match=f"does not fit {name}"):
+        machine.compile(jax.jit(lambda x: x * 2).lower(x))
+    small = jax.ShapeDtypeStruct((2**20,), jnp.float32, sharding=sharding)
+    assert planned_bytes(machine.compile(jax.jit(lambda x: x * 2).lower(small))) >= 2 * 4 * 2**20

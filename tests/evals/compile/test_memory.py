@@ -1,0 +1,57 @@
+"""Compiled bytes of a train step: flat when ring and sequence grow together.
+
+A ring keeps, beside what one device alone needs, blocks in hand and on their way: keys and values,
+their gradients, and this hop's share of them, about a dozen; and, where the order of the sequence is known,
+copies of the quarters that a hop computes (queries, keys, values, the output and its gradient), five more.
+That is a constant of blocks [tokens of a device, width] whatever the ring, a few per cent of a stack of
+real depth.
+"""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.training.state import OptimizerConfig
+from evals.compile.memory import StepMemory, chain_step
+from tests.models.sizes import tiny_config
+
+STEPS = 256  # on a device
+WIDTH = 128
+BLOCK_BYTES = STEPS * TOKENS_PER_STEP * WIDTH * 4
+SPREAD = ShardingRules()
+# Parameters copied to every device weigh the same on every ring, so only activations can differ.
+COPIED = replace(SPREAD, embed=())
+
+
+def step_memory(ring: int, steps: int = STEPS, layers: int = 48, rules: ShardingRules = COPIED) -> StepMemory:
+    """Bytes for chains of ``steps`` a device, layers scanned and rematerialised."""
+    config = tiny_config(
+        width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=layers, remat="full", ffn_chunk=128, rules=rules
+    )
+    mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
+    return chain_step(config, OptimizerConfig(), 1, ring * steps, mesh).memory()
+
+
+@pytest.mark.slow
+def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
+    alone, four, eight = (step_memory(ring) for ring in (1, 4, 8))
+    assert eight.total == pytest.approx(alone.total, rel=0.05)
+    assert eight.total == pytest.approx(four.total, rel=0.005)
+    assert eight.temporary <= alone.temporary + (12 + 5) * BLOCK_BYTES
+
+
+@pytest.mark.slow
+def test_a_sequence_on_one_device_takes_bytes_in_proportion():
+    short, long = (step_memory(1, steps).temporary for steps in (2 * STEPS, 8 * STEPS))
+    # Each further token costs its share of what every layer keeps, and of one layer's work. Scores of
+    # all chunk pairs, hoisted out of the layers and kept, would make it grow with the square.
+    per_token = (long - short) / (6 * STEPS * TOKENS_PER_STEP)
+    assert 48 * WIDTH * 4 < per_token < 4 * 48 * WIDTH * 4
+
+
+@pytest.mark.slow
+def test_parameters_are_spread_over_the_ring():
+    assert step_memory(8, rules=SPREAD).state < step_memory(8).state / 4

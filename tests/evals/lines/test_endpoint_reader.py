@@ -1,0 +1,213 @@
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from agentic_ring.errors import ConfigError
+from evals.lines.documents import plan_documents
+from evals.lines.endpoint_reader import CHAT_TEMPLATE_TOKENS, EndpointReader, Patience
+from tests.evals.lines.line_server import line_server
+
+DOCUMENT = plan_documents("LRT-NL", "4k", 0, 3, 3)[0].build(40)
+QUESTIONS = [question.text for question in DOCUMENT.questions]
+EXPECTED = [question.expected for question in DOCUMENT.questions]
+QUICK = Patience(timeout=5.0, attempts=3, first_wait=0.01)
+KEY = "sk-a-very-secret-key"
+
+
+@pytest.fixture
+def server():
+    with line_server() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def ask(server, patience=QUICK, count=1, **options):
+    reader = EndpointReader(server.address, "lookup", len, patience=patience, **options)
+    return list(reader.answers(DOCUMENT.text, QUESTIONS[:count], 100))
+
+
+@pytest.mark.parametrize("completions", [False, True])
+def test_each_question_is_asked_with_its_document_and_answered_in_order(server, completions):
+    answers = ask(server, count=3, completions=completions)
+    assert all(f"<{number}>" in answer.text for number, answer in zip(EXPECTED, answers, strict=True))
+    prompts = [DOCUMENT.text + question for question in QUESTIONS]
+    assert [answer.prompt_tokens for answer in answers] == [len(prompt) for prompt in prompts]
+    assert all(answer.seconds > 0 and answer.error is None for answer in answers)
+    common = {"model": "lookup", "max_tokens": 100, "temperature": 0}
+    if completions:
+        expected = {"path": "/v1/completions", **common, "prompt": prompts[0]}
+    else:
+        message = {"role": "user", "content": prompts[0]}
+        expected = {"path": "/v1/chat/completions", **common, "messages": [message]}
+    assert server.requests[0] == expected
+    assert server.keys == [f"Bearer {KEY}"] * 3
+
+
+def test_without_a_key_none_is_sent(server, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    ask(server)
+    assert server.keys == [None]
+
+
+def test_counts_set_something_aside_for_a_chat_template_only():
+    chat = EndpointReader("http://localhost:1/v1", "m", len)
+    bare = EndpointReader("http://localhost:1/v1/", "m", len, completions=True)
+    assert chat.count_tokens("abc", "de") == 5 + CHAT_TEMPLATE_TOKENS
+    assert bare.count_tokens("abc", "de") == 5
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ("status", 429, {}, "slow down"),
+        ("status", 500, {}, "oops"),
+        ("status", 503, {}, ""),
+        ("body", "<html>not JSON</html>"),
+        ("body", "{}"),
+        ("body", "[]"),
+        ("body", '{"choices": []}'),
+        ("body", '{"choices": [{"message": {"content": null}}]}'),
+        ("body", '{"choices": [{"message": {"content": 42}}]}'),
+        ("body", '{"choices": 3}'),
+        ("hang up",),
+    ],
+)
+def test_what_may_pass_is_tried_again(server, reply):
+    server.plan.extend([reply, reply])
+    (answer,) = ask(server)
+    assert f"<{EXPECTED[0]}>" in answer.text
+    assert answer.error is None
+    assert len(server.requests) == 3
+
+
+def test_silence_is_tried_again_and_only_the_last_attempt_is_timed(server):
+    server.plan.append(("silence", 0.4))
+    (answer,) = ask(server, Patience(timeout=0.2, attempts=2, first_wait=0.01))
+    assert f"<{EXPECTED[0]}>" in answer.text
+    assert answer.seconds < 0.2
+
+
+def test_what_does_not_pass_is_an_answer_with_an_error_and_the_next_question_is_asked(server):
+    server.plan.extend([("status", 500, {}, "oops\nagain")] * 3)
+    first, second = ask(server, count=2)
+    assert (first.text, first.error) == ("", r"status 500: oops\nagain")
+    assert first.prompt_tokens == len(DOCUMENT.text + QUESTIONS[0]) + CHAT_TEMPLATE_TOKENS
+    assert f"<{EXPECTED[1]}>" in second.text
+    assert len(server.requests) == 4
+
+
+def test_a_request_that_cannot_succeed_is_not_repeated(server):
+    server.plan.append(("status", 400, {}, "context of 4096 tokens exceeded"))
+    (answer,) = ask(server)
+    assert answer.error == "status 400: context of 4096 tokens exceeded"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_address_or_model_ends_the_run_without_showing_the_key(server, status):
+    server.plan.append(("status", status, {}, f"incorrect key {KEY}"))
+    with pytest.raises(
+        ConfigError, match=rf"status {status}: incorrect key \*\*\*.*OPENAI_API_KEY.*'lookup'"
+    ):
+        ask(server)
+
+
+def test_no_error_shows_the_key(server):
+    server.plan.append(("status", 400, {}, f"x {KEY} y"))
+    assert ask(server)[0].error == "status 400: x *** y"
+
+
+def test_a_server_that_was_never_there_ends_the_run():
+    reader = EndpointReader("http://127.0.0.1:9/v1", "m", len, patience=Patience(attempts=2, first_wait=0.01))
+    with pytest.raises(ConfigError, match=r"no connection to http://127\.0\.0\.1:9/v1/chat.*server running"):
+        list(reader.answers("d", ["q"], 5))
+
+
+def test_a_server_that_goes_away_is_an_error_of_the_answer():
+    with line_server() as server:
+        reader = EndpointReader(server.address, "m", len, patience=QUICK)
+        answers = reader.answers(DOCUMENT.text, QUESTIONS[:2], 5)
+        assert next(answers).error is None
+    (answer,) = answers
+    assert answer.error.startswith(f"no connection to {server.address}/chat/completions: ")
+
+
+@pytest.mark.parametrize(
+    "header", ["0.3", lambda: format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)]
+)
+def test_retry_after_is_kept_to(server, header):
+    text = header if isinstance(header, str) else header()
+    server.plan.append(("status", 429, {"Retry-After": text}, ""))
+    ask(server)
+    assert 0.3 <= server.times[1] - server.times[0] < 3
+
+
+@pytest.mark.parametrize("header", ["soon", "-5", "nan", "inf", "0", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_strange_or_past_retry_after_does_no_harm(server, header):
+    server.plan.append(("status", 429, {"Retry-After": header}, ""))
+    (answer,) = ask(server)
+    assert answer.error is None
+    assert server.times[1] - server.times[0] < 0.5
+
+
+def test_an_endless_retry_after_is_cut(server):
+    server.plan.append(("status", 429, {"Retry-After": "86400"}, ""))
+    (answer,) = ask(server, Patience(attempts=2, longest_retry_after=0.05))
+    assert answer.error is None
+
+
+def test_waits_double(server):
+    server.plan.extend([("status", 500, {}, "")] * 3)
+    ask(server, Patience(attempts=4, first_wait=0.1))
+    first, second, third = (
+        after - before for before, after in zip(server.times, server.times[1:], strict=False)
+    )
+    assert 0.07 < first < second < third < 0.7
+
+
+def test_requests_keep_to_the_rate(server):
+    started = time.monotonic()
+    ask(server, Patience(requests_per_minute=300), count=3)
+    assert 0.4 <= time.monotonic() - started < 2
+    assert min(b - a for a, b in zip(server.times, server.times[1:], strict=False)) > 0.15
+
+
+@pytest.mark.parametrize("address", ["", "localhost:8000/v1", "ftp://host/v1", "http://", "http://[::1"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ConfigError, match="endpoint"):
+        EndpointReader(address, "m", len)
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
+        EndpointReader("http://me:secret@host/v1", "m", len)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"attempts": 0}, "attempts 0"),
+        ({"requests_per_minute": -1}, "requests_per_minute is -1"),
+    ],
+)
+def test_impatience_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Patience(**settings)
+
+
+def test_usage_that_is_no_number_is_counted_instead(server):
+    server.plan.append(
+        ("body", json.dumps({"choices": [{"message": {"content": "7"}}], "usage": {"prompt_tokens": None}}))
+    )
+    (answer,) = ask(server)
+    assert answer.prompt_tokens == len(DOCUMENT.text + QUESTIONS[0]) + CHAT_TEMPLATE_TOKENS

@@ -1,0 +1,215 @@
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentic_ring.errors import ConfigError
+from evals.common.results import read_results
+from evals.line_retrieval import main
+from evals.lines.documents import plan_documents
+from evals.lines.longchat_files import read_cases, write_cases
+from evals.lines.token_counts import estimated_tokens
+from tests.evals.lines.line_server import line_server
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def server():
+    with line_server() as running:
+        yield running
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    """Calls the script's main on the server, into one folder."""
+
+    def call(ctx="1k", **options):
+        settings = {"num_samples": 6, "questions_per_document": 3, "output": tmp_path / "run"}
+        return main(ctx, endpoint=server.address, model="lookup", **{**settings, **options})
+
+    return call
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("line_idx", ["LRT", "LRT-ABCindex", "LRT-UUID", "LRT-NL"])
+def test_a_model_that_reads_the_record_is_right_at_every_length(run, server, tmp_path, line_idx, capsys):
+    assert run("2k,1k", line_idx=line_idx) == 0
+    results = read_results(tmp_path / "run" / "results.json")
+    for name in ("1k", "2k"):
+        accuracy = results.figure(f"accuracy/{name}")
+        assert (accuracy.value, accuracy.high, accuracy.n) == (1.0, 1.0, 6)
+        assert 0.6 < accuracy.low < 0.7
+    assert results.config["reader"] == "lookup"
+    assert results.config["trained_on_task"] is False
+    assert results.config["score"] == "last"
+    assert set(results.wall_seconds) == {"cases", "1k", "2k"}
+    assert len(server.requests) == 12
+    assert "lookup" in capsys.readouterr().out
+
+
+def test_prompts_fill_the_context_and_leave_room_for_the_answer(run, server, tmp_path):
+    run("4k", max_new_tokens=100)
+    for request in server.requests:
+        tokens = estimated_tokens(request["messages"][0]["content"])
+        assert 4096 - 100 - 64 - 40 < tokens <= 4096 - 100 - 64
+        assert request["max_tokens"] == 100
+
+
+def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, tmp_path):
+    run("1k,2k")
+    folder = tmp_path / "run"
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        "config.json", "results.json", "summary.csv", "stages.json", "accuracy.png", "depths.png",
+        "testcases/1k.jsonl", "testcases/2k.jsonl",
+        "predictions/1k.jsonl", "predictions/1k_response.txt",
+        "predictions/2k.jsonl", "predictions/2k_response.txt",
+    }  # fmt: skip
+    documents = read_cases(folder / "testcases" / "1k.jsonl")
+    questions = [(number, question) for number, d in enumerate(documents) for question in d.questions]
+    for (number, question), row in zip(questions, rows(folder / "predictions" / "1k.jsonl"), strict=True):
+        assert (row["document"], row["key"], row["expected"]) == (number, question.key, question.expected)
+        assert row["last"] == row["first"] == row["expected"]
+    *answers, accuracy = (folder / "predictions" / "1k_response.txt").read_text().splitlines()
+    assert accuracy == "Accuracy: 1.0"
+    assert len(answers) == 6
+    assert all(re.fullmatch(r"Label: (\d+), Predict: .*, Parsed: \1, prompt length: \d+", a) for a in answers)
+    with (folder / "summary.csv").open(newline="") as file:
+        summary = list(csv.DictReader(file))
+    assert [(row["Tasks"], row["Score"], row["Nulls"]) for row in summary] == [
+        ("lines_1k", "100.00", "0/6"),
+        ("lines_2k", "100.00", "0/6"),
+    ]
+
+
+def test_the_first_number_can_be_asked_for_without_asking_the_model_again(run, server, tmp_path):
+    server.plan.extend([("answer", "line 17, or 4242")] * 6)
+    run()
+    expected = rows(tmp_path / "run" / "predictions" / "1k.jsonl")[0]["expected"]
+    assert expected not in (17, 4242)
+    asked = len(server.requests)
+    run(score="first")
+    assert len(server.requests) == asked
+    text = (tmp_path / "run" / "predictions" / "1k_response.txt").read_text()
+    assert "Parsed: 17," in text
+    assert read_results(tmp_path / "run" / "results.json").config["score"] == "first"
+
+
+def test_failed_questions_end_in_status_1_and_are_asked_again(run, server, tmp_path, capsys):
+    server.plan.extend([("status", 400, {}, "too long"), ("lookup",), ("status", 400, {}, "no")])
+    assert run() == 1
+    assert "2 questions have no answer and are in no score; the last error: status 400: no" in (
+        capsys.readouterr().err
+    )
+    results = read_results(tmp_path / "run" / "results.json")
+    assert results.figure("failed/1k").value == 2
+    assert results.figure("accuracy/1k").n == 4
+    asked = len(server.requests)
+    assert run() == 0
+    assert len(server.requests) == asked + 2
+    results = read_results(tmp_path / "run" / "results.json")
+    assert results.figure("failed/1k").value == 0
+    assert (results.figure("accuracy/1k").value, results.figure("accuracy/1k").n) == (1.0, 6)
+
+
+def test_a_server_that_fails_every_question_leaves_results_without_accuracy(run, server, tmp_path):
+    server.plan.extend([("status", 400, {}, "")] * 6)
+    assert run() == 1
+    names = {figure.name for figure in read_results(tmp_path / "run" / "results.json").figures}
+    assert "failed/1k" in names
+    assert not any(name.startswith("accuracy") for name in names)
+
+
+def test_a_killed_run_goes_on_where_it_was(run, server, tmp_path):
+    server.plan.extend([("lookup",)] * 4 + [("silence", 20)])
+    options = "--ctx 1k --num-samples 6 --questions-per-document 3 --model lookup"
+    command = [sys.executable, "evals/line_retrieval.py", *options.split(), "--endpoint", server.address]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "run")], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(server.requests) < 5 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    predictions = tmp_path / "run" / "predictions" / "1k.jsonl"
+    assert [row["case"] for row in rows(predictions)] == [0, 1, 2, 3]
+    predictions.write_text(predictions.read_text()[:-5])  # the kill might have come in the middle of a row
+    assert run() == 0
+    asked = [request["messages"][0]["content"][-80:] for request in server.requests]
+    assert len(asked) == 5 + 3
+    assert asked[5:7] == asked[3:5]
+    assert read_results(tmp_path / "run" / "results.json").figure("accuracy/1k").n == 6
+
+
+def test_another_length_joins_a_run(run, server, tmp_path):
+    run("1k")
+    run("2k")
+    assert len(server.requests) == 12
+    figures = read_results(tmp_path / "run" / "results.json").figures
+    assert [f.name for f in figures if f.name.startswith("accuracy/")] == ["accuracy/1k", "accuracy/2k"]
+
+
+def test_other_settings_are_refused_or_start_anew(run, server, tmp_path):
+    run()
+    with pytest.raises(ConfigError, match=r"other settings \(seed\).*--output"):
+        run(seed=1)
+    before = (tmp_path / "run" / "testcases" / "1k.jsonl").read_text()
+    run(seed=1, resume=False)
+    assert (tmp_path / "run.1" / "testcases" / "1k.jsonl").read_text() == before
+    assert (tmp_path / "run" / "testcases" / "1k.jsonl").read_text() != before
+
+
+def test_longchats_files_are_asked_as_they_are(run, server, tmp_path):
+    path = tmp_path / "20_lines.jsonl"
+    write_cases(path, [plan.build(20) for plan in plan_documents("LRT-NL", "x", 5, 4, 1)])
+    assert run(None, test_file=(path,)) == 0
+    prompts = [row["prompt"] for row in rows(path)]
+    assert [request["messages"][0]["content"] for request in server.requests] == prompts
+    results = read_results(tmp_path / "run" / "results.json")
+    assert results.figure("accuracy/20_lines").value == 1.0
+    assert results.figure("lines/20_lines").value == 20
+
+
+def test_other_cases_of_the_same_name_are_refused(run, tmp_path):
+    path = tmp_path / "20_lines.jsonl"
+    for seed in (0, 1):
+        write_cases(path, [plan.build(20) for plan in plan_documents("LRT-NL", "x", seed, 4, 1)])
+        if seed == 0:
+            run(None, test_file=(path,))
+    with pytest.raises(ConfigError, match="other cases of the name 20_lines"):
+        run(None, test_file=(path,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ctx": ","}, "sets of cases are none"),
+        ({"ctx": "200"}, "tokens are needed for 3 lines"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"requests_per_minute": 0}, "requests_per_minute is 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(run, server, options, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**options)
+    assert server.requests == []
+
+
+def test_an_endpoint_needs_a_model():
+    with pytest.raises(ConfigError, match="--model"):
+        main("1k", endpoint="http://127.0.0.1:9/v1")

@@ -1,0 +1,89 @@
+import csv
+from dataclasses import replace
+
+import pytest
+
+from evals.common.intervals import wilson_interval
+from evals.lines.accuracy_plots import plot_accuracy, plot_depths
+from evals.lines.prediction_log import Prediction
+from evals.lines.scores import SetScore, score_table, write_responses, write_summary
+
+
+def answered(case, expected, text, last, first, duplicates=0):
+    return Prediction(
+        case, 0, f"key-{case}", case / 5, expected, duplicates, text, last, first, 4000, 0.5, None
+    )
+
+
+RIGHT = answered(0, 2416, "line key-0 is <2416>.", 2416, 0)
+WRONG = answered(1, 5, "line 5\nis 7", 7, 5, duplicates=2)
+UNPARSABLE = answered(2, 9, "I cannot say.", -1, -1)
+FAILED = replace(answered(3, 9, "", -1, -1), error="status 503: busy")
+SCORE = SetScore("4k", 169.0, [RIGHT, WRONG, UNPARSABLE, FAILED])
+
+
+def figures(score, rule="last"):
+    return {figure.name: figure for figure in score.figures(rule)}
+
+
+def test_failed_questions_are_in_no_accuracy_and_unparsable_answers_are_wrong():
+    found = figures(SCORE)
+    share = wilson_interval(1, 3)
+    accuracy = found["accuracy/4k"]
+    assert (accuracy.value, accuracy.low, accuracy.high, accuracy.n) == (1 / 3, share.low, share.high, 3)
+    counts = {
+        name: found[f"{name}/4k"].value for name in ("unparsable", "failed", "value_duplicates", "lines")
+    }
+    assert counts == {"unparsable": 1, "failed": 1, "value_duplicates": 1, "lines": 169}
+    assert found["prompt_tokens/4k"].value == 4000
+    assert found["seconds_per_question/4k"].value == 0.5
+
+
+@pytest.mark.parametrize("rule", ["last", "first"])
+def test_the_rule_decides_which_accuracy_is_the_score(rule):
+    score = SetScore("4k", 169.0, [RIGHT, WRONG, UNPARSABLE, answered(4, 3, "3", 3, 3)])
+    found = figures(score, rule)
+    assert found["accuracy/4k"].value == found[f"accuracy_{rule}/4k"].value
+    assert found["accuracy_last/4k"].value == 0.5
+    assert found["accuracy_first/4k"].value == 0.5
+    assert score.right("last") == [True, False, False, True]
+    assert score.right("first") == [False, True, False, True]
+
+
+def test_a_set_of_which_all_failed_has_no_accuracy(tmp_path):
+    score = SetScore("4k", 169.0, [FAILED])
+    assert not any(name.startswith("accuracy") for name in figures(score))
+    assert score_table([score], "last", "x").rows[0]["right by last number (95%)"] == "none"
+    write_responses(tmp_path / "4k_response.txt", score, "last")
+    assert (tmp_path / "4k_response.txt").read_text() == ""
+    write_summary(tmp_path / "summary.csv", [score], "last")
+
+
+def test_responses_are_as_longeval_writes_them(tmp_path):
+    path = tmp_path / "4k_response.txt"
+    write_responses(path, SCORE, "last")
+    assert path.read_text() == (
+        "Label: 2416, Predict: line key-0 is <2416>., Parsed: 2416, prompt length: 4000\n"
+        "Label: 5, Predict: line 5 is 7, Parsed: 7, prompt length: 4000\n"
+        "Label: 9, Predict: I cannot say., Parsed: -1, prompt length: 4000\n"
+        "Accuracy: 0.3333333333333333"
+    )
+
+
+def test_the_summary_has_rulers_columns_and_a_row_a_length(tmp_path):
+    path = tmp_path / "summary.csv"
+    write_summary(path, [SCORE, replace(SCORE, name="8k")], "last")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["Tasks"] for row in rows] == ["lines_4k", "lines_8k"]
+    assert rows[0]["Score"] == "33.33"
+    assert rows[0]["Nulls"] == "1/3"
+    assert rows[0]["Failed"] == "1"
+
+
+def test_the_plots_are_drawn_with_depths_that_nobody_asked_for(tmp_path):
+    scores = [SCORE, SetScore("8k", 340.0, [replace(RIGHT, prompt_tokens=8100)])]
+    plot_accuracy(tmp_path / "accuracy.png", "a model", scores, "last")
+    plot_depths(tmp_path / "depths.png", "a model", scores, "last")
+    for name in ("accuracy.png", "depths.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from agentic_ring.data.tasks import load_environment, parse_task
+from agentic_ring.errors import DataError
+from evals.rollouts.environments import make_environments
+from evals.rollouts.evaluation_record import EvaluationRecord, RecordingPolicy, read_record, write_record
+from evals.rollouts.trials import Cohort, RandomPolicy, run_trials
+
+TASK = parse_task("cartpole_swingup")
+ACTION_REPEAT = 100  # 10 decisions an episode
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    environments = make_environments(TASK, [3, 4], ACTION_REPEAT)
+    policy = RecordingPolicy(RandomPolicy(2, TASK.domain.action_dim, seed=0), environments)
+    returns = run_trials([Cohort(policy, environments)], trials=2)
+    environments.close()
+    data = np.array([1.0, 2.0]), np.array(["td3", "ou"])
+    return returns, EvaluationRecord(*data, policy.rollout())
+
+
+def test_the_recorded_actions_lead_from_each_recorded_state_to_the_next(recorded):
+    returns, record = recorded
+    rollout = record.rollout
+    assert rollout.observation.shape == (2, 10, 5)
+    assert rollout.physics.shape == (2, 11, TASK.domain.physics_dim)
+    np.testing.assert_allclose(rollout.reward.sum(axis=1), returns[0], rtol=1e-5)
+    environment = load_environment(TASK, seed=0)
+    environment.reset()
+    physics = environment.physics
+    for trial in range(2):
+        for step in range(10):
+            with physics.reset_context():
+                physics.set_state(rollout.physics[trial, step])
+            for _ in range(ACTION_REPEAT):
+                physics.set_control(rollout.action[trial, step])
+                physics.step(environment._n_sub_steps)
+            np.testing.assert_allclose(physics.get_state(), rollout.physics[trial, step + 1], rtol=1e-6)
+
+
+def test_it_reads_back_without_pickles(recorded, tmp_path):
+    _, record = recorded
+    assert read_record(tmp_path) is None
+    write_record(tmp_path, record)
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.npz"]
+    again = read_record(tmp_path)
+    np.testing.assert_array_equal(again.data_algorithms, record.data_algorithms)
+    for name in ("observation", "action", "reward", "physics"):
+        np.testing.assert_array_equal(getattr(again.rollout, name), getattr(record.rollout, name))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": np.zeros((2, 9), np.float32)}, r"reward is float32 \[2, 9\]"),
+        ({"physics": np.zeros((2, 10, 4))}, "10 rows a trial; expected 11"),
+        ({"action": np.full((2, 10, 1), np.nan, np.float32)}, "action holds values that are not finite"),
+        ({"data_algorithms": np.array([object(), None])}, "cannot be read"),
+        ({"extra": np.zeros(3)}, "extra"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(recorded, tmp_path, change, message):
+    write_record(tmp_path, recorded[1])
+    path = tmp_path / "evaluation.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **(arrays | change))
+    with pytest.raises(DataError, match=message):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a zip", b"\x80\x04."])
+def test_what_is_no_archive_is_named(tmp_path, content):
+    (tmp_path / "evaluation.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"evaluation\.npz cannot be read"):
+        read_record(tmp_path)

@@ -1,0 +1,55 @@
+"""Operations against the paper's own ratios, against sums by hand, and against the compiler's count."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from agentic_ring.models.transformer import Transformer, TransformerConfig
+from evals.utilisation.flops import attention_forward, head_products, layer_products, step_flops
+
+SEVEN_B = TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008)
+
+
+@pytest.mark.parametrize(
+    ("width", "ratio"), [(4096, 37.4), (5120, 31.0), (8192, 20.6)], ids=["7B", "13B", "65B"]
+)
+def test_paper_count_gives_the_ratios_of_figure_5(width, ratio):
+    stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
+    long, short = 2**20, 2**12
+    # One data set of both: as many tokens, cut into long or into short sequences.
+    many = step_flops(stack, 32_000, short, long // short).paper
+    assert step_flops(stack, 32_000, long, 1).paper / many == pytest.approx(ratio, abs=0.06)
+
+
+def test_halving_takes_half_of_the_pairs_alone():
+    flops = step_flops(SEVEN_B, 32_000, 8192, 3)
+    assert flops.paper - flops.halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
+    assert flops.halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
+
+
+def test_model_count_differs_from_the_halved_one_by_feedforward_and_head():
+    flops = step_flops(SEVEN_B, 32_000, 8192, 1)
+    feedforward = 3 * 32 * 8192 * 4096 * (6 * 11008 - 16 * 4096)
+    assert flops.model - flops.halved == pytest.approx(feedforward + 3 * 2 * 8192 * 4096 * 32_000)
+
+
+def test_model_count_is_what_the_compiler_counts():
+    stack = TransformerConfig(
+        width=256, layers=1, heads=4, kv_heads=2, ffn_width=384, remat="none", attention_kernel="vanilla"
+    )
+    tokens, vocab = 1024, 512
+    graph, abstract = nnx.split(jax.eval_shape(lambda: Transformer(jax.random.key(0), stack)))
+
+    def logits(params: nnx.State, x: jax.Array, head: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(x, jnp.arange(tokens)[None], None) @ head
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, tokens, 256), (256, vocab))]
+    compiled = jax.jit(logits).lower(abstract, *arrays).compile().cost_analysis()["flops"]
+    by_hand = (
+        tokens * layer_products(stack)
+        + attention_forward(stack, tokens**2)  # the kernel computes masked pairs too
+        + tokens * head_products(stack, vocab)
+    )
+    # Norms, rotations and the softmax are counted by the compiler alone.
+    assert by_hand <= compiled <= 1.05 * by_hand

@@ -1,0 +1,90 @@
+"""Hidden tasks from flags to files, on real episodes, with a model that trains in seconds."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentic_ring.errors import ConfigError, UnknownNameError
+from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.run import load_config
+from agentic_ring.training.metrics import read_metrics
+from data_prep.collect import CollectConfig, collect
+from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
+from evals.common.results import read_results
+from evals.in_context import task_rollouts
+from experiments import in_context
+from experiments.exorl import in_context_pipeline, in_context_presets
+
+TASKS = ("run", "run_backward")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Twelve episodes of noise, put where ExoRL's rnd data would lie."""
+    folder = tmp_path_factory.mktemp("data")
+    collect(CollectConfig(domain="cheetah", collector="ou", episodes=12, action_repeat=50, output=folder))
+    own = folder / "exorl" / "cheetah" / "mini_ou"
+    # Ours says that its actions are noise, which nothing imitates.
+    for name in (LABELS_FILE, SETTINGS_FILE):
+        (own / name).unlink()
+    own.rename(own.with_name("rnd"))
+    return folder
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> None:
+    demo = in_context_presets.HIDDEN_PRESETS["demo"]
+    tiny = replace(
+        demo,
+        transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+        updates=2,
+        trajectories=2,
+        trials=2,
+        action_repeat={"cheetah": 50},
+    )
+    monkeypatch.setitem(in_context_presets.HIDDEN_PRESETS, "demo", tiny)
+    monkeypatch.setattr(in_context_pipeline, "ENVIRONMENTS", 4)
+    monkeypatch.setattr(in_context_pipeline, "DRAWS", 2)
+
+
+@pytest.mark.slow
+def test_it_prints_a_verdict_and_goes_on_with_a_run(data, tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    in_context.main("cheetah", TASKS, data=data, output=run)
+    printed = capsys.readouterr().out
+    assert printed.count("verdict: ") == 3
+    config = load_config(run)
+    assert config.chains.hidden_tasks == TASKS
+    results = read_results(run / "results.json")
+    assert results.figure("run_backward/online/trial_2").n == 4
+    assert results.figure("run_backward/right").n == 2
+    assert results.figure("pooled/learns_in_context").value in (0, 1)
+    with (run / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 4 * (2 + 2 + 5)
+    assert {row["condition"] for row in rows} == set(task_rollouts.CONDITIONS)
+    for plot in ("loss.png", "hidden_task.png"):
+        assert (run / plot).read_bytes().startswith(b"\x89PNG")
+
+    # One condition is missing: it alone is rolled out again, with the same returns.
+    (run / "returns" / "run-wrong.npy").unlink()
+    in_context.main("cheetah", TASKS, data=data, output=run)
+    assert read_results(run / "results.json").figures == results.figures
+    assert len(read_metrics(run / "metrics.jsonl")) == 2
+
+    with pytest.raises(ConfigError, match="other settings"):
+        in_context.main("cheetah", TASKS, data=data, output=run, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error", "message"),
+    [
+        (("run", "walk"), UnknownNameError, "walk"),
+        (("run", "run"), ConfigError, "named twice"),
+    ],
+)
+def test_tasks_that_cannot_be_hidden_are_refused(data, tiny, tmp_path, tasks, error, message):
+    with pytest.raises(error, match=message):
+        in_context.main("cheetah", tasks, data=data, output=tmp_path / "run")
