@@ -1,13 +1,26 @@
 """How every script starts: parse the flags, run, and turn a user's error into one message."""
 
 import errno
+import inspect
+import re
 import sys
+import typing
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import tyro
 
 from agentic_ring.errors import AgenticRingError
+
+documented_default = partial(tyro.conf.arg, help_behavior_hint="")
+"""A flag whose help text itself names the default."""
+switch = tyro.conf.FlagCreatePairsOff
+"""A flag that is only ever given to turn something on, so that there is no ``--no-...``."""
+
+_FLAG_SECTIONS = ("Args:", "Attributes:")
+_LIST_ITEM = re.compile(r"([*-]|\d+\.) ")
 
 
 def run(main: Callable[..., int | None], **tyro_options: Any) -> None:
@@ -16,6 +29,9 @@ def run(main: Callable[..., int | None], **tyro_options: Any) -> None:
     Exit status: what ``main`` returns (None is 0); 1 with one message on standard error for an
     ``AgenticRingError`` or a full disk; 2 for wrong flags; 130 when interrupted.
     """
+    for documented in (main, *typing.get_type_hints(main).values()):
+        if documented.__doc__ and (inspect.isfunction(documented) or is_dataclass(documented)):
+            documented.__doc__ = join_paragraphs(documented.__doc__)
     try:
         status = tyro.cli(main, **tyro_options)
     except AgenticRingError as error:
@@ -31,6 +47,31 @@ def run(main: Callable[..., int | None], **tyro_options: Any) -> None:
         )
         status = 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         status = 130
     sys.exit(status or 0)
+
+
+def join_paragraphs(docstring: str) -> str:
+    """Joins the lines of each paragraph and of each flag's description into one line.
+
+    The width of the terminal then decides where help breaks. Lists and indented code keep their lines.
+    """
+    lines: list[str] = []
+    entry_indent = None  # of the flags' names, within a section that describes flags
+    for line in inspect.cleandoc(docstring).splitlines():
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        before = lines[-1] if lines else ""
+        if text and not indent:
+            entry_indent = None
+        if before in _FLAG_SECTIONS:
+            entry_indent = indent
+        if entry_indent is None:
+            continues = not indent and not before.startswith(" ") and not before.endswith(":")
+        else:
+            continues = indent > entry_indent
+        if continues and text and before and not _LIST_ITEM.match(text):
+            lines[-1] += f" {text}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)

@@ -2,9 +2,12 @@
 
 import errno
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import tyro
 
 from agentic_ring import cli, errors
 
@@ -111,3 +114,46 @@ def test_help_exits_with_0_and_shows_the_docstring(capsys):
     shown = capsys.readouterr().out
     assert "Explores a domain." in shown
     assert "Of every random draw." in shown
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of an exploration.
+
+    Attributes:
+      episodes: How many episodes are collected, each of which lasts as long as the domain says, such as
+        1000 control steps.
+    """
+
+    episodes: int = 1
+
+
+def explore(config: Annotated[Settings, tyro.conf.arg(name="")], size: int = 0) -> None:
+    """Explores a domain until as many episodes as were asked for are on the disk, all of them complete and
+    none twice.
+
+    The formats:
+
+    * ExoRL's
+    * Minari's
+
+    Args:
+      size: Size of the run: demo (a laptop), small (one accelerator) or paper (350M parameters,
+        512K tokens). It must be one of these three.
+    """
+    del config, size
+
+
+def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_docstring_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for _ in range(2):  # a second time changes nothing
+        assert run(explore, "--help") == 0
+    shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    paragraphs = " ".join(shown)
+    for docstring in (explore.__doc__, Settings.__doc__):
+        (flag,) = [line.split(": ", 1)[1] for line in str(docstring).splitlines() if line.startswith("  ")]
+        assert flag in paragraphs
+    assert any("(350M parameters, 512K tokens)." in line for line in shown)
+    assert any("such as 1000 control" in line for line in shown)
+    assert "* ExoRL's" in shown
+    assert "* Minari's" in shown
