@@ -14,10 +14,10 @@ import tyro
 
 from agentic_ring.errors import AgenticRingError
 
-documented_default = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text itself names the default."""
+optional_flag = partial(tyro.conf.arg, help_behavior_hint="")
+"""Marks a flag whose help text itself names the default."""
 switch = tyro.conf.FlagCreatePairsOff
-"""A flag that is only ever given to turn something on, so that there is no ``--no-...``."""
+"""Marks a flag that only turns something on: there is no ``--no-...``."""
 
 _FLAG_SECTIONS = ("Args:", "Attributes:")
 _LIST_ITEM = re.compile(r"([*-]|\d+\.) ")

@@ -10,11 +10,8 @@ whatever a chat template writes.
 
 import importlib.util
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
-
-import tyro
 
 from agentic_ring import cli
 from agentic_ring.data.text.chat import chat_template
@@ -28,9 +25,6 @@ from agentic_ring.models.llama.context import usable_context
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
 
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
-
 RULER_ROOM = 256
 """Tokens that a prompt of RULER's may have beyond its length."""
 
@@ -38,16 +32,16 @@ RULER_ROOM = 256
 def main(
     model: Path,
     tasks: str,
-    max_length: Annotated[int | None, left_out(metavar="TOKENS")] = None,
-    ruler_lengths: Annotated[str | None, left_out(metavar="TOKENS,...")] = None,
-    template: Annotated[str | None, left_out(metavar="NAME")] = None,
-    num_fewshot: Annotated[int | None, left_out(metavar="N")] = None,
-    limit: Annotated[int | None, left_out(metavar="N")] = None,
-    include_path: Annotated[Path | None, left_out(metavar="DIR")] = None,
-    allow_extrapolation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, left_out()] = None,
+    max_length: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
+    ruler_lengths: Annotated[str | None, cli.optional_flag(metavar="TOKENS,...")] = None,
+    template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    num_fewshot: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    limit: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    include_path: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    allow_extrapolation: Annotated[bool, cli.switch] = False,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, cli.optional_flag()] = None,
     seed: int = 0,
-    output: Annotated[Path | None, left_out(metavar="FILE")] = None,
+    output: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:
     """Runs tasks of the harness.
 

@@ -10,11 +10,8 @@ Exit status 1 means that questions were left without an answer, and are in no sc
 """
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated
-
-import tyro
 
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError
@@ -28,23 +25,19 @@ from evals.lines.keys import KeyKind
 from evals.lines.local_reader import open_reader
 from evals.lines.token_counts import token_counter
 
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
-switch = tyro.conf.FlagCreatePairsOff
-
 
 def main(
-    ctx: Annotated[str | None, left_out(metavar="TOKENS,...")] = None,
-    test_file: Annotated[tuple[Path, ...], left_out(metavar="FILE ...")] = (),
-    model: Annotated[str | None, left_out(metavar="NAME")] = None,
-    endpoint: Annotated[str | None, left_out(metavar="URL")] = None,
-    completions: Annotated[bool, switch] = False,
-    template: Annotated[str | None, left_out(metavar="NAME")] = None,
-    allow_extrapolation: Annotated[bool, switch] = False,
+    ctx: Annotated[str | None, cli.optional_flag(metavar="TOKENS,...")] = None,
+    test_file: Annotated[tuple[Path, ...], cli.optional_flag(metavar="FILE ...")] = (),
+    model: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    endpoint: Annotated[str | None, cli.optional_flag(metavar="URL")] = None,
+    completions: Annotated[bool, cli.switch] = False,
+    template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    allow_extrapolation: Annotated[bool, cli.switch] = False,
     devices: int = 1,
-    tokenizer: Annotated[Path | None, left_out(metavar="PATH")] = None,
+    tokenizer: Annotated[Path | None, cli.optional_flag(metavar="PATH")] = None,
     timeout: float = Patience.timeout,
-    requests_per_minute: Annotated[float | None, left_out(metavar="N")] = None,
+    requests_per_minute: Annotated[float | None, cli.optional_flag(metavar="N")] = None,
     num_samples: int = 50,
     questions_per_document: int = 50,
     line_idx: KeyKind = "LRT-NL",
@@ -52,7 +45,7 @@ def main(
     score: Rule = "last",
     seed: int = 0,
     resume: bool = True,
-    output: Annotated[Path | None, left_out(metavar="DIR")] = None,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
 ) -> int:
     """Asks a model for numbers in long records of lines, and scores its answers.
 

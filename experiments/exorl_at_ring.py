@@ -7,7 +7,6 @@ attention over all devices, rolls the model out trial after trial, and writes fi
 runs/NAME/. Run the same command again after an interruption: every stage goes on where it stopped.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,10 +38,6 @@ from experiments.exorl.stores import prepare_store
 
 SIMULATED_DEVICES = 8
 
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
-switch = tyro.conf.FlagCreatePairsOff
-
 
 def train_step(preset: Preset, task: Task, action_repeat: int, mesh: Mesh) -> TrainStep:
     """The train step of a preset for a task on this mesh, to compile."""
@@ -72,25 +67,25 @@ def main(
         tyro.conf.arg(metavar="DOMAIN_TASK"),
     ],
     preset: Annotated[
-        Literal["demo", "small", "paper"] | None, left_out(metavar="{demo,small,paper}")
+        Literal["demo", "small", "paper"] | None, cli.optional_flag(metavar="{demo,small,paper}")
     ] = None,
-    num_trajectories: Annotated[int | None, left_out(metavar="N")] = None,
-    action_repeat: Annotated[int | None, left_out(metavar="STEPS")] = None,
-    updates: Annotated[int | None, left_out(metavar="N")] = None,
-    ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
+    num_trajectories: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
+    updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    ring: Annotated[int | None, cli.optional_flag(metavar="DEVICES")] = None,
     loss_extent: Literal["last", "all"] = "last",
     seed: int = 0,
     resume: bool = True,
-    output: Annotated[Path | None, left_out(metavar="DIR")] = None,
-    data: Annotated[Path | None, left_out(metavar="DIR")] = None,
-    collector: Annotated[str | None, left_out(metavar="NAME")] = None,
-    dry_run: Annotated[bool, switch] = False,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    dry_run: Annotated[bool, cli.switch] = False,
     hardware: Annotated[
         Literal[tuple(MACHINES)] | None,  # pyright: ignore[reportInvalidTypeForm]
-        left_out(metavar="NAME"),
+        cli.optional_flag(metavar="NAME"),
     ] = None,
-    wandb: Annotated[str | None, left_out(metavar="PROJECT")] = None,
-    distributed: Annotated[bool, switch] = False,
+    wandb: Annotated[str | None, cli.optional_flag(metavar="PROJECT")] = None,
+    distributed: Annotated[bool, cli.switch] = False,
 ) -> None:
     """Trains the Agentic Transformer on trajectories of a task and rolls it out.
 

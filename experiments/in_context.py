@@ -26,21 +26,19 @@ from experiments.exorl.in_context_presets import HIDDEN_PRESETS, HIDDEN_TASKS
 from experiments.exorl.pipeline import train_on_store
 from experiments.exorl.stores import prepare_store
 
-left_out = tyro.conf.arg(help_behavior_hint="")
-
 
 def main(
     domain: Annotated[
         Literal[tuple(DOMAINS)],  # pyright: ignore[reportInvalidTypeForm]
         tyro.conf.arg(metavar="NAME"),
     ] = "cheetah",
-    tasks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = (),
-    preset: Annotated[Literal["demo", "small"] | None, left_out] = None,
+    tasks: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
+    preset: Annotated[Literal["demo", "small"] | None, cli.optional_flag()] = None,
     seed: int = 0,
     resume: bool = True,
-    output: Annotated[Path | None, left_out] = None,
-    data: Annotated[Path | None, left_out] = None,
-    collector: Annotated[str | None, left_out] = None,
+    output: Annotated[Path | None, cli.optional_flag()] = None,
+    data: Annotated[Path | None, cli.optional_flag()] = None,
+    collector: Annotated[str | None, cli.optional_flag()] = None,
 ) -> None:
     """Trains on hidden tasks, rolls the model out with all controls and prints the verdict.
 

@@ -9,13 +9,11 @@ the same command again after an interruption: it goes on where it stopped.
 """
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
 import rich
-import tyro
 from jax.sharding import Mesh
 
 from agentic_ring import cli
@@ -40,10 +38,6 @@ from experiments.finetune.presets import PRESETS, FinetunePreset, llama
 from experiments.finetune.stage_data import check_given, given_rows, own_tokenizer, pack_rows
 
 SIMULATED_DEVICES = 8
-
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
-switch = tyro.conf.FlagCreatePairsOff
 
 
 def mesh_shape(ring: int | None, devices: int) -> MeshShape:
@@ -101,26 +95,26 @@ def check_choice(
 
 
 def main(
-    model: Annotated[Path | None, left_out(metavar="DIR")] = None,
-    data: Annotated[tuple[Path, ...], left_out(metavar="DIR...")] = (),
-    conversations: Annotated[tuple[Path, ...], left_out(metavar="FILE...")] = (),
+    model: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    data: Annotated[tuple[Path, ...], cli.optional_flag(metavar="DIR...")] = (),
+    conversations: Annotated[tuple[Path, ...], cli.optional_flag(metavar="FILE...")] = (),
     template: Literal[TEMPLATES] = "vicuna_v1.1",  # pyright: ignore[reportInvalidTypeForm]
     preset: Annotated[
         Literal[tuple(PRESETS)] | None,  # pyright: ignore[reportInvalidTypeForm]
-        left_out(metavar="NAME"),
+        cli.optional_flag(metavar="NAME"),
     ] = None,
-    lora: Annotated[int | None, left_out(metavar="RANK")] = None,
-    ring: Annotated[int | None, left_out(metavar="DEVICES")] = None,
+    lora: Annotated[int | None, cli.optional_flag(metavar="RANK")] = None,
+    ring: Annotated[int | None, cli.optional_flag(metavar="DEVICES")] = None,
     seed: int = 0,
     resume: bool = True,
-    output: Annotated[Path | None, left_out(metavar="DIR")] = None,
-    dry_run: Annotated[bool, switch] = False,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    dry_run: Annotated[bool, cli.switch] = False,
     hardware: Annotated[
         Literal[tuple(MACHINES)] | None,  # pyright: ignore[reportInvalidTypeForm]
-        left_out(metavar="NAME"),
+        cli.optional_flag(metavar="NAME"),
     ] = None,
-    wandb: Annotated[str | None, left_out(metavar="PROJECT")] = None,
-    distributed: Annotated[bool, switch] = False,
+    wandb: Annotated[str | None, cli.optional_flag(metavar="PROJECT")] = None,
+    distributed: Annotated[bool, cli.switch] = False,
 ) -> None:
     """Finetunes a LLaMA on conversations; the loss counts answers alone.
 

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 from rich.console import Console
 
 from agentic_ring import cli
@@ -56,9 +55,6 @@ SIMULATED = (
     "one as long as all of them, so both steps do their work on the same cores and expectations follow "
     "from operations. A transfer is a copy, which hides behind nothing."
 )
-
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
 
 
 def training_steps(
@@ -103,15 +99,15 @@ def model_config(model: str, method: Method, remat: Remat = "full") -> LlamaConf
 
 
 def main(
-    model: Annotated[str | None, left_out(metavar="SIZE")] = None,
-    block: Annotated[int | None, left_out(metavar="TOKENS")] = None,
-    precision: Annotated[Precision | None, left_out(metavar="{float32,bfloat16}")] = None,
+    model: Annotated[str | None, cli.optional_flag(metavar="SIZE")] = None,
+    block: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
+    precision: Annotated[Precision | None, cli.optional_flag(metavar="{float32,bfloat16}")] = None,
     remat: Remat = "full",
-    hardware: Annotated[str | None, left_out(metavar="NAME")] = None,
-    rates: Annotated[Path | None, left_out(metavar="CSV")] = None,
+    hardware: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    rates: Annotated[Path | None, cli.optional_flag(metavar="CSV")] = None,
     turns: int = 3,
-    simulated_devices: Annotated[int, left_out(metavar="N")] = CORES,
-    trace: Annotated[Path | None, left_out(metavar="DIR")] = None,
+    simulated_devices: Annotated[int, cli.optional_flag(metavar="N")] = CORES,
+    trace: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     output: Path = Path("runs/table4_mfu"),
 ) -> None:
     """Measures utilisation on the devices that are here and projects it for machines that are not.

@@ -44,8 +44,6 @@ KNOWN_TASKS = tuple(
 )
 """The paper's rows."""
 
-left_out = tyro.conf.arg(help_behavior_hint="")
-
 
 def answer_memory(method: str, hardware: str, output: Path) -> None:
     """Asks a compiler about one method and keeps the answer, in this process."""
@@ -57,17 +55,17 @@ def answer_memory(method: str, hardware: str, output: Path) -> None:
 
 
 def main(
-    preset: Annotated[Literal["demo", "small", "paper"] | None, left_out] = None,
+    preset: Annotated[Literal["demo", "small", "paper"] | None, cli.optional_flag()] = None,
     tasks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = KNOWN_TASKS,
     methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
-    seeds: Annotated[int | None, left_out] = None,
-    output: Annotated[Path | None, left_out] = None,
-    data: Annotated[Path | None, left_out] = None,
-    collector: Annotated[str | None, left_out] = None,
+    seeds: Annotated[int | None, cli.optional_flag()] = None,
+    output: Annotated[Path | None, cli.optional_flag()] = None,
+    data: Annotated[Path | None, cli.optional_flag()] = None,
+    collector: Annotated[str | None, cli.optional_flag()] = None,
     workers: int = max(1, (os.cpu_count() or 1) // 2),
     hardware: str = "8xA100",
-    cell: Annotated[tuple[str, str, int] | None, left_out] = None,
-    fit: Annotated[tuple[str, str] | None, left_out] = None,
+    cell: Annotated[tuple[str, str, int] | None, cli.optional_flag()] = None,
+    fit: Annotated[tuple[str, str] | None, cli.optional_flag()] = None,
 ) -> None:
     """Trains and rolls out every method on every task and prints the table beside the paper's.
 

@@ -4,11 +4,8 @@ python -m agentic_ring.serve --model FOLDER --max-context 65536
 """
 
 import importlib.util
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
-
-import tyro
 
 from agentic_ring import cli
 from agentic_ring.data.text.chat import ChatTemplate, chat_template
@@ -20,9 +17,6 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.context import usable_context
 from agentic_ring.progress import say
 
-left_out = partial(tyro.conf.arg, help_behavior_hint="")
-"""A flag whose help text tells what happens without it."""
-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CONNECTIONS = 256
 """Open ones at most; beyond, the web server itself refuses with status 503."""
@@ -30,13 +24,13 @@ CONNECTIONS = 256
 
 def main(
     model: Path,
-    name: Annotated[str | None, left_out(metavar="NAME")] = None,
-    template: Annotated[str | None, left_out(metavar="NAME")] = None,
+    name: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    max_context: Annotated[int | None, left_out(metavar="TOKENS")] = None,
-    allow_extrapolation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, left_out()] = None,
+    max_context: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
+    allow_extrapolation: Annotated[bool, cli.switch] = False,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, cli.optional_flag()] = None,
     places: int = 16,
     max_body: int = 16 * 2**20,
 ) -> None:
