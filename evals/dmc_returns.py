@@ -22,10 +22,12 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import CheckpointError
 from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
+from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.state import Model, Params, abstract_state, make_optimizer
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import abstract_state
 from evals.common.intervals import Interval, mean_interval
 from evals.common.results import Figure, figure_table
 from evals.rollouts.environments import shared_environments

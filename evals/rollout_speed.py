@@ -35,9 +35,9 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.progress import say
-from agentic_ring.training.state import Model
 from evals.common.rows import write_rows
 from evals.rollouts.environments import shared_environments
 from evals.rollouts.policies import context_bytes

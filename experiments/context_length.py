@@ -26,10 +26,10 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes
 from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.models.model import Model
 from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
-from agentic_ring.training.state import Model
 from evals.common.results import figure_table
 from evals.compile.local_memory import check_bytes_here
 from evals.dmc_returns import checkpoint_step, load_params, roll_out

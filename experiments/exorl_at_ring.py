@@ -21,10 +21,10 @@ from agentic_ring.data.tasks import Task, all_tasks, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.models.model import Model
 from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
-from agentic_ring.training.state import Model
 from data_prep.folders import data_root
 from evals.common.results import figure_table
 from evals.compile.machines import MACHINES, NamedMachine, machine

@@ -18,8 +18,8 @@ import tyro
 from agentic_ring import cli
 from agentic_ring.data.tasks import DOMAINS, domain_named
 from agentic_ring.mesh import make_mesh, shape_with_ring
+from agentic_ring.models.model import Model
 from agentic_ring.run_folder import Stages, enter_directory
-from agentic_ring.training.state import Model
 from data_prep.folders import data_root
 from experiments.exorl.in_context_pipeline import hidden_returns, resolve_hidden, write_hidden_report
 from experiments.exorl.in_context_presets import HIDDEN_PRESETS, HIDDEN_TASKS

@@ -26,6 +26,7 @@ from agentic_ring.files import replacing
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import save_pretrained
 from agentic_ring.models.llama.config_file import read_json
+from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import QueryScaling
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
@@ -33,7 +34,7 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.metrics import MetricsLog, read_metrics
-from agentic_ring.training.state import Model, OptimizerConfig, Params
+from agentic_ring.training.optimizer import OptimizerConfig
 from evals.common.intervals import wilson_interval
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, figure_table, write_results

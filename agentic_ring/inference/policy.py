@@ -23,7 +23,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.layer_by_layer import layer_by_layer, suits
-from agentic_ring.training.state import Model, Params
+from agentic_ring.models.model import Model, Params
 
 
 @dataclass(frozen=True)

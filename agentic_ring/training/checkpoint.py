@@ -6,7 +6,7 @@ from typing import Any
 from orbax.checkpoint import v1 as ocp
 
 from agentic_ring.errors import CheckpointError
-from agentic_ring.training.state import TrainState
+from agentic_ring.training.train_step import TrainState
 
 
 class Checkpoints:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.low_rank import LowRankWeight
-from agentic_ring.training.state import Config, Model, Params
+from agentic_ring.models.model import Config, Model, Params
 
 Path = tuple[Any, ...]
 """Names of the modules and of the parameter."""

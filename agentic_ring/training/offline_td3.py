@@ -18,8 +18,8 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, run_updates
 from agentic_ring.training.metrics import MetricsLog
-from agentic_ring.training.state import TrainState
 from agentic_ring.training.td3 import TD3Config, TD3State, init_population, temporal_difference, update
+from agentic_ring.training.train_step import TrainState
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from jax.sharding import Mesh
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import token_loss
-from agentic_ring.training.state import Model, OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.memory import TrainStep, token_batch
 
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]

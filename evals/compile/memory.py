@@ -16,15 +16,10 @@ from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.llama import TokenBatch
+from agentic_ring.models.model import Model
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.state import (
-    Loss,
-    Model,
-    OptimizerConfig,
-    abstract_state,
-    make_optimizer,
-    make_train_step,
-)
+from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
+from agentic_ring.training.train_step import Loss, abstract_state, make_train_step
 from evals.compile.hardware import DoesNotFitError, Machine
 
 

@@ -17,8 +17,8 @@ from agentic_ring.data.hidden_tasks import hidden_sampler
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.inference import InContextPolicy
+from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.training.state import Model, Params
 from evals.dmc_returns import roll_out
 from evals.in_context.contexts import CONTEXTS, Context, StoredContexts
 from evals.rollouts.policies import RolloutPlan, plan_of, with_twins

@@ -22,8 +22,8 @@ from agentic_ring.models.agentic_transformer import (
     ChainSteps,
     token_positions,
 )
+from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import Block
-from agentic_ring.training.state import Model, Params
 from evals.report_page.filmstrip import evenly_spaced
 from evals.rollouts.evaluation_record import Rollout
 

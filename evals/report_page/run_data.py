@@ -16,9 +16,9 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.models.model import Model
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics import read_metrics
-from agentic_ring.training.state import Model
 from evals.common.results import Results, read_results
 from evals.dmc_returns import load_params
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain

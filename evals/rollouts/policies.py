@@ -22,10 +22,10 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
+from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress
 from agentic_ring.provenance import usable_cores
 from agentic_ring.run import RunConfig
-from agentic_ring.training.state import Model, Params
 
 LONG_PROMPT = 8192
 """Tokens of a prompt that keeps all cores busy. On 2 cores, walker and the demo's model, 16 environments:

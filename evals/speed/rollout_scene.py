@@ -17,7 +17,7 @@ from agentic_ring.errors import AgenticRingError, ConfigError
 from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
-from agentic_ring.training.state import Model, Params
+from agentic_ring.models.model import Model, Params
 from evals.rollouts.policies import RolloutPlan, with_twins
 
 CHECKED_DECISIONS = 3

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from agentic_ring.attention import order
 from agentic_ring.models.llama import TokenBatch
-from agentic_ring.training.state import init_state, make_optimizer
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import init_state
 from evals.compile.hardware import DoesNotFitError
 from evals.compile.llama_step import LlamaStep
 from evals.compile.local_memory import check_fits_here

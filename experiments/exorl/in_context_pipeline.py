@@ -14,10 +14,10 @@ from agentic_ring.data.tasks import Domain, parse_task, task_named
 from agentic_ring.errors import ConfigError
 from agentic_ring.files import replacing
 from agentic_ring.mesh import MeshShape
+from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
 from agentic_ring.training.metrics import read_metrics
-from agentic_ring.training.state import Model, Params
 from evals.common.plots import plot_loss
 from evals.common.results import Results, write_results
 from evals.common.rows import write_rows

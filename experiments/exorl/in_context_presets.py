@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from agentic_ring.models.transformer import TransformerConfig
-from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from experiments.exorl.presets import PRESETS, Preset
 
 HIDDEN_TASKS = {

@@ -16,6 +16,7 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
+from agentic_ring.models.model import Model
 from agentic_ring.progress import say
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
@@ -23,7 +24,7 @@ from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
-from agentic_ring.training.state import Model, TrainState
+from agentic_ring.training.train_step import TrainState
 from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.common.results import Figure, Results, write_results

@@ -7,7 +7,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
-from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)

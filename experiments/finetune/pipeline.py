@@ -21,6 +21,7 @@ from agentic_ring.files import replacing
 from agentic_ring.mesh import MeshShape, ShardingRules
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.llama.pretrained import load_weights
+from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages
 from agentic_ring.token_units import short_tokens
@@ -29,7 +30,6 @@ from agentic_ring.training.loop import train
 from agentic_ring.training.lora import LoraConfig, LoraModel
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
-from agentic_ring.training.state import Model, Params
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, write_results
 from evals.compile.memory import TrainStep, token_batch

@@ -14,7 +14,7 @@ from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
-from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.llama_step import CHUNK, SHAPES, Shape
 
 _K = 1024

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from agentic_ring.training.state import Model, Params
+from agentic_ring.models.model import Model, Params
 from experiments.retriever.model import RetrieverConfig
 
 _CONSTANT = 0.3

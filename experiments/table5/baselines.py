@@ -12,14 +12,15 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.model import Model
 from agentic_ring.run import EvaluationConfig
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.losses import window_loss
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
-from agentic_ring.training.state import Model, TrainState
 from agentic_ring.training.td3 import TD3State
+from agentic_ring.training.train_step import TrainState
 from experiments.exorl.pipeline import DataFacts
 
 

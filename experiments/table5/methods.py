@@ -19,11 +19,11 @@ from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolic
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Dataclass
 from agentic_ring.training.offline_td3 import OfflineTD3Config
-from agentic_ring.training.state import Model
 from agentic_ring.training.td3 import act
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.offline_td3 import OfflineTD3Config
-from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.td3 import TD3Config
 from experiments.exorl.presets import PRESETS, Preset
 

@@ -9,12 +9,14 @@ import pytest
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import RunConfig
 from agentic_ring.run_folder import Stages, write_config
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics import MetricsLog
-from agentic_ring.training.state import Model, Params, init_state, make_optimizer
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import init_state
 from evals.dmc_returns import ReturnReport, evaluate_returns
 from experiments.exorl.pipeline import resolve, write_report
 from experiments.exorl.presets import PRESETS

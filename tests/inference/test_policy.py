@@ -14,7 +14,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
-from agentic_ring.training.state import Model
+from agentic_ring.models.model import Model
 from tests.models.sizes import ACTION_DIM, MAX_TIMESTEP, OBSERVATION_DIM, random_steps, tiny_config
 
 ENVIRONMENTS, TRIALS, TARGET = 4, 3, 6.0

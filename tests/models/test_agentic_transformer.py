@@ -11,9 +11,11 @@ from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import likeliest
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.state import Model, OptimizerConfig, init_state, make_optimizer, make_train_step
+from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
+from agentic_ring.training.train_step import init_state, make_train_step
 from tests.models.sizes import ACTION_DIM, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=64, valid=61)

@@ -12,10 +12,10 @@ import pytest
 from agentic_ring.errors import ConfigError
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.models.windows import WindowBatch, Windows
 from agentic_ring.training.losses import window_loss
-from agentic_ring.training.state import Model
 
 WINDOW, OBSERVATION, ACTION = 4, 3, 2
 CLONING = BehaviorCloningConfig(OBSERVATION, ACTION, WINDOW, width=32, layers=2)

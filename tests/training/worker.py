@@ -15,13 +15,15 @@ from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.processes import join_processes
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics import MetricsLog
-from agentic_ring.training.state import Loss, Model, OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.train_step import Loss
 from tests.data.synthetic import DOMAIN, TASK
 
 STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)

@@ -20,7 +20,7 @@ class PackedBatches(GlobalBatches):
 
     Every row is met once an epoch, in an order that the seed decides and that no mesh changes. A batch's
     weight is one global array: its sum counts the answer tokens of all devices and processes, which is
-    what ``training.state.make_train_step`` divides by.
+    what ``training.train_step.make_train_step`` divides by.
 
     Args:
       rows: of a file.

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from agentic_ring.training.state import init_state, make_optimizer
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import init_state
 from evals.compile import llama_step
 from evals.compile.llama_step import METHODS, LlamaStep, Shape
 from evals.utilisation.running_step import random_text

@@ -14,7 +14,7 @@ import pytest
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
-from agentic_ring.training.state import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.memory import StepMemory, chain_step
 from tests.models.sizes import tiny_config
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_ring.training.state import Model
+from agentic_ring.models.model import Model
 from evals.compile.llama_step import METHODS, SHAPES, LlamaStep
 from evals.compile.memory_model import MemoryModel
 

@@ -5,7 +5,7 @@ import pytest
 
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.models.agentic_transformer import token_positions
-from agentic_ring.training.state import Model
+from agentic_ring.models.model import Model
 from evals.report_page.attention_over_trials import attention_over_trials, rollout_chain
 from evals.rollouts.policies import read_prompt
 from tests.evals.conftest import DECISIONS, SmallRun

@@ -1,0 +1,127 @@
+"""One training step: the train state, its sharding, and the update with gradient accumulation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.model import Model, Params
+
+Loss = Callable[[Any, Any], jax.Array]
+"""Takes a module and a batch with a ``weight``; returns the weighted sum to minimise, a float32 scalar."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that an update changes.
+
+    Attributes:
+      step: int32 scalar, number of updates done.
+      params: float32 arrays by name.
+      optimizer: state of the optax optimiser.
+    """
+
+    step: jax.Array
+    params: Params
+    optimizer: Any
+
+
+def abstract_state(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, rules: ShardingRules
+) -> TrainState:
+    """The train state as ShapeDtypeStructs with shardings, for compilation and for restoring a checkpoint."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    param_shardings = model.param_shardings(mesh, rules)
+    shapes = jax.eval_shape(lambda: _fresh_state(model, optimizer, jax.random.key(0)))
+    optimizer_shardings = optax.tree.map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes.optimizer,
+        param_shardings,
+        transform_non_params=lambda _: replicated,
+    )
+    shardings = TrainState(replicated, param_shardings, optimizer_shardings)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def init_state(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+    rules: ShardingRules,
+    params: Params | None = None,
+) -> TrainState:
+    """Returns a fresh train state; each array is created on the devices that hold it.
+
+    ``params`` are donated if given; otherwise they are drawn from ``seed``.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh, rules))
+    if params is not None:
+        begin = partial(_first_state, optimizer)
+        return jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)
+    init = partial(_fresh_state, model, optimizer)
+    return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+
+
+def _fresh_state(model: Model, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+    return _first_state(optimizer, model.init_params(key))
+
+
+def _first_state(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def make_train_step(
+    model: Model, loss: Loss, optimizer: optax.GradientTransformation, accumulation: int = 1
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the function (state, batch, frozen=None) -> (state, metrics); jit it with the state donated.
+
+    Metrics are float32 scalars: ``loss`` (mean over the batch's total weight) and ``gradient_norm``
+    (before clipping).
+
+    Args:
+      model: model to train.
+      loss: one of ``training.losses``.
+      optimizer: the result of ``make_optimizer``.
+      accumulation: number of parts into which a batch is split.
+    """
+
+    def train_step(
+        state: TrainState, batch: Any, frozen: Params | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        total_weight = jnp.maximum(jnp.sum(batch.weight), 1.0)
+
+        def loss_share(params: Params, part: Any) -> jax.Array:
+            return loss(model.bind(params, frozen), part) / total_weight
+
+        def add_part(total: tuple, part: Any) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_share)(state.params, part)), None
+
+        if accumulation == 1:
+            mean, gradients = jax.value_and_grad(loss_share)(state.params, batch)
+        else:
+            nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            (mean, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        metrics = {"loss": mean, "gradient_norm": optax.tree.norm(gradients)}
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, optimizer_state), metrics
+
+    return train_step
+
+
+def _parts(batch: Any, count: int) -> Any:
+    """[B, ...] -> [count, B / count, ...], strided over rows so that each row stays on its device."""
+    return jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch)
