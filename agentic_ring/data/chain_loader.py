@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention.layout import Layout, order, padded_length
-from agentic_ring.data.batches import GlobalBatches
-from agentic_ring.data.hindsight import ChainPlan, Sampler, completions, returns_to_go
+from agentic_ring.data.hindsight_chains import ChainPlan, Sampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
@@ -132,7 +132,7 @@ class ChainLoader:
         """Fills ``run`` with the consecutive ``timesteps`` (in decisions) of one member."""
         config, episode = self._config, plan.episodes[index]
         task = plan.task or config.task
-        scaling = self._scaling.of(task)
+        scaling = self._scaling.for_task(task)
         rewards = self._store.rewards(episode, task)
         starts = np.arange(0, len(rewards), config.action_repeat)
         earned = np.add.reduceat(rewards.astype(np.float64), starts)
@@ -160,7 +160,7 @@ def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarr
     return np.split(selected, np.flatnonzero(np.diff(places[selected]) != 1) + 1)
 
 
-class ChainPipeline(GlobalBatches):
+class ChainPipeline(ShardedBatches):
     """Batches of chains as global arrays, batch rows over data and fsdp, steps over the ring.
 
     Args:

@@ -38,7 +38,7 @@ class Scaling:
     return_scale: float
     hidden_tasks: tuple[TaskScale, ...] = ()
 
-    def of(self, task: str) -> "Scaling":
+    def for_task(self, task: str) -> "Scaling":
         """The scaling of one of the hidden tasks; itself where there are none."""
         for scale in self.hidden_tasks:
             if scale.task == task:
@@ -66,7 +66,7 @@ def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Sc
     return Scaling(tuple(mean.tolist()), tuple(std.tolist()), float(action_repeat), best if best > 0 else 1.0)
 
 
-def measure_hidden_scaling(
+def measure_family_scaling(
     store: TrajectoryStore, tasks: Sequence[str], action_repeat: int, target_quantile: float
 ) -> Scaling:
     """The scaling of tasks that are not to be told apart by the size of their returns.
@@ -88,4 +88,4 @@ def measure_hidden_scaling(
             )
         scales.append(TaskScale(task, target / decisions, target))
     scaling = measure_scaling(store, tasks[0], action_repeat)
-    return replace(scaling, hidden_tasks=tuple(scales)).of(tasks[0])
+    return replace(scaling, hidden_tasks=tuple(scales)).for_task(tasks[0])

@@ -41,8 +41,6 @@ STORE = FileKind(
 # Their actions are noise: no policy is to imitate them, so they bear no loss.
 NOISE_ALGORITHMS = frozenset({"random", "ou"})
 
-Steps = Trajectory  # a stretch of an episode
-
 
 @dataclass(frozen=True)
 class StoredEpisode:
@@ -158,7 +156,7 @@ class TrajectoryStore(SealedReader):
             self._returns[task] = np.array([reward.sum(dtype=np.float64) for reward in rewards])
         return self._returns[task]
 
-    def steps(self, episode: int, start: int, stop: int, task: str) -> Steps:
+    def steps(self, episode: int, start: int, stop: int, task: str) -> Trajectory:
         """Transitions ``start`` to ``stop`` (exclusive) of an episode, with the reward of ``task``.
 
         Raises:
@@ -168,7 +166,7 @@ class TrajectoryStore(SealedReader):
         """
         self._require_task(task)
         self._require_range(episode, start, stop)
-        return Steps(
+        return Trajectory(
             observation=self._rows("observation", episode, start, stop),
             action=self._rows("action", episode, start + 1, stop + 1),
             reward=self._rows(f"rewards/{task}", episode, start + 1, stop + 1),

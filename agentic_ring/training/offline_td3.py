@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agentic_ring.data.decisions import Decisions, DrawnBatches
+from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
 from agentic_ring.errors import ConfigError
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, run_updates
@@ -62,7 +62,11 @@ class OfflineTD3Config:
 
 
 def train_td3(
-    config: OfflineTD3Config, data: Decisions, mesh: Mesh, checkpoints: Checkpoints, metrics: MetricsLog
+    config: OfflineTD3Config,
+    data: TransitionDataset,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    metrics: MetricsLog,
 ) -> TD3State:
     """Trains one learner, from its newest checkpoint where there is one; arrays have a leading axis 1.
 
@@ -98,7 +102,7 @@ def train_td3(
             improve,
             fresh,
             like,
-            DrawnBatches(lambda generator: data.transitions(generator, shape), config.seed),
+            RandomBatches(lambda generator: data.transitions(generator, shape), config.seed),
             checkpoints,
             metrics,
             learning_rate=lambda _: learner.learning_rate,

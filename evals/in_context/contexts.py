@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader
-from agentic_ring.data.hidden_tasks import HiddenTaskSampler
-from agentic_ring.data.hindsight import ChainPlan
+from agentic_ring.data.hindsight_chains import ChainPlan
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import TaskFamilySampler
 from agentic_ring.errors import ConfigError
 from agentic_ring.models.agentic_transformer import ChainSteps
 
@@ -42,7 +42,7 @@ class StoredContexts:
         self,
         store: TrajectoryStore,
         config: ChainConfig,
-        sampler: HiddenTaskSampler,
+        sampler: TaskFamilySampler,
         scaling: Scaling,
         ring: int,
     ):

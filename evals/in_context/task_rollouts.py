@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
-from agentic_ring.data.hidden_tasks import hidden_sampler
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import make_family_sampler
 from agentic_ring.data.tasks import Task
 from agentic_ring.inference import InContextPolicy
 from agentic_ring.models.model import Model, Params
@@ -106,7 +106,9 @@ class HiddenRollouts:
         policy = self._policy(part, plan)
         parts = []
         with TrajectoryStore.open(self._config.store) as store:
-            sampler = hidden_sampler(store, replace(chains, seed=chains.seed + PROMPT_SEED_OFFSET), scaling)
+            sampler = make_family_sampler(
+                store, replace(chains, seed=chains.seed + PROMPT_SEED_OFFSET), scaling
+            )
             contexts = StoredContexts(store, chains, sampler, scaling, plan.mesh.shape["ring"])
             for number in range(self._draws):
                 policy.start_over(contexts.steps(self._task.name, context, number))
@@ -120,7 +122,7 @@ class HiddenRollouts:
         return plan_of(replace(self._config, evaluation=evaluation), self._mesh)
 
     def _policy(self, evaluation: EvaluationConfig, plan: RolloutPlan) -> InContextPolicy:
-        scaling = self._config.scaling.of(self._task.name)
+        scaling = self._config.scaling.for_task(self._task.name)
         return InContextPolicy(
             self._model,
             self._params,

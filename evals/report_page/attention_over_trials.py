@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.reference import reference_attention
-from agentic_ring.data.hindsight import completions, returns_to_go
+from agentic_ring.data.hindsight_chains import completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.models.agentic_transformer import (
     STATE_TOKEN,

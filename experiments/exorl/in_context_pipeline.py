@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.scaling import measure_hidden_scaling
+from agentic_ring.data.scaling import measure_family_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Domain, parse_task, task_named
 from agentic_ring.errors import ConfigError
@@ -57,7 +57,7 @@ def resolve_hidden(
     evaluation = EvaluationConfig(trials=preset.trials, environments=ENVIRONMENTS)
     with TrajectoryStore.open(store_path) as store:
         action_repeat, longest = decisions_of(store, preset.action_repeat.get(domain.name, 1))
-        scaling = measure_hidden_scaling(store, tasks, action_repeat, evaluation.target_quantile)
+        scaling = measure_family_scaling(store, tasks, action_repeat, evaluation.target_quantile)
     model = preset.model(domain, max_timestep=longest)
     return RunConfig(
         task=first.full_name,
@@ -99,7 +99,7 @@ def hidden_returns(
                 with replacing(path) as beside, beside.open("wb") as file:
                     np.save(file, rollouts.returns(condition))
             found[name][condition] = np.load(path, allow_pickle=False)
-    targets = {name: config.scaling.of(name).return_scale for name in config.chains.hidden_tasks}
+    targets = {name: config.scaling.for_task(name).return_scale for name in config.chains.hidden_tasks}
     return HiddenReport(found, targets, config.evaluation.first_seed, DRAWS)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.hidden_tasks import make_sampler
 from agentic_ring.data.scaling import Scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import make_sampler
 from agentic_ring.data.tasks import Task
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP

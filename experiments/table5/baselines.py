@@ -6,9 +6,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from agentic_ring.data.decisions import Decisions, DrawnBatches, best_episodes, read_decisions
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.transition_dataset import (
+    RandomBatches,
+    TransitionDataset,
+    best_episodes,
+    read_transitions,
+)
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
@@ -63,10 +68,10 @@ def train_windows(
     task = parse_task(config.task).name
     with TrajectoryStore.open(config.store) as store:
         chosen = best_episodes(store.returns(task), store.lengths, store.learnable, learner.best_share)
-        data = _decisions(store, config, chosen)
+        data = _transitions(store, config, chosen)
     extent = "last" if isinstance(learner.model, BehaviorCloningConfig) else "all"
     training, model = learner.training, Model(learner.model)
-    batches = DrawnBatches(
+    batches = RandomBatches(
         lambda generator: data.windows(generator, training.batch_size, learner.model.window, extent),
         training.seed,
     )
@@ -90,7 +95,7 @@ def train_windows(
 def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: Path) -> TD3State:
     """Trains TD3 or TD3+BC on all episodes, noise among them: values need no policy behind the data."""
     with TrajectoryStore.open(config.store) as store:
-        data = _decisions(store, config, np.arange(store.num_episodes))
+        data = _transitions(store, config, np.arange(store.num_episodes))
     checkpoints, metrics = _outputs(config, directory)
     try:
         mesh = make_mesh(MeshShape(), jax.devices()[:1])
@@ -100,9 +105,9 @@ def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: P
         checkpoints.close()
 
 
-def _decisions(store: TrajectoryStore, config: BaselineConfig, episodes: np.ndarray) -> Decisions:
+def _transitions(store: TrajectoryStore, config: BaselineConfig, episodes: np.ndarray) -> TransitionDataset:
     task = parse_task(config.task).name
-    return read_decisions(store, task, config.data.action_repeat, config.data.scaling, episodes)
+    return read_transitions(store, task, config.data.action_repeat, config.data.scaling, episodes)
 
 
 def _outputs(config: BaselineConfig, directory: Path) -> tuple[Checkpoints, MetricsLog]:

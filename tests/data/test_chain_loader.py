@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.hindsight import ChainPlan, StratifiedSampler
+from agentic_ring.data.hindsight_chains import ChainPlan, StratifiedSampler
 from agentic_ring.data.scaling import Scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import DataError

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.decisions import Decisions
+from agentic_ring.data.transition_dataset import TransitionDataset
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
@@ -20,14 +20,14 @@ CONFIG = OfflineTD3Config(LEARNER, updates=600, updates_per_call=50, checkpoint_
 
 
 @pytest.fixture(scope="module")
-def bandit() -> Decisions:
+def bandit() -> TransitionDataset:
     """Episodes of one decision: uniform actions, which earn the more, the nearer they are to ``BEST``."""
     generator = np.random.default_rng(0)
     rows = np.arange(0, 4000, 2)
     observation = generator.normal(size=(4000, 2)).astype(np.float32)
     action = generator.uniform(-1, 1, (4000, 1)).astype(np.float32)
     reward = -np.square(action[:, 0] - BEST)
-    return Decisions(observation, action, reward, reward, np.zeros(4000, np.int32), rows)
+    return TransitionDataset(observation, action, reward, reward, np.zeros(4000, np.int32), rows)
 
 
 def policy_of(config, data, folder):

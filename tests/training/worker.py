@@ -10,7 +10,7 @@ import numpy as np
 
 from agentic_ring.cli import run
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.hindsight import StratifiedSampler
+from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices

@@ -8,14 +8,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention.layout import Layout, order, padded_length
-from agentic_ring.data.batches import GlobalBatches
+from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama import TokenBatch
 
 
-class PackedBatches(GlobalBatches):
+class PackedBatches(ShardedBatches):
     """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring.
 
     Every row is met once an epoch, in an order that the seed decides and that no mesh changes. A batch's

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.hidden_tasks import hidden_sampler
-from agentic_ring.data.scaling import measure_hidden_scaling
+from agentic_ring.data.scaling import measure_family_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import make_family_sampler
 from agentic_ring.errors import ConfigError
 from evals.in_context.contexts import StoredContexts
 from tests.data.synthetic import two_task_store
@@ -33,8 +33,8 @@ FIELDS = (
 @pytest.fixture
 def contexts(tmp_path: Path):
     with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [STEPS] * 20)) as store:
-        scaling = measure_hidden_scaling(store, TASKS, 1, 0.95)
-        yield StoredContexts(store, CONFIG, hidden_sampler(store, CONFIG, scaling), scaling, ring=4)
+        scaling = measure_family_scaling(store, TASKS, 1, 0.95)
+        yield StoredContexts(store, CONFIG, make_family_sampler(store, CONFIG, scaling), scaling, ring=4)
 
 
 def fields(contexts: StoredContexts, context, number: int = 0) -> dict[str, np.ndarray]:
@@ -100,7 +100,7 @@ def test_contexts_differ_by_number(contexts):
 
 def test_chains_of_one_have_no_context(tmp_path):
     with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [STEPS] * 20)) as store:
-        scaling = measure_hidden_scaling(store, TASKS, 1, 0.95)
+        scaling = measure_family_scaling(store, TASKS, 1, 0.95)
         one = replace(CONFIG, trajectories=1)
         with pytest.raises(ConfigError, match="have no context"):
-            StoredContexts(store, one, hidden_sampler(store, one, scaling), scaling, ring=1)
+            StoredContexts(store, one, make_family_sampler(store, one, scaling), scaling, ring=1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.hindsight import ChainPlan, Sampler, StratifiedSampler, leading, plan_chain
+from agentic_ring.data.hindsight_chains import ChainPlan, Sampler, StratifiedSampler, plan_chain, top_episodes
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ CONTRAST = 0.5
 """Share of the earlier members that are among the best of another task."""
 
 
-class HiddenTaskSampler:
+class TaskFamilySampler:
     """Draws a chain's task, how many of its best members it ends with, and the members.
 
     A chain of N ends with 1 to N of the best of its task, each as likely, and all of them bear loss. So
@@ -54,7 +54,9 @@ class HiddenTaskSampler:
         self._targets = targets
         self._length = length
         self._seed = seed
-        self._best = {task: leading(returns[task], may_lead, length, top_fraction) for task in self._tasks}
+        self._best = {
+            task: top_episodes(returns[task], may_lead, length, top_fraction) for task in self._tasks
+        }
         of_any = np.concatenate(list(self._best.values()))
         self._earlier: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for task, best in self._best.items():
@@ -87,14 +89,14 @@ def make_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) 
         return StratifiedSampler(
             store.returns(config.task), store.learnable, config.trajectories, config.top_fraction, config.seed
         )
-    return hidden_sampler(store, config, scaling)
+    return make_family_sampler(store, config, scaling)
 
 
-def hidden_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) -> HiddenTaskSampler:
+def make_family_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) -> TaskFamilySampler:
     """The sampler of a store's chains of hidden tasks."""
-    return HiddenTaskSampler(
+    return TaskFamilySampler(
         {task: store.returns(task) for task in config.hidden_tasks},
-        {task: scaling.of(task).return_scale for task in config.hidden_tasks},
+        {task: scaling.for_task(task).return_scale for task in config.hidden_tasks},
         store.learnable,
         config.trajectories,
         config.top_fraction,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.hidden_tasks import HiddenTaskSampler, hidden_sampler, make_sampler
-from agentic_ring.data.scaling import Scaling, measure_hidden_scaling
+from agentic_ring.data.scaling import Scaling, measure_family_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import TaskFamilySampler, make_family_sampler, make_sampler
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.data.synthetic import two_task_store
@@ -18,11 +18,11 @@ TASKS = ("swingup", "swingup_sparse")
 EPISODES, STEPS, MEMBERS = 20, 6, 3
 
 
-def sampler(episodes: int = 40, length: int = 4, seed: int = 0, **changes) -> HiddenTaskSampler:
+def sampler(episodes: int = 40, length: int = 4, seed: int = 0, **changes) -> TaskFamilySampler:
     """Of two tasks whose best trajectories are each other's worst."""
     returns = {"one": np.arange(1.0, episodes + 1), "other": 10 * np.arange(1.0, episodes + 1)[::-1]}
     targets = {"one": 7.0, "other": 70.0}
-    return HiddenTaskSampler(
+    return TaskFamilySampler(
         changes.get("returns", returns), targets, np.ones(episodes, bool), length, 0.2, seed
     )
 
@@ -73,9 +73,9 @@ def hidden_config(**changes) -> ChainConfig:
 
 def test_rewards_and_returns_to_go_are_the_drawn_tasks(store):
     config = hidden_config()
-    scaling = measure_hidden_scaling(store, TASKS, 1, 0.95)
+    scaling = measure_family_scaling(store, TASKS, 1, 0.95)
     loader = ChainLoader(store, config, scaling, ring=1)
-    draw = hidden_sampler(store, config, scaling)
+    draw = make_family_sampler(store, config, scaling)
     for task in TASKS:
         plan = draw(3, task)
         target = np.quantile(store.returns(task), 0.95)
@@ -92,7 +92,7 @@ def test_rewards_and_returns_to_go_are_the_drawn_tasks(store):
 
 def test_the_first_step_of_a_batch_does_not_tell_the_task(store):
     config = hidden_config(seed=5)
-    scaling = measure_hidden_scaling(store, TASKS, 1, 0.95)
+    scaling = measure_family_scaling(store, TASKS, 1, 0.95)
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     draw = make_sampler(store, config, scaling)
     batch = next(ChainPipeline(ChainLoader(store, config, scaling, 1), draw, 16, mesh))
@@ -108,22 +108,22 @@ def test_the_first_step_of_a_batch_does_not_tell_the_task(store):
 
 
 def test_scales_make_tasks_alike(store):
-    scaling = measure_hidden_scaling(store, TASKS, 2, 0.95)
+    scaling = measure_family_scaling(store, TASKS, 2, 0.95)
     for task in TASKS:
         target = np.quantile(store.returns(task), 0.95)
-        own = scaling.of(task)
+        own = scaling.for_task(task)
         assert own.return_scale == target
         assert own.reward_scale == target / (STEPS // 2)
         assert own.observation_mean == scaling.observation_mean
-    assert scaling.of(TASKS[0]) == scaling
+    assert scaling.for_task(TASKS[0]) == scaling
 
 
 def test_a_scaling_of_one_task_is_that_of_any():
     scaling = Scaling((0.0,), (1.0,), 1.0, 1.0)
-    assert scaling.of("anything") is scaling
+    assert scaling.for_task("anything") is scaling
 
 
 def test_a_task_that_nothing_is_good_at_is_refused(tmp_path):
     path = two_task_store(tmp_path / "s.h5", [STEPS] * 4, second=0.0)
     with TrajectoryStore.open(path) as store, pytest.raises(DataError, match="good at it"):
-        measure_hidden_scaling(store, TASKS, 1, 0.95)
+        measure_family_scaling(store, TASKS, 1, 0.95)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentic_ring.data.hindsight import returns_to_go
+from agentic_ring.data.hindsight_chains import returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError
@@ -17,7 +17,7 @@ from agentic_ring.models.windows import WindowBatch, Windows
 
 
 @dataclass(frozen=True)
-class Decisions:
+class TransitionDataset:
     """Rows of chosen episodes one after another; each ends with a row for what followed its last decision.
 
     Attributes:
@@ -76,9 +76,9 @@ class Decisions:
         return WindowBatch(windows, weight)
 
 
-def read_decisions(
+def read_transitions(
     store: TrajectoryStore, task: str, action_repeat: int, scaling: Scaling, episodes: np.ndarray
-) -> Decisions:
+) -> TransitionDataset:
     """Reads the episodes with these indices.
 
     Raises:
@@ -90,7 +90,7 @@ def read_decisions(
     parts = [_read_episode(store, task, action_repeat, scaling, int(episode)) for episode in episodes]
     ends = np.cumsum([len(part["reward"]) for part in parts])
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Decisions(**joined, rows=np.setdiff1d(np.arange(ends[-1]), ends - 1))
+    return TransitionDataset(**joined, rows=np.setdiff1d(np.arange(ends[-1]), ends - 1))
 
 
 def _read_episode(
@@ -135,7 +135,7 @@ def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray
     return best_first[: max(1, int(np.searchsorted(steps, share * steps[-1], side="right")))]
 
 
-class DrawnBatches:
+class RandomBatches:
     """An endless iterator of batches, each drawn from a generator of its own.
 
     Args:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.decisions import DrawnBatches, best_episodes, read_decisions
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import TASK, random_store
 
@@ -20,7 +20,7 @@ def store(tmp_path):
 @pytest.fixture
 def decisions(store):
     scaling = measure_scaling(store, TASK, REPEAT)
-    return read_decisions(store, TASK, REPEAT, scaling, np.array([0, 2]))
+    return read_transitions(store, TASK, REPEAT, scaling, np.array([0, 2]))
 
 
 def test_rows_are_the_decisions_of_the_chosen_episodes(store, decisions):
@@ -93,14 +93,14 @@ def test_bad_shares_and_data_are_named(store):
         best_episodes(np.ones(2), np.ones(2), np.zeros(2, bool), 0.5)
     scaling = measure_scaling(store, TASK, 1)
     with pytest.raises(DataError, match="hold an action for 2 steps, so decisions of 3"):
-        read_decisions(store, TASK, 3, scaling, np.array([0]))
+        read_transitions(store, TASK, 3, scaling, np.array([0]))
     with pytest.raises(DataError, match="no episode"):
-        read_decisions(store, TASK, 1, scaling, np.array([], int))
+        read_transitions(store, TASK, 1, scaling, np.array([], int))
 
 
 def test_batches_follow_from_seed_and_number_alone():
     def batches(seed):
-        return DrawnBatches(lambda generator: generator.normal(size=3), seed)
+        return RandomBatches(lambda generator: generator.normal(size=3), seed)
 
     first = batches(1)
     drawn = [next(first) for _ in range(4)]

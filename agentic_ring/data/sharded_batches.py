@@ -20,7 +20,7 @@ LoadRow = Callable[[int, slice], dict[str, np.ndarray]]
 """(number of a row, places of the layout) -> arrays [places, ...] by field name."""
 
 
-class GlobalBatches:
+class ShardedBatches:
     """An endless iterator of fields [B, S, ...], batch rows over data and fsdp, places over the ring.
 
     Batch b holds rows b x B to (b + 1) x B - 1.

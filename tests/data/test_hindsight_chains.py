@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agentic_ring.data.hindsight import StratifiedSampler, completions, plan_chain, returns_to_go
+from agentic_ring.data.hindsight_chains import StratifiedSampler, completions, plan_chain, returns_to_go
 from agentic_ring.errors import ConfigError, DataError
 
 REWARDS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32))

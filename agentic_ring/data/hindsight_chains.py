@@ -64,7 +64,7 @@ def plan_chain(returns: np.ndarray, episodes: np.ndarray) -> ChainPlan:
     return ChainPlan(tuple(ascending), float(returns[ascending[-1]]))
 
 
-def leading(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float) -> np.ndarray:
+def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float) -> np.ndarray:
     """The episodes that chains may end with, int [L] in ascending return; arguments and errors as below."""
     if length < 1:
         raise ConfigError(f"a chain of {length} trajectories was asked for; it needs at least 1")
@@ -103,8 +103,8 @@ class StratifiedSampler:
     def __init__(
         self, returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float, seed: int
     ):
-        top = leading(returns, may_lead, length, top_fraction)
-        leaders = leading(returns, may_lead, length, top_fraction=1.0)
+        top = top_episodes(returns, may_lead, length, top_fraction)
+        leaders = top_episodes(returns, may_lead, length, top_fraction=1.0)
         rest = np.setdiff1d(np.arange(len(returns)), top)
         # Noise that did as well as a leader is left out: it could end up last.
         rest = rest[may_lead[rest] | (returns[rest] < returns[top[0]])]
