@@ -150,6 +150,11 @@ class ShardingRules:
         return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in fixed)))
 
 
+def batch_shards(mesh: Mesh, rules: ShardingRules = ShardingRules()) -> int:
+    """Returns the number of parts that a batch is cut into on this mesh."""
+    return math.prod(mesh.shape[axis] for axis in rules.batch)
+
+
 def _dividing_axes(mesh: Mesh | AbstractMesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
     """The longest leading run of mesh axes whose product divides ``size``."""
     while axes and size % math.prod(mesh.shape[axis] for axis in axes):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.target_return import TARGET_QUANTILE
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
@@ -33,9 +34,8 @@ class EvaluationConfig:
     """Environments at once, each with its own seed; the intervals are over them."""
     first_seed: int = 10_000
     """Seed of the first environment; initial states follow from it and the trial's number."""
-    target_quantile: float = 0.95
-    """Every trial aims at this quantile of the training returns, whatever comes out: of the trajectories
-    that a policy acted in."""
+    target_quantile: float = TARGET_QUANTILE
+    """Every trial aims at this quantile of the training returns, see ``target_return``."""
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.environments < 1 or self.prompt_trajectories < 0:

@@ -27,9 +27,10 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import Advance, progress
+from data_prep.collection.domain_plans import PLANS
 from data_prep.collection.environment_processes import Environments, open_environments
 from data_prep.collection.ledger import LABEL, Ledger
-from data_prep.collection.schedule import PLANS, Job, Schedule, round_generator
+from data_prep.collection.schedule import Job, Schedule, round_generator
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.replay import Replay
 from data_prep.collectors.skills import append_skill

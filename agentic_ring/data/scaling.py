@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.target_return import target_return
 from agentic_ring.errors import DataError
 
 MINIMUM_STD = 1e-3
@@ -80,7 +81,7 @@ def measure_family_scaling(
     decisions = -(-int(store.lengths.max()) // action_repeat)
     scales = []
     for task in tasks:
-        target = float(np.quantile(store.returns(task)[store.learnable], target_quantile))
+        target = target_return(store, task, target_quantile)
         if target <= 0:
             raise DataError(
                 f"the {target_quantile} quantile of the returns in {task} is {target}: nothing in "

@@ -1,4 +1,4 @@
-"""Which explorers collect how many episodes of which domain."""
+"""The jobs of a collection: which explorers collect how many episodes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import numpy as np
 
 from agentic_ring.data.tasks import Domain, Task, task_named
 from agentic_ring.training.td3 import TD3Config
+from data_prep.collection.domain_plans import PLANS
 from data_prep.collectors.apt import APT
 from data_prep.collectors.curious import Curiosity, CuriousLearner
 from data_prep.collectors.diayn import DIAYN
@@ -30,41 +31,6 @@ _CURIOSITIES: dict[str, Curiosity] = {"rnd": RND(), "icm": ICM(), "icm_apt": APT
 _SKILLS = {"diayn": DIAYN().skills}
 # Uniform actions fill a replay that starts empty up to here.
 _FIRST_LEARN_SIZE = 1000
-
-
-@dataclass(frozen=True)
-class DomainPlan:
-    """Defaults of a domain; see ``data_prep/README.md``.
-
-    Attributes:
-      action_repeat: control steps an action is held for.
-      tasks: whose reward the TD3 members see, in turn.
-      episodes: of `mix`.
-      updates: TD3 critic updates for each decision of all environments together.
-      members: learners of an explorer.
-    """
-
-    action_repeat: int
-    tasks: tuple[str, ...]
-    episodes: int
-    updates: int
-    members: int = 3
-
-
-# As many learners as there are, so that all four are served.
-_FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
-
-# A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
-# run and one that walks serve all three tasks.
-PLANS = {
-    "walker": DomainPlan(action_repeat=4, tasks=("run", "run", "walk"), episodes=400, updates=8),
-    "cheetah": DomainPlan(action_repeat=4, tasks=("run", "run", "run"), episodes=300, updates=8),
-    "cartpole": DomainPlan(action_repeat=8, tasks=("swingup", "swingup", "swingup"), episodes=320, updates=8),
-    "quadruped": DomainPlan(action_repeat=4, tasks=("run", "jump", "walk"), episodes=400, updates=8),
-    "point_mass_maze": DomainPlan(action_repeat=8, tasks=_FOUR_SPOTS, episodes=400, updates=8, members=4),
-    # Episodes of 250 steps, a quarter of the others', so more of them.
-    "jaco": DomainPlan(action_repeat=2, tasks=_FOUR_SPOTS, episodes=800, updates=8, members=4),
-}
 
 
 @dataclass(frozen=True)
