@@ -21,8 +21,8 @@ from rich.table import Table
 
 from agentic_ring import cli
 from agentic_ring.attention.cache import CachedLayer, cache_specs
-from agentic_ring.attention.cache_storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
-from agentic_ring.attention.decode import attend
+from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.cache.storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, simulate_cpu_devices
 from evals.common.rows import write_rows
 from evals.speed.interleaved import take_turns

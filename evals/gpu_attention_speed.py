@@ -23,9 +23,10 @@ import jax.numpy as jnp
 
 from agentic_ring import cli
 from agentic_ring.attention import attention
-from agentic_ring.attention.hop import Block, Hop, Origin, Queries, Saved
-from agentic_ring.attention.kernels import Kernel, select_kernel
+from agentic_ring.attention.kernels.interface import Kernel
+from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries, Saved
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.errors import ArgumentError

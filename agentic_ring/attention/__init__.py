@@ -5,21 +5,20 @@ already; ``attention_fn`` is for modules of Flax; ``reference_attention`` is the
 compared with.
 """
 
-from agentic_ring.attention.api import attention
+from agentic_ring.attention.api import attention, ring_attention
 from agentic_ring.attention.flax_attention import attention_fn
-from agentic_ring.attention.kernels import KERNELS
-from agentic_ring.attention.layout import (
+from agentic_ring.attention.kernels.registry import KERNELS
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.reference import reference_attention
+from agentic_ring.attention.ring.layout import (
     LAYOUTS,
     inverse_order,
     order,
     padded_length,
     shard_order,
 )
-from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.reference import reference_attention
-from agentic_ring.attention.ring import ring_attention
+from agentic_ring.attention.ring.transport import SCHEDULES
 from agentic_ring.attention.strategies import STRATEGIES, Strategy
-from agentic_ring.attention.transport import SCHEDULES
 
 __all__ = [
     "KERNELS",

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from agentic_ring.attention.axis import RingAxis
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.plan import Plan
+from agentic_ring.attention.ring.axis import RingAxis
 from agentic_ring.attention.scores import Dropout, Scores
 
 

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.arguments import check_arrays, check_scores
-from agentic_ring.attention.choice import against
+from agentic_ring.attention.choose_strategy import against
 from agentic_ring.attention.execution import run
-from agentic_ring.attention.kernels import KERNELS, FirstThatServes, Gradients, Kernel, select_kernel
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
 from agentic_ring.attention.plan import Decision, decide
+from agentic_ring.attention.ring.layout import Layout
+from agentic_ring.attention.ring.transport import Schedule
 from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.attention.strategies import STRATEGIES, Strategy
-from agentic_ring.attention.transport import Schedule
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules
 

@@ -140,8 +140,8 @@ def _refuse_mask(query: jax.Array, bias: jax.Array | None, mask: jax.Array | Non
     if query.ndim > 2 and query.shape[-3] == 1:
         # One query and a mask is what a module with decode=True calls with.
         advice = (
-            "Flax's own cache (decode=True) needs one; decode with agentic_ring.attention.decode, or give "
-            "the decoding module Flax's attention function"
+            "Flax's own cache (decode=True) needs one; decode with agentic_ring.attention.cache.decode, or "
+            "give the decoding module Flax's attention function"
         )
     raise ArgumentError(f"mask is an array of shape {mask.shape}; {advice}")
 

@@ -7,14 +7,14 @@ from typing import Literal
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.arguments import ArrayLike
-from agentic_ring.attention.choice import Choice, Shapes, choose_strategy, refusal, ulysses_degree
-from agentic_ring.attention.kernels import select_kernel
-from agentic_ring.attention.layout import LAYOUTS, Layout
+from agentic_ring.attention.choose_strategy import Choice, Shapes, choose_strategy, refusal, ulysses_degree
+from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.placement import Placement, place
 from agentic_ring.attention.platform import mesh_platform
+from agentic_ring.attention.ring.layout import LAYOUTS, Layout
+from agentic_ring.attention.ring.transport import SCHEDULES, Schedule
 from agentic_ring.attention.strategies import STRATEGIES, Sharded, Strategy
-from agentic_ring.attention.transport import SCHEDULES, Schedule
 from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
 from agentic_ring.mesh import ShardingRules
 

@@ -13,15 +13,15 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.attend import Route, attend
-from agentic_ring.attention.axis import RingAxis
-from agentic_ring.attention.exchange import from_layout, to_layout
-from agentic_ring.attention.hop import Hop
-from agentic_ring.attention.kernels import Kernel
-from agentic_ring.attention.layout import Layout, shard_order
+from agentic_ring.attention.kernels.interface import Kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
+from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.derivative import Route, attend
+from agentic_ring.attention.ring.exchange import from_layout, to_layout
+from agentic_ring.attention.ring.hop import Hop
+from agentic_ring.attention.ring.layout import Layout, shard_order
+from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Schedule, Transport
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.transport import AllGather, DoubleRing, Neighbours, Ring, Schedule, Transport
 from agentic_ring.errors import ArgumentError
 
 Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.attention.layout import Layout, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.hindsight_chains import ChainPlan, Sampler, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.sharded_batches import ShardedBatches

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, first_row, slots_needed
-from agentic_ring.attention.cache_storage import CacheDtype
+from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache, slots_needed, specs_of
 from agentic_ring.attention.cache import first_row as one_row
-from agentic_ring.attention.cache_storage import CacheDtype
+from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError
 from agentic_ring.inference.sampling import SamplingValues, choose
 from agentic_ring.mesh import ShardingRules

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
-from agentic_ring.attention.cache_storage import CacheDtype
+from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference.programs import Programs
 from agentic_ring.inference.ragged import Ragged, Tokens, bucket

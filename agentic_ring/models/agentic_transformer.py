@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.models.layers import Linear, embedding_table, gathered
 from agentic_ring.models.transformer import Transformer, TransformerConfig

@@ -17,11 +17,11 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention import MaskSpec, Strategy, attention
-from agentic_ring.attention.attend import SAVED_NAMES
 from agentic_ring.attention.cache import CachedLayer, KVCache, append, append_blocks
-from agentic_ring.attention.chunked_prefill import attend_chunk
-from agentic_ring.attention.decode import attend
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.ring.derivative import SAVED_NAMES
+from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules, constrain
 from agentic_ring.models.blockwise import gathered, whole

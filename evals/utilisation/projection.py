@@ -276,7 +276,7 @@ class _Pass:
 def _ring_pass(
     step: Step, causal_rate: float, full_rate: float, link: float, hiding: Hiding, *, backward: bool
 ) -> _Pass:
-    """Hops as in ``agentic_ring.attention.transport``: each transfer is under way while a hop computes."""
+    """Hops as in ``attention.ring.transport``: each transfer is under way while a hop computes."""
     stack, others = step.stack, step.ring - 1
     operations = step.rows * hop_operations(stack, step.block, backward=backward)
     own, other = operations / causal_rate, operations / full_rate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import MaskSpec, attention, ring_attention
-from agentic_ring.attention.kernels import FirstThatServes
+from agentic_ring.attention.kernels.registry import FirstThatServes
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import HopMask, TokenLabels
 from agentic_ring.attention.scores import Scores

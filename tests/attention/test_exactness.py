@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.attention import attention, kernels, reference_attention
+from agentic_ring.attention import attention, reference_attention
+from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.xla import XlaKernel
 from tests.attention.cases import (
     Case,
@@ -76,7 +77,7 @@ class OwnOutputKernel(XlaKernel):
 
 def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch):
     """It leaves the forward and dv exact, so only comparing dq and dk catches it."""
-    monkeypatch.setitem(kernels._KERNELS, "own output", OwnOutputKernel)
+    monkeypatch.setitem(registry._KERNELS, "own output", OwnOutputKernel)
     case = Case(4, "ring", "causal", "plain", (8, 2), "zigzag", 64, None, "own output", "float32")
     errors = relative_errors(compute(case), case_truth(case))
     assert errors["output"] < FORWARD

@@ -174,7 +174,7 @@ def test_what_the_modules_pass_is_refused_too(inputs):
         nnx_module()(inputs, sow_weights=True)
     module = nnx_module(decode=True)
     module.init_cache(inputs.shape)
-    with pytest.raises(ArgumentError, match=r"decode=True.* agentic_ring\.attention\.decode"):
+    with pytest.raises(ArgumentError, match=r"decode=True.* agentic_ring\.attention\.cache\.decode"):
         module(inputs[:, :1])
 
 

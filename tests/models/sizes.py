@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.axis import vary_alike
 from agentic_ring.attention.kernels.interface import Gradients, backward_rows
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.platform import mesh_device_kind
+from agentic_ring.attention.ring.axis import vary_alike
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 

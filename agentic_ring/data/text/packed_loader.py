@@ -7,7 +7,7 @@ import grain
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.attention.layout import Layout, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import DataError

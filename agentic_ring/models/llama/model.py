@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.attention.cache import KVCache
-from agentic_ring.attention.layout import Layout, inverse_order, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, inverse_order, order, padded_length
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ambient_axis_size
 from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_over, whole

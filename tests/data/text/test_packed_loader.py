@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention.layout import inverse_order, order
+from agentic_ring.attention.ring.layout import inverse_order, order
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.packed_loader import PackedBatches
 from agentic_ring.errors import DataError

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from agentic_ring.attention.cache_storage import CACHE_DTYPES
+from agentic_ring.attention.cache.storage import CACHE_DTYPES
 from evals.common.rows import read_rows, write_rows
 from evals.decode_speed import decode_speed
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentic_ring import cli
 from agentic_ring.attention import inverse_order, order, reference_attention
-from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
 from evals import gpu_attention_speed as script
 from evals.common.rows import read_rows

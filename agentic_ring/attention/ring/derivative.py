@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from agentic_ring.attention.axis import vary_alike
-from agentic_ring.attention.hop import Block, Hop, Queries, Saved
 from agentic_ring.attention.kernels.interface import backward_rows
 from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.ring.axis import vary_alike
+from agentic_ring.attention.ring.hop import Block, Hop, Queries, Saved
+from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
-from agentic_ring.attention.transport import Transport
 
 SAVED_NAMES = ("attention_output", "attention_logsumexp")
 """What a backward needs of the forward beside q, k and v: save these two by name in a policy of

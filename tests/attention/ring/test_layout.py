@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_ring.attention import LAYOUTS, inverse_order, order, padded_length, shard_order
-from agentic_ring.attention.axis import RingAxis
-from agentic_ring.attention.exchange import from_layout, to_layout
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.exchange import from_layout, to_layout
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from agentic_ring.attention.cache_storage import CacheDtype, Stored, empty, store_like
+from agentic_ring.attention.cache.storage import CacheDtype, Stored, empty, store_like
 from agentic_ring.mesh import ShardingRules, ambient_axis_size
 
 EMPTY_SLOT = -1

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import MaskSpec, attention, kernels, order, reference_attention
+from agentic_ring.attention import MaskSpec, attention, order, reference_attention
+from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.compiled import conditionals
@@ -38,7 +39,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
             record("backward", q, k, mask)
             return super().backward(q, k, v, output, logsumexp, d_output, mask, scores)
 
-    monkeypatch.setitem(kernels._KERNELS, "recorded", Recorded)
+    monkeypatch.setitem(registry._KERNELS, "recorded", Recorded)
     return found
 
 

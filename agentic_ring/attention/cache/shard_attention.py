@@ -14,9 +14,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.cache import SLOTS_UNIT, CachedLayer
-from agentic_ring.attention.cache_storage import Stored
-from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer
+from agentic_ring.attention.cache.storage import Stored
+from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked

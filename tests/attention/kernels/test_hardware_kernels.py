@@ -19,9 +19,9 @@ from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from evals.compile.hardware import CompilerMissingError, Machine, describe
-from tests.attention.tiles import SCALE, arrays
+from tests.attention.kernels.tiles import SCALE, arrays
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
 
 
@@ -73,7 +73,7 @@ ON_A_GPU = """
 import jax.numpy as jnp
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from tests.attention.tiles import arrays, check
+from tests.attention.kernels.tiles import arrays, check
 
 for spec in (MaskSpec(causal=False), MaskSpec(), MaskSpec(window=100)):
     for heads in ((4, 4), (4, 1)):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from agentic_ring.attention import attention, kernels
-from agentic_ring.attention.kernels import splash
+from agentic_ring.attention import attention
+from agentic_ring.attention.kernels import registry, splash
 from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import merge
 from agentic_ring.mesh import MeshShape, make_mesh
-from tests.attention.tiles import SCALE, allowed_pairs, arrays, check, truth
+from tests.attention.kernels.tiles import SCALE, allowed_pairs, arrays, check, truth
 
 KERNEL = SplashKernel(interpret=True)
 
@@ -119,7 +119,7 @@ def test_some_heads_after_the_others(few_heads_at_a_time):
 def test_within_rematerialised_layers(monkeypatch):
     """Which are traced twice, and the second time with the check of varying axes on."""
     # By a name that a CPU takes.
-    monkeypatch.setitem(kernels._KERNELS, "vanilla", lambda: KERNEL)
+    monkeypatch.setitem(registry._KERNELS, "vanilla", lambda: KERNEL)
     q, k, v, d_output = arrays(512, 512)
     mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
 

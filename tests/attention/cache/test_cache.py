@@ -19,10 +19,10 @@ from agentic_ring.attention.cache import (
     empty_cache,
     slots_needed,
 )
-from agentic_ring.attention.cache_storage import CACHE_DTYPES, empty, store_like
-from agentic_ring.attention.chunked_prefill import attend_chunk
-from agentic_ring.attention.decode import attend
-from agentic_ring.attention.shard_attention import attend_to_shard
+from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.cache.shard_attention import attend_to_shard
+from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels import Gradients, Kernel
-from agentic_ring.attention.layout import Layout
+from agentic_ring.attention.kernels.interface import Gradients, Kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge
 

@@ -18,9 +18,9 @@ from typing import Any, Literal, Protocol, get_args
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.axis import RingAxis
-from agentic_ring.attention.hop import Block, Origin
 from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.hop import Block, Origin
 from agentic_ring.attention.softmax import SoftmaxState, merge
 
 Schedule = Literal["unidirectional", "bidirectional"]

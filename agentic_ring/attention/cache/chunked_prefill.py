@@ -16,12 +16,12 @@ A ring would send C / P keys and values over P - 1 hops for what the gathered qu
 
 import jax
 
-from agentic_ring.attention.cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
-from agentic_ring.attention.decode import prefix_specs
-from agentic_ring.attention.kernels import select_kernel
+from agentic_ring.attention.cache.decode import prefix_specs
+from agentic_ring.attention.cache.kv_cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
+from agentic_ring.attention.cache.shard_attention import attend_to_shard
+from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.shard_attention import attend_to_shard
 from agentic_ring.attention.softmax import SoftmaxState, merge, merge_stacked
 from agentic_ring.mesh import ShardingRules
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
+from agentic_ring.attention.cache.kv_cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
+from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.shard_attention import attend_to_shard
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.mesh import ShardingRules
 
