@@ -33,8 +33,8 @@ from safetensors.numpy import save_file
 from agentic_ring import cli
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files import replacing
-from evals.lines.documents import LARGEST_VALUE
 from evals.lines.keys import word_lists
+from evals.lines.longchat_prompt import LARGEST_VALUE
 from evals.lines.word_tokenizer import (
     ASK,
     ASKED,

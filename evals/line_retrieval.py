@@ -17,13 +17,11 @@ from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.token_units import parse_tokens
-from evals.lines.answer_number import Rule
-from evals.lines.embedded_retriever import EMBEDDED_KEYS
-from evals.lines.endpoint_reader import EndpointReader, Patience
+from evals.lines.endpoint_reader import EndpointReader, Patience, token_counter
 from evals.lines.evaluation_run import LineRun, LineRunConfig
 from evals.lines.keys import KeyKind
-from evals.lines.local_reader import open_reader
-from evals.lines.token_counts import token_counter
+from evals.lines.local_reader import EMBEDDED_KEYS, open_reader
+from evals.lines.scores import Rule
 
 
 def main(

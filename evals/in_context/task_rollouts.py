@@ -1,28 +1,97 @@
-"""Trials in a hidden task: online, with nothing in context, and behind stored trajectories.
+"""Rollouts of a trained model in a hidden task, one function for each condition and its controls.
 
 online       n trials one after another, all of them in context
 no_context   the same trials, each with an empty context
-right, ...   one trial behind a context of ``hidden_contexts``
+
+One trial each, after a context of stored trajectories:
+
+right        earlier members of one of the task's chains, as in training
+wrong        the same of another task, with that other task's rewards
+zeroed       the right context with rewards of 0 and returns-to-go that stay at the target
+shuffled     the right context, its steps in random order
+descending   the right context, its members in the opposite order
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
+from agentic_ring.data.chain_loader import ChainConfig, ChainLoader
+from agentic_ring.data.hindsight_chains import ChainPlan
+from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.task_family import make_family_sampler
+from agentic_ring.data.task_family import TaskFamilySampler, make_family_sampler
 from agentic_ring.data.tasks import Task
+from agentic_ring.errors import ConfigError
 from agentic_ring.inference import InContextPolicy
+from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
 from evals.dmc_returns import roll_out
-from evals.in_context.contexts import CONTEXTS, Context, StoredContexts
-from evals.rollouts.policies import RolloutPlan, plan_of, with_twins
+from evals.rollouts.policies import RolloutPlan, plan_of, with_copies
 from evals.rollouts.trials import TrialPolicy
+
+Context = Literal["right", "wrong", "zeroed", "shuffled", "descending"]
+CONTEXTS: tuple[Context, ...] = get_args(Context)
+
+
+class StoredContexts:
+    """Makes contexts of one trajectory less than a chain.
+
+    Args:
+      store: of trajectories.
+      config: of the chains that the model was trained on.
+      sampler: draws chains of hidden tasks.
+      scaling: that of the training data.
+      ring: devices that a context is sharded over.
+
+    Raises:
+      ConfigError: a chain has no earlier members.
+    """
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        config: ChainConfig,
+        sampler: TaskFamilySampler,
+        scaling: Scaling,
+        ring: int,
+    ):
+        if config.trajectories < 2:
+            raise ConfigError("chains of 1 trajectory have no context; use longer ones")
+        earlier = replace(config, trajectories=config.trajectories - 1, layout="contiguous")
+        self._loader = ChainLoader(store, earlier, scaling, ring)
+        self._sampler = sampler
+        self._tasks = config.hidden_tasks
+
+    def plan(self, task: str, context: Context, number: int) -> ChainPlan:
+        """The members of context ``number`` of a trial in ``task``."""
+        if context == "wrong":
+            others = [other for other in self._tasks if other != task]
+            task = others[number % len(others)]
+        chain = self._sampler(number, task)
+        episodes = chain.episodes[:-1]
+        return replace(chain, episodes=episodes[::-1] if context == "descending" else episodes)
+
+    def steps(self, task: str, context: Context, number: int) -> ChainSteps:
+        """The context as steps [1, S], padding last; its target, scaled, is 1."""
+        fields = self._loader.load(self.plan(task, context, number), slice(0, self._loader.length))
+        real = np.flatnonzero(fields["position"] >= 0)
+        steps: dict[str, Any] = {name: array for name, array in fields.items() if name != "weight"}
+        if context == "zeroed":
+            for name in ("reward", "completion"):
+                steps[name] = np.zeros_like(steps[name])
+            steps["return_to_go"] = np.where(steps["position"] >= 0, np.float32(1), np.float32(0))
+        if context == "shuffled":
+            order = np.random.default_rng(number).permutation(real)
+            for name in steps.keys() - {"position"}:
+                steps[name][real] = steps[name][order]
+        return ChainSteps(**{name: array[None] for name, array in steps.items()})
+
 
 PROMPT_SEED_OFFSET = 1
 """Contexts are other chains than those of training: the sampler's seed moves on by this."""
@@ -31,7 +100,7 @@ Condition = Literal["online", "no_context"] | Context
 CONDITIONS: tuple[Condition, ...] = ("online", "no_context", *CONTEXTS)
 
 
-class ForgetfulPolicy:
+class NoContextPolicy:
     """Acts as ``policy`` does with nothing in its context, in every trial anew."""
 
     def __init__(self, policy: InContextPolicy):
@@ -51,7 +120,7 @@ class ForgetfulPolicy:
         self._policy.receive(reward, last)
 
 
-class UnpaidPolicy:
+class ZeroRewardPolicy:
     """Acts as ``policy`` does if it never learns of a reward; returns-to-go stay at the target."""
 
     def __init__(self, policy: TrialPolicy):
@@ -92,8 +161,8 @@ class HiddenRollouts:
             case "online" | "no_context":
                 evaluation = self._config.evaluation
                 plan = self._plan(evaluation)
-                policies = with_twins(self._policy(evaluation, plan), plan.policies)
-                acting = policies if condition == "online" else [ForgetfulPolicy(each) for each in policies]
+                policies = with_copies(self._policy(evaluation, plan), plan.policies)
+                acting = policies if condition == "online" else [NoContextPolicy(each) for each in policies]
                 return self._roll_out(acting, condition, evaluation)
             case context:
                 return self._behind(context)
@@ -112,8 +181,8 @@ class HiddenRollouts:
             contexts = StoredContexts(store, chains, sampler, scaling, plan.mesh.shape["ring"])
             for number in range(self._draws):
                 policy.start_over(contexts.steps(self._task.name, context, number))
-                policies = with_twins(policy, plan.policies)
-                acting = [UnpaidPolicy(each) for each in policies] if context == "zeroed" else policies
+                policies = with_copies(policy, plan.policies)
+                acting = [ZeroRewardPolicy(each) for each in policies] if context == "zeroed" else policies
                 part = replace(part, first_seed=evaluation.first_seed + number * share)
                 parts.append(self._roll_out(acting, context, part))
         return np.concatenate(parts)

@@ -6,8 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, save
-from evals.in_context.contexts import CONTEXTS
-from evals.in_context.outcomes import BEST_OF_NO_CONTEXT, BEST_ONLINE, HiddenReport
+from evals.in_context.task_rollouts import CONTEXTS
+from evals.in_context.verdict import BEST_OF_NO_CONTEXT, BEST_ONLINE, HiddenReport
 
 _CURVES = {"online": BLUE, "no_context": GREY}
 _COLOURS = {

@@ -1,19 +1,25 @@
-"""Did the model learn in context? A verdict from figures alone, so that no one is tempted to lean.
+"""Results of the rollouts in hidden tasks, and the pre-registered criteria for in-context learning.
 
-Learning in context is claimed only if all of these hold, each with 95% intervals apart:
+In-context learning is claimed only if all of these hold, each with 95% intervals that do not overlap:
 
 * the last of several trials, one after another, beats the first;
 * it beats every control;
 
-and if a trial behind a context of the right task returns at least ``MARGIN`` more than behind one of
-another task.
+and if a trial after a context of the right task returns at least ``MARGIN`` more than a trial after a
+context of another task.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evals.common.intervals import Interval
-from evals.common.results import short_number
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from evals.common.intervals import Interval, mean_interval
+from evals.common.results import Figure, short_number
+from evals.dmc_returns import trial_intervals
+from evals.in_context.task_rollouts import CONDITIONS, CONTEXTS, Condition
 
 MARGIN = 0.2
 
@@ -91,3 +97,124 @@ def in_words(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return short_number(interval.value)
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
+
+
+POOLED = "pooled"
+BEST_ONLINE = "online_best"
+"""The best of the trials online: what the Agentic Transformer's paper reports. No claim rests on it."""
+BEST_OF_NO_CONTEXT = "no_context_best"
+"""The best of as many trials as there are online, none with a context."""
+
+
+@dataclass(frozen=True)
+class HiddenReport:
+    """Undiscounted returns of every condition in every task.
+
+    Attributes:
+      returns: float64 [E, trials] by task and condition, all of the same environments' seeds.
+      targets: by task, what trials aimed at: pooled returns are in shares of it.
+      first_seed: of the environments.
+      draws: of contexts of stored trajectories, each of which the same number of environments share, the
+        first ones the first context.
+    """
+
+    returns: Mapping[str, Mapping[Condition, np.ndarray]]
+    targets: Mapping[str, float]
+    first_seed: int
+    draws: int
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All, and all pooled."""
+        return (*self.returns, POOLED)
+
+    def unit(self, task: str) -> str:
+        """Of the returns of a task."""
+        return "target" if task == POOLED else "return"
+
+    def of(self, task: str) -> Mapping[Condition, np.ndarray]:
+        """Returns [E, trials] by condition; pooled ones are each environment's mean over the tasks."""
+        if task != POOLED:
+            return self.returns[task]
+        return {
+            condition: np.mean(
+                [found[condition] / self.targets[name] for name, found in self.returns.items()], axis=0
+            )
+            for condition in CONDITIONS
+        }
+
+    def intervals(self, task: str) -> dict[str, list[Interval]]:
+        """Each trial's mean by condition, and the mean of the best ones online and without context.
+
+        Environments that share a stored context are one run.
+        """
+        return {
+            **{name: trial_intervals(self._runs(name, returns)) for name, returns in self.of(task).items()},
+            BEST_ONLINE: [self._best(task, "online")],
+            BEST_OF_NO_CONTEXT: [self._best(task, "no_context")],
+        }
+
+    def _runs(self, condition: Condition, returns: np.ndarray) -> np.ndarray:
+        """Independent runs [R, trials] of returns [E, trials]: environments, or means behind a context."""
+        if condition not in CONTEXTS:
+            return returns
+        return returns.reshape(self.draws, -1, returns.shape[1]).mean(axis=1)
+
+    def _best(self, task: str, condition: Condition) -> Interval:
+        """Of each environment's best trial; which one that is may differ from task to task."""
+        best = {name: found[condition].max(axis=1) for name, found in self.returns.items()}
+        if task != POOLED:
+            return mean_interval(best[task])
+        return mean_interval(np.mean([best[name] / self.targets[name] for name in best], axis=0))
+
+    def verdict(self, task: str) -> Verdict:
+        """On one task, or pooled."""
+        found = self.intervals(task)
+        online = found["online"]
+        no_controls = ("online", BEST_ONLINE, "right")
+        controls = {name: trials[-1] for name, trials in found.items() if name not in no_controls}
+        return judge(online[0], online[-1], controls, found["right"][0], found["wrong"][0])
+
+    def figures(self) -> list[Figure]:
+        """All intervals and, as 1 or 0, all verdicts."""
+        figures = []
+        for task in self.tasks:
+            for name, trials in self.intervals(task).items():
+                for number, trial in enumerate(trials, start=1):
+                    figure = f"{task}/{name}" + (f"/trial_{number}" if len(trials) > 1 else "")
+                    figures.append(Figure.of(figure, trial, self.unit(task)))
+            claimed = float(self.verdict(task).claimed)
+            figures.append(Figure(f"{task}/learns_in_context", claimed, "1 = yes"))
+        return figures
+
+    def table(self, title: str) -> Table:
+        """A line for each trial of a condition, a column for each task, for ``rich.print``."""
+        found = {task: self.intervals(task) for task in self.tasks}
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        table.add_column("", no_wrap=True)
+        for task in self.tasks:
+            table.add_column(f"{task}\n({self.unit(task)})", justify="right")
+        for name, trials in found[POOLED].items():
+            for index in range(len(trials)):
+                number = f", trial {index + 1}" if len(trials) > 1 else ""
+                cells = (in_words(found[task][name][index]) for task in self.tasks)
+                table.add_row(name.replace("_", " ") + number, *cells)
+        return table
+
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """One of each trial: task, condition, trial, seed, return."""
+        return [
+            {
+                "task": task,
+                "condition": condition,
+                "trial": trial,
+                "seed": self.first_seed + environment,
+                "return": round(float(value), 3),
+            }
+            for task, found in self.returns.items()
+            for condition, returns in found.items()
+            for (environment, index), value in np.ndenumerate(returns)
+            for trial in (index + 1,)
+        ]

@@ -10,8 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from agentic_ring.token_units import short_tokens
 from evals.common.plots import BLUE, ORANGE, error_bars, save, titled_canvas
-from evals.lines.answer_number import Rule
-from evals.lines.scores import SetScore
+from evals.lines.scores import Rule, SetScore
 
 DEPTH_BINS = 5
 MISSES_TO_HITS = LinearSegmentedColormap.from_list("misses to hits", [ORANGE, "#F7F7F7", BLUE])

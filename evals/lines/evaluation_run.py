@@ -13,13 +13,12 @@ from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
 from evals.common.results import Results, write_results
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths
-from evals.lines.answer_number import Rule, parsed_number
-from evals.lines.documents import LineDocument, LineQuestion, longest_document, plan_documents
 from evals.lines.keys import KeyKind
 from evals.lines.longchat_files import read_cases, write_cases
+from evals.lines.longchat_prompt import LineDocument, LineQuestion, longest_document, plan_documents
 from evals.lines.prediction_log import Prediction, PredictionLog
 from evals.lines.readers import Answer, Reader
-from evals.lines.scores import SetScore, score_table, write_responses, write_summary
+from evals.lines.scores import Rule, SetScore, parsed_number, score_table, write_responses, write_summary
 
 
 @dataclass(frozen=True)

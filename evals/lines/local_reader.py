@@ -3,13 +3,16 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference import DocumentBytes, TextEngine
 from agentic_ring.inference.ragged import shared_beginning
 from agentic_ring.mesh import make_mesh, shape_with_ring
@@ -18,9 +21,14 @@ from agentic_ring.models.llama.config_file import read_json
 from agentic_ring.models.llama.context import usable_context
 from agentic_ring.progress import progress, say
 from agentic_ring.provenance import hardware
-from evals.lines.embedded_retriever import EMBEDDED
-from evals.lines.model_folder import model_folder
+from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer
+
+EMBEDDED = Path(__file__).parents[1] / "retriever"
+"""Folder of the small model that comes with the project; ``experiments/train_retriever.py`` trains it."""
+
+EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
+"""Kinds of keys that the embedded model was trained on."""
 
 CHUNK = 2048
 """Tokens of a document that are encoded at a time."""
@@ -139,3 +147,30 @@ def _check_memory(needed: DocumentBytes, tokens: int) -> None:
             f"{parts}; there are {there / 1e9:.2f} GB. Ask at shorter lengths, or use more devices"
         )
     say(f"{parts}; there are {there / 1e9:.2f} GB")
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model; what has a name of the form ``organisation/name`` is fetched, once.
+
+    Raises:
+      DataError: there is no such folder and no such name, or it cannot be fetched.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.startswith(".") or model.count("/") != 1:
+        raise DataError(f"there is no folder {model}; give one, or a name on Hugging Face, organisation/name")
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except LocalEntryNotFoundError as error:
+        raise DataError(
+            f"{model} is no folder here, was not fetched before, and Hugging Face cannot be reached. Where "
+            f"it can be, run `hf download {model} --local-dir FOLDER`, and give that folder with --model"
+        ) from error
+    except HFValidationError as error:
+        raise DataError(f"{model} is neither a folder here nor a name on Hugging Face") from error
+    except HfHubHTTPError as error:
+        raise DataError(
+            f"{model} cannot be fetched from Hugging Face: {error}. A model that asks for consent needs "
+            "`hf auth login` first"
+        ) from error

@@ -9,7 +9,14 @@ import pydantic
 
 from agentic_ring.errors import DataError
 from agentic_ring.files import replacing
-from evals.lines.documents import HEADER, QUESTION_START, LineDocument, LineQuestion, line_text, question_text
+from evals.lines.longchat_prompt import (
+    HEADER,
+    QUESTION_START,
+    LineDocument,
+    LineQuestion,
+    line_text,
+    question_text,
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Scores of line retrieval: what a set of cases comes to, as figures, a table and LongEval's files."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -11,8 +13,27 @@ from agentic_ring.tables import TextTable
 from evals.common.intervals import Interval, mean_interval, wilson_interval
 from evals.common.results import Figure
 from evals.common.rows import write_rows
-from evals.lines.answer_number import UNPARSABLE, Rule
 from evals.lines.prediction_log import Prediction
+
+Rule = Literal["last", "first"]
+
+UNPARSABLE = -1
+"""What LongChat takes an answer without any number for; no line holds it."""
+
+MOST_DIGITS = 100
+"""Python refuses to convert a number of thousands of digits, and a model may well write one."""
+
+
+def parsed_number(answer: str, rule: Rule) -> int:
+    """The number that an answer is taken for.
+
+    LongChat takes the last; other versions of the test the first. They differ where an answer repeats
+    the question ("line 17 is <4242>") or goes on after it.
+    """
+    numbers = re.findall(r"\d+", answer)
+    if not numbers:
+        return UNPARSABLE
+    return int(numbers[-1 if rule == "last" else 0][:MOST_DIGITS])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.lines.documents import QUESTION_START
 from evals.lines.keys import word_lists
+from evals.lines.longchat_prompt import QUESTION_START
 
 END, UNKNOWN = "<end>", "<unknown>"
 ASKED = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in "

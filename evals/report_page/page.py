@@ -10,7 +10,7 @@ import jinja2
 import numpy as np
 
 from evals.common.results import Figure, short_number
-from evals.in_context.outcomes import POOLED
+from evals.in_context.verdict import POOLED
 from evals.report_page.attention_over_trials import TrialAttention
 from evals.report_page.charts import attention_chart, attention_course, data_chart, loss_chart
 from evals.report_page.run_data import ReportedRun

@@ -12,8 +12,7 @@ from evals.common.intervals import Interval
 from evals.common.plots import GREY, error_bars
 from evals.common.results import Figure
 from evals.in_context.trial_curves import LABELS
-from evals.report_page.charts import COLOURS, legend
-from evals.report_page.inline_svg import INK, chart
+from evals.report_page.charts import COLOURS, INK, chart, legend
 
 _STYLES = ("-", "--", "-.", ":")
 _TRIAL = re.compile(r"(?P<curve>.+)/trial_(?P<number>\d+)")

@@ -95,10 +95,10 @@ def in_context_policies(
             prompt = read_prompt(store, config, plan.mesh.shape["ring"])
         with progress("reading the prompt, decisions", prompt.position.shape[1]) as advance:
             policy.start_over(prompt, lambda done: advance(done, ""))
-    return with_twins(policy, plan.policies)
+    return with_copies(policy, plan.policies)
 
 
-def with_twins(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
+def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
     """The policy and twins of it, so many together."""
     return [policy, *(policy.twin() for _ in range(count - 1))]
 

@@ -18,7 +18,7 @@ from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from evals.rollouts.policies import RolloutPlan, with_twins
+from evals.rollouts.policies import RolloutPlan, with_copies
 
 CHECKED_DECISIONS = 3
 LARGEST_DIFFERENCE = 1e-4
@@ -94,7 +94,7 @@ class Scene:
             self.trials * self.decisions,
             _padded(prompt, plan.mesh.shape["ring"]),
         )
-        return with_twins(policy, plan.policies)
+        return with_copies(policy, plan.policies)
 
     def live_through(self, policies: Sequence[InContextPolicy], trials: int) -> None:
         """So many trials of random observations, to have them in context."""

@@ -21,9 +21,9 @@ from agentic_ring.training.metrics import read_metrics
 from evals.common.plots import plot_loss
 from evals.common.results import Results, write_results
 from evals.common.rows import write_rows
-from evals.in_context.outcomes import HiddenReport
 from evals.in_context.task_rollouts import CONDITIONS, Condition, HiddenRollouts
 from evals.in_context.trial_curves import plot_hidden
+from evals.in_context.verdict import HiddenReport
 from experiments.exorl.in_context_presets import TOP_FRACTION
 from experiments.exorl.pipeline import decisions_of
 from experiments.exorl.presets import Preset

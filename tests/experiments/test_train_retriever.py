@@ -8,9 +8,9 @@ import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from evals.common.results import read_results
-from evals.lines.documents import LARGEST_VALUE, DocumentPlan
 from evals.lines.keys import word_lists
 from evals.lines.local_reader import open_reader
+from evals.lines.longchat_prompt import LARGEST_VALUE, DocumentPlan
 from experiments import train_retriever
 from experiments.retriever.lessons import (
     ANSWER,

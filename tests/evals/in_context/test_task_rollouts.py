@@ -1,10 +1,19 @@
 """What stands between a policy and its environments in the controls."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from evals.in_context.task_rollouts import ForgetfulPolicy, UnpaidPolicy
+from agentic_ring.data.chain_loader import ChainConfig
+from agentic_ring.data.scaling import measure_family_scaling
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.task_family import make_family_sampler
+from agentic_ring.errors import ConfigError
+from evals.in_context.task_rollouts import NoContextPolicy, StoredContexts, ZeroRewardPolicy
+from tests.data.synthetic import two_task_store
 
 
 class Recorder:
@@ -35,7 +44,7 @@ def run_a_trial(policy) -> None:
 
 def test_a_forgetful_policy_begins_every_trial_with_nothing():
     recorder = Recorder()
-    policy: Any = ForgetfulPolicy(recorder)
+    policy: Any = NoContextPolicy(recorder)
     run_a_trial(policy)
     run_a_trial(policy)
     trial = [("start_over", None), ("begin_trial",), ("act", [[1.0]]), ("receive", [3.0], True)]
@@ -44,5 +53,97 @@ def test_a_forgetful_policy_begins_every_trial_with_nothing():
 
 def test_an_unpaid_policy_never_learns_of_a_reward():
     recorder = Recorder()
-    run_a_trial(UnpaidPolicy(recorder))
+    run_a_trial(ZeroRewardPolicy(recorder))
     assert recorder.calls == [("begin_trial",), ("act", [[1.0]]), ("receive", [0.0], True)]
+
+
+TASKS = ("swingup", "swingup_sparse")
+STEPS, MEMBERS = 6, 4
+REAL = (MEMBERS - 1) * STEPS
+CONFIG = ChainConfig(TASKS[0], MEMBERS, action_repeat=1, hidden_tasks=TASKS)
+FIELDS = (
+    "return_to_go",
+    "observation",
+    "action",
+    "reward",
+    "completion",
+    "timestep",
+    "trajectory",
+    "position",
+)
+
+
+@pytest.fixture
+def contexts(tmp_path: Path):
+    with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [STEPS] * 20)) as store:
+        scaling = measure_family_scaling(store, TASKS, 1, 0.95)
+        yield StoredContexts(store, CONFIG, make_family_sampler(store, CONFIG, scaling), scaling, ring=4)
+
+
+def fields(contexts: StoredContexts, context, number: int = 0) -> dict[str, np.ndarray]:
+    steps = contexts.steps(TASKS[0], context, number)
+    return {name: np.asarray(getattr(steps, name))[0] for name in FIELDS}
+
+
+def test_the_right_context_is_a_chain_without_its_last_member(contexts):
+    found = fields(contexts, "right")
+    assert len(found["position"]) == 20  # 3 x 6 steps, padded to the ring
+    np.testing.assert_array_equal(found["position"], [*range(REAL), -1, -1])
+    np.testing.assert_array_equal(found["trajectory"][:REAL], np.repeat([0, 1, 2], STEPS))
+    np.testing.assert_array_equal(found["return_to_go"][[0, STEPS, 2 * STEPS]], 1)
+    earned = found["reward"][:REAL].reshape(MEMBERS - 1, STEPS).sum(axis=1)
+    assert (np.diff(earned) >= 0).all()
+    assert contexts.plan(TASKS[0], "right", 0).task == TASKS[0]
+
+
+def test_another_tasks_context_is_paid_for_that_task(contexts):
+    plan = contexts.plan(TASKS[0], "wrong", 0)
+    assert plan == contexts.plan(TASKS[1], "right", 0)
+    for name, array in fields(contexts, "wrong").items():
+        np.testing.assert_array_equal(
+            array, np.asarray(getattr(contexts.steps(TASKS[1], "right", 0), name))[0]
+        )
+
+
+def test_zeroed_takes_the_pay_alone(contexts):
+    right, zeroed = fields(contexts, "right"), fields(contexts, "zeroed")
+    assert right["reward"].any()
+    assert not zeroed["reward"].any()
+    assert not zeroed["completion"].any()
+    np.testing.assert_array_equal(zeroed["return_to_go"], [1] * REAL + [0] * 2)
+    for name in set(FIELDS) - {"reward", "completion", "return_to_go"}:
+        np.testing.assert_array_equal(zeroed[name], right[name])
+
+
+def test_shuffled_moves_whole_steps(contexts):
+    right, shuffled = fields(contexts, "right"), fields(contexts, "shuffled")
+    np.testing.assert_array_equal(shuffled["position"], right["position"])
+    order = shuffled["trajectory"][:REAL] * STEPS + shuffled["timestep"][:REAL]  # where each step stood
+    assert sorted(order) == list(range(REAL))
+    assert list(order) != list(range(REAL))
+    for name in set(FIELDS) - {"position"}:
+        np.testing.assert_array_equal(shuffled[name][:REAL], right[name][order])
+
+
+def test_descending_turns_the_members_round(contexts):
+    right, descending = fields(contexts, "right"), fields(contexts, "descending")
+
+    def members(found: dict[str, np.ndarray], name: str) -> np.ndarray:
+        return found[name][:REAL].reshape(MEMBERS - 1, STEPS, -1)
+
+    for name in ("return_to_go", "observation", "action", "reward", "completion", "timestep"):
+        np.testing.assert_array_equal(members(descending, name), members(right, name)[::-1])
+    for name in ("position", "trajectory"):
+        np.testing.assert_array_equal(descending[name], right[name])
+
+
+def test_contexts_differ_by_number(contexts):
+    assert contexts.plan(TASKS[0], "right", 0) != contexts.plan(TASKS[0], "right", 1)
+
+
+def test_chains_of_one_have_no_context(tmp_path):
+    with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [STEPS] * 20)) as store:
+        scaling = measure_family_scaling(store, TASKS, 1, 0.95)
+        one = replace(CONFIG, trajectories=1)
+        with pytest.raises(ConfigError, match="have no context"):
+            StoredContexts(store, one, make_family_sampler(store, one, scaling), scaling, ring=1)

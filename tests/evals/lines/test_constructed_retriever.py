@@ -14,10 +14,9 @@ from agentic_ring.models.llama import load_pretrained
 from evals.common.results import read_results
 from evals.constructed_retriever import build
 from evals.line_retrieval import main
-from evals.lines.answer_number import parsed_number
-from evals.lines.documents import plan_documents
-from evals.lines.local_reader import LocalReader, open_reader
-from evals.lines.model_folder import model_folder
+from evals.lines.local_reader import LocalReader, model_folder, open_reader
+from evals.lines.longchat_prompt import plan_documents
+from evals.lines.scores import parsed_number
 
 QUESTIONS = 12
 

@@ -5,7 +5,7 @@ import pytest
 from agentic_ring.errors import ConfigError
 from evals.common.results import read_results
 from evals.line_retrieval import main
-from evals.lines.embedded_retriever import EMBEDDED
+from evals.lines.local_reader import EMBEDDED
 
 
 def accuracy(contexts: str, questions: int, output) -> list[float]:

@@ -4,10 +4,17 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from agentic_ring.errors import ConfigError
-from evals.lines.documents import plan_documents
-from evals.lines.endpoint_reader import CHAT_TEMPLATE_TOKENS, EndpointReader, Patience
+from agentic_ring.errors import ConfigError, DataError
+from evals.lines.endpoint_reader import (
+    CHAT_TEMPLATE_TOKENS,
+    EndpointReader,
+    Patience,
+    estimated_tokens,
+    token_counter,
+)
+from evals.lines.longchat_prompt import plan_documents
 from tests.evals.lines.line_server import line_server
 
 DOCUMENT = plan_documents("LRT-NL", "4k", 0, 3, 3)[0].build(40)
@@ -211,3 +218,35 @@ def test_usage_that_is_no_number_is_counted_instead(server):
     )
     (answer,) = ask(server)
     assert answer.prompt_tokens == len(DOCUMENT.text + QUESTIONS[0]) + CHAT_TEMPLATE_TOKENS
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_a_tokenizer_counts_with_bos_and_neither_cuts_nor_fills_up(tokenizer_folder):
+    for path in (tokenizer_folder, tokenizer_folder / "tokenizer.json"):
+        assert token_counter(path)("one two three four five six") == 7
+
+
+def test_a_folder_without_tokenizer_and_a_file_that_is_none_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"tokenizer.json does not exist"):
+        token_counter(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(DataError, match=r"tokenizer.json cannot be read as a tokenizer"):
+        token_counter(tmp_path)
+
+
+def test_the_estimate_is_a_little_above_llamas_tokens_a_line():
+    # LLaMA has 23.18 on average in LongChat's files.
+    document = plan_documents("LRT-NL", "4k", 0, 1, 1)[0]
+    lines = estimated_tokens(document.build(2000).text) - estimated_tokens(document.build(1000).text)
+    assert 23.18 < lines / 1000 < 24.2
+    assert token_counter(None) is estimated_tokens

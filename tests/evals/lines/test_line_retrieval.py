@@ -13,9 +13,9 @@ import pytest
 from agentic_ring.errors import ConfigError
 from evals.common.results import read_results
 from evals.line_retrieval import main
-from evals.lines.documents import plan_documents
+from evals.lines.endpoint_reader import estimated_tokens
 from evals.lines.longchat_files import read_cases, write_cases
-from evals.lines.token_counts import estimated_tokens
+from evals.lines.longchat_prompt import plan_documents
 from tests.evals.lines.line_server import line_server
 
 ROOT = Path(__file__).resolve().parents[3]

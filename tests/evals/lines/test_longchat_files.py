@@ -3,9 +3,9 @@ import json
 import pytest
 
 from agentic_ring.errors import DataError
-from evals.lines.documents import plan_documents
 from evals.lines.keys import KINDS
 from evals.lines.longchat_files import cases, read_cases, write_cases
+from evals.lines.longchat_prompt import plan_documents
 
 
 def documents(kind="LRT-NL"):

@@ -6,7 +6,14 @@ import pytest
 from evals.common.intervals import wilson_interval
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths
 from evals.lines.prediction_log import Prediction
-from evals.lines.scores import SetScore, score_table, write_responses, write_summary
+from evals.lines.scores import (
+    UNPARSABLE,
+    SetScore,
+    parsed_number,
+    score_table,
+    write_responses,
+    write_summary,
+)
 
 
 def answered(case, expected, text, last, first, duplicates=0):
@@ -17,9 +24,9 @@ def answered(case, expected, text, last, first, duplicates=0):
 
 RIGHT = answered(0, 2416, "line key-0 is <2416>.", 2416, 0)
 WRONG = answered(1, 5, "line 5\nis 7", 7, 5, duplicates=2)
-UNPARSABLE = answered(2, 9, "I cannot say.", -1, -1)
+NO_NUMBER = answered(2, 9, "I cannot say.", -1, -1)
 FAILED = replace(answered(3, 9, "", -1, -1), error="status 503: busy")
-SCORE = SetScore("4k", 169.0, [RIGHT, WRONG, UNPARSABLE, FAILED])
+SCORE = SetScore("4k", 169.0, [RIGHT, WRONG, NO_NUMBER, FAILED])
 
 
 def figures(score, rule="last"):
@@ -41,7 +48,7 @@ def test_failed_questions_are_in_no_accuracy_and_unparsable_answers_are_wrong():
 
 @pytest.mark.parametrize("rule", ["last", "first"])
 def test_the_rule_decides_which_accuracy_is_the_score(rule):
-    score = SetScore("4k", 169.0, [RIGHT, WRONG, UNPARSABLE, answered(4, 3, "3", 3, 3)])
+    score = SetScore("4k", 169.0, [RIGHT, WRONG, NO_NUMBER, answered(4, 3, "3", 3, 3)])
     found = figures(score, rule)
     assert found["accuracy/4k"].value == found[f"accuracy_{rule}/4k"].value
     assert found["accuracy_last/4k"].value == 0.5
@@ -87,3 +94,28 @@ def test_the_plots_are_drawn_with_depths_that_nobody_asked_for(tmp_path):
     plot_depths(tmp_path / "depths.png", "a model", scores, "last")
     for name in ("accuracy.png", "depths.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("answer", "last", "first"),
+    [
+        ("The <REGISTER_CONTENT> in line torpid-kid is <2416>.", 2416, 2416),
+        ("line 17 is <4242>", 4242, 17),
+        ("4242, as line 17 says", 17, 4242),
+        ("<00042>", 42, 42),
+        ("1,234", 234, 1),
+        ("-5", 5, 5),
+        ("3.14", 14, 3),
+        ("12abc34", 34, 12),
+        ("no number", UNPARSABLE, UNPARSABLE),
+        ("", UNPARSABLE, UNPARSABLE),
+        ("\n\n7\n", 7, 7),
+    ],
+)
+def test_the_number_that_an_answer_is_taken_for(answer, last, first):
+    assert parsed_number(answer, "last") == last
+    assert parsed_number(answer, "first") == first
+
+
+def test_an_endless_number_is_a_wrong_one_and_no_crash():
+    assert parsed_number("9" * 10_000, "last") > 50_000

@@ -18,8 +18,8 @@ import pytest
 from agentic_ring.errors import ConfigError, DataError
 from evals import report
 from evals.common.results import Figure, Results, read_results, short_number, write_results
-from evals.in_context.contexts import CONTEXTS
-from evals.in_context.outcomes import HiddenReport
+from evals.in_context.task_rollouts import CONTEXTS
+from evals.in_context.verdict import HiddenReport
 from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
 from evals.report_page.trial_charts import curve_label, trials_of_tasks

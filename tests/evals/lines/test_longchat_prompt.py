@@ -3,8 +3,8 @@ import re
 import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
-from evals.lines.documents import line_text, longest_document, plan_documents, question_text
 from evals.lines.keys import KINDS
+from evals.lines.longchat_prompt import line_text, longest_document, plan_documents, question_text
 
 # From LongChat's longeval/evaluation/lines/testcases/700_lines.jsonl.
 LONGCHAT_HEADER = (
