@@ -1,12 +1,12 @@
 """What the package finds on this machine, and how attention of given shapes would run on it, as text."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from agentic_ring.attention.explain import Explanation, Tile
+from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions
 
 
@@ -14,22 +14,17 @@ def describe_devices() -> str:
     """The versions of JAX and Python, and every kind of device that JAX computes on."""
     found, package = hardware(), versions()
     lines = [f"Python {package['python']}, JAX {package['jax']}, jaxlib {package['jaxlib']}"]
-    memory = [_memory(device) for device in jax.local_devices()]
+    memory = [bytes_limit(device) for device in jax.local_devices()]
     simulated = ", simulated: they share one CPU" if found["simulated"] else ""
     lines.append(
         f"devices    {found['devices']} x {found['device_kind']}, platform {found['platform']}, "
         f"{found['processes']} process{'es' if found['processes'] > 1 else ''}{simulated}"
     )
     if any(memory):
-        lines.append(f"memory     {min(size for size in memory if size) / 2**30:.1f} GiB a device")
+        lines.append(f"memory     {min(size for size in memory if size) / 2**30:.1f} GiB per device")
     host = found["memory_gib"]
     lines.append(f"host       {found['cpu']}, {found['cores']} cores" + (f", {host} GiB" if host else ""))
     return "\n".join(lines)
-
-
-def _memory(device: Any) -> int | None:
-    """Bytes that programs may use, where the device says so; a CPU does not."""
-    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def describe_mesh(mesh: Mesh) -> str:

@@ -24,7 +24,8 @@ from rich.table import Table
 from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.cli import run
 from agentic_ring.mesh import make_mesh, shape_with_ring
-from evals.compile.hardware import HARDWARE, Machine, describe
+from evals.compile.compile_target import CompileTarget, compile_target
+from evals.compile.hardware import HARDWARE
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)$")
@@ -228,7 +229,7 @@ def _cycle(attributes: str) -> int:
 
 
 def compile_attention(
-    machine: Machine,
+    machine: CompileTarget,
     tokens: int,
     *,
     batch: int = 1,
@@ -309,7 +310,7 @@ def main(
         one transfer in flight at a time and a hop of the backward waits for the gradients.
     """
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
-    machine = describe(hardware, topology, devices=devices)
+    machine = compile_target(hardware, topology, devices=devices)
     machine = replace(machine, compiler_options={**machine.compiler_options, **compiler_options})
     ring = ring or len(machine.devices)
     compiled = compile_attention(

@@ -118,7 +118,7 @@ def main(
     """
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     named = machine(hardware)
-    described = named.describe()
+    described = named.compile_target()
     options = {**described.compiler_options, **compiler_options}
     described = replace(described, compiler_options=options)
     step = LlamaStep(model, method, parse_tokens(context), described.devices, precision, remat=remat)

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from agentic_ring import cli
 from agentic_ring.data.tasks import parse_task
+from agentic_ring.device_memory import check_memory
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes
 from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
@@ -31,7 +32,6 @@ from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
 from evals.common.results import figure_table
-from evals.compile.local_memory import check_bytes_here
 from evals.dmc_returns import checkpoint_step, load_params, roll_out
 from evals.rollouts.policies import context_bytes, in_context_policies, plan_of
 from experiments.exorl.context_curve import ContextLengthConfig, Point, read_point, write_curve, write_point
@@ -144,7 +144,7 @@ def main(
     for trained, count in wanted:
         say(trained.describe(count))
         size = trained.context_bytes(count)
-        check_bytes_here(size.prompt + size.environments, trained.mesh.size)
+        check_memory(size.prompt + size.environments, trained.mesh.size)
     if dry_run:
         return
     models = tuple(model_identity(folder, checkpoint) for folder in run)

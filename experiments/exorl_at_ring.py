@@ -28,10 +28,9 @@ from agentic_ring.run_folder import Stages, enter_directory
 from data_prep.folders import data_root
 from evals.common.results import figure_table
 from evals.compile.machines import MACHINES, NamedMachine, machine
-from evals.compile.memory import TrainStep, chain_step
+from evals.compile.step_memory import TrainStep, chain_step, print_memory
 from evals.dmc_returns import evaluate_returns
 from experiments import paper
-from experiments.exorl.dry_run import print_memory
 from experiments.exorl.pipeline import all_figures, resolve, train_on_store, write_report
 from experiments.exorl.presets import PRESETS, Preset
 from experiments.exorl.stores import prepare_store
@@ -133,7 +132,7 @@ def main(
     if updates is not None:
         chosen = chosen.with_updates(updates)
     absent = None if hardware is None else machine(hardware)
-    devices = jax.devices() if absent is None else absent.describe().devices
+    devices = jax.devices() if absent is None else absent.compile_target().devices
     mesh = make_mesh(shape_with_ring(ring, len(devices)), devices)
     here = f"{jax.device_count()} {jax.default_backend()} devices"
     say(f"preset {name} on {absent.name if absent else here}, mesh {dict(mesh.shape)}")

@@ -31,7 +31,7 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.lora import LoraConfig
 from evals.common.results import figure_table
 from evals.compile.machines import MACHINES, NamedMachine, machine
-from experiments.exorl.dry_run import print_memory
+from evals.compile.step_memory import print_memory
 from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
 from experiments.finetune.presets import PRESETS, FinetunePreset, llama
@@ -152,7 +152,7 @@ def main(
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
     absent = None if hardware is None else machine(hardware)
-    devices = jax.devices() if absent is None else absent.describe().devices
+    devices = jax.devices() if absent is None else absent.compile_target().devices
     shape = mesh_shape(ring, len(devices))
     mesh = make_mesh(shape, devices)
     here = f"{jax.device_count()} {jax.default_backend()} devices"

@@ -48,8 +48,8 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
 
 def test_memory_where_devices_tell(monkeypatch):
     assert "memory " not in doctor.describe_devices()
-    monkeypatch.setattr(doctor, "_memory", lambda device: 80 * 2**30)
-    assert "memory     80.0 GiB a device" in doctor.describe_devices()
+    monkeypatch.setattr(doctor, "bytes_limit", lambda device: 80 * 2**30)
+    assert "memory     80.0 GiB per device" in doctor.describe_devices()
 
 
 @pytest.mark.parametrize(

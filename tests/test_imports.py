@@ -26,6 +26,7 @@ LAYERS = (
         "agentic_ring.token_units",
         "agentic_ring.provenance",
         "agentic_ring.torus",
+        "agentic_ring.device_memory",
     ),
     ("agentic_ring.run_folder",),
     ("agentic_ring.cli",),

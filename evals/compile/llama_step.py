@@ -26,7 +26,7 @@ from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig
-from evals.compile.memory import TrainStep, token_batch
+from evals.compile.step_memory import TrainStep, token_batch
 
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]
 METHODS: tuple[Method, ...] = get_args(Method)

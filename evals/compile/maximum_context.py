@@ -24,8 +24,8 @@ from agentic_ring.provenance import git_commit, versions
 from agentic_ring.run_folder import Dataclass
 from evals.compile.llama_step import SHAPES, LlamaStep, Method, Precision
 from evals.compile.machines import NamedMachine, machine
-from evals.compile.memory import TrainStep, fits
-from evals.compile.memory_model import MemoryModel
+from evals.compile.memory_formula import MemoryFormula
+from evals.compile.step_memory import TrainStep, check_fit
 
 LEAST_CONTEXT = 1024
 QUESTION_SECONDS = 1800
@@ -98,11 +98,11 @@ class Cell:
         """The step for sequences of this many tokens."""
         return LlamaStep(self.model, self.method, context, devices, self.precision, remat=self.remat)
 
-    def expected(self) -> MemoryModel:
+    def expected(self) -> MemoryFormula:
         """Its bytes by formula."""
         itemsize = jnp.dtype(self.precision).itemsize
         machine = self.machine
-        return MemoryModel(
+        return MemoryFormula(
             SHAPES[self.model],
             self.method,
             self.remat,
@@ -150,11 +150,11 @@ def ask(cell: Asked, context: int) -> Finding[Asked]:
       CompilerMissingError: the compiler's extra is not installed.
       CompilerFailedError: the compiler failed for another reason than memory.
     """
-    machine = cell.machine.describe()
+    machine = cell.machine.compile_target()
     step = cell.step(context, machine.devices).train_step
     started = time.monotonic()
     try:
-        answer = fits(step, machine)
+        answer = check_fit(step, machine)
     except Exception as error:  # of many types, from XLA, Mosaic and JAX
         raise CompilerFailedError(
             f"{cell} at {context} tokens does not compile: {type(error).__name__}: {_first_line(str(error))}"

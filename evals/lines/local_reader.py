@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference import DocumentBytes, TextEngine
 from agentic_ring.inference.ragged import shared_beginning
@@ -20,7 +21,6 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_json
 from agentic_ring.models.llama.context import usable_context
 from agentic_ring.progress import progress, say
-from agentic_ring.provenance import hardware
 from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer
 
@@ -34,7 +34,7 @@ CHUNK = 2048
 """Tokens of a document that are encoded at a time."""
 
 MEMORY_SHARE = 0.9
-"""Of a machine's memory that a model may take."""
+"""Share of the host's memory that a model on a CPU may take."""
 
 
 @dataclass(frozen=True)
@@ -130,23 +130,18 @@ def _check_memory(needed: DocumentBytes, tokens: int) -> None:
     Raises:
       ConfigError: there is less memory.
     """
-    stats = jax.devices()[0].memory_stats() or {}
-    gib = hardware()["memory_gib"]
-    if "bytes_limit" in stats:
-        there = stats["bytes_limit"] * jax.device_count()
-    elif gib is not None:
-        there = MEMORY_SHARE * gib * 2**30
-    else:
+    limit = memory_limit(jax.device_count(), MEMORY_SHARE)
+    if limit is None:
         return
     parts = (
         f"reading {tokens:,} tokens takes {needed.total / 1e9:.2f} GB: weights {needed.weights / 1e9:.2f}, "
         f"cache {needed.cache / 1e9:.2f}, activations {needed.activations / 1e9:.2f}"
     )
-    if needed.total > there:
+    if needed.total > limit:
         raise ConfigError(
-            f"{parts}; there are {there / 1e9:.2f} GB. Ask at shorter lengths, or use more devices"
+            f"{parts}; there are {limit / 1e9:.2f} GB. Ask at shorter lengths, or use more devices"
         )
-    say(f"{parts}; there are {there / 1e9:.2f} GB")
+    say(f"{parts}; there are {limit / 1e9:.2f} GB")
 
 
 def model_folder(model: str) -> Path:

@@ -23,9 +23,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.errors import AgenticRingError, ArgumentError, MeshError
-from evals.compile.hardware import DoesNotFitError
-from evals.compile.local_memory import check_fits_here
 from evals.speed.interleaved import Spread, take_turns
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -251,11 +250,11 @@ def _row(
 def _compiled(contender: Contender, direction: Direction, arrays: tuple[jax.Array, ...]) -> _Entry:
     """Compiles one direction, and refuses what would not fit before anything runs."""
     function = contender.forward if direction == "forward" else contender.both
-    given = arrays[:3] if direction == "forward" else arrays
-    compiled = jax.jit(function).lower(*given).compile()
-    check_fits_here(compiled, len(contender.sharding.device_set))
-    analysis: Any = compiled.memory_analysis()
-    return _Entry(contender, direction, partial(compiled, *given), analysis.temp_size_in_bytes)
+    arguments = arrays[:3] if direction == "forward" else arrays
+    compiled = jax.jit(function).lower(*arguments).compile()
+    memory, devices = PlannedMemory.of(compiled), len(contender.sharding.device_set)
+    check_memory(memory.total * devices, devices)
+    return _Entry(contender, direction, partial(compiled, *arguments), memory.temporary)
 
 
 def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) -> None:

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention import order
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.models.llama import TokenBatch
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
-from evals.compile.hardware import DoesNotFitError
 from evals.compile.llama_step import LlamaStep
-from evals.compile.local_memory import check_fits_here
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class RunningStep:
         step, train_step = self.step, self.step.train_step
         try:
             compiled = self.compiled
-            check_fits_here(compiled, len(step.devices))
+            devices = len(step.devices)
+            check_memory(PlannedMemory.of(compiled).total * devices, devices)
             optimizer = make_optimizer(train_step.optimizer, steps=1)
             state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)
             batch = random_text(step, seed)

@@ -14,6 +14,7 @@ from agentic_ring.data.scaling import Scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.task_family import make_sampler
 from agentic_ring.data.tasks import Task
+from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
@@ -28,7 +29,6 @@ from agentic_ring.training.train_step import TrainState
 from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.common.results import Figure, Results, write_results
-from evals.compile.memory import StepMemory
 from evals.dmc_returns import ReturnReport
 from evals.rollouts.evaluation_record import EvaluationRecord, write_record
 from experiments.exorl.presets import Preset
@@ -145,7 +145,7 @@ def train_on_store(
 
 
 def all_figures(
-    report: ReturnReport, memory: StepMemory, directory: Path, paper_return: float | None
+    report: ReturnReport, memory: PlannedMemory, directory: Path, paper_return: float | None
 ) -> list[Figure]:
     """Every figure of ``results.json``."""
     rows = read_metrics(directory / "metrics.jsonl")

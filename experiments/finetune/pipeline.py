@@ -32,7 +32,7 @@ from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, write_results
-from evals.compile.memory import TrainStep, token_batch
+from evals.compile.step_memory import TrainStep, token_batch
 from experiments.finetune.presets import FinetunePreset, Stage
 
 TEST_ROWS = 64

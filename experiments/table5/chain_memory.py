@@ -17,7 +17,7 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTran
 from agentic_ring.progress import say
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.maximum_context import Asker, Finding, Findings
-from evals.compile.memory import TrainStep, chain_step
+from evals.compile.step_memory import TrainStep, chain_step
 from experiments.exorl.presets import PRESETS
 from experiments.table5.methods import METHODS, Agentic
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring import device_memory
+from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.run_folder import read_config, write_config
 from evals.common.results import read_results
 from evals.common.rows import read_rows
-from evals.compile import local_memory
-from evals.compile.hardware import DoesNotFitError
 from experiments import context_length
 from experiments.context_length import TrainedRun
 
@@ -57,7 +57,7 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
 
 
 def test_more_bytes_than_there_are_end_it_before_it_begins(small_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(local_memory, "MEMORY_SHARE", 1e-9)
+    monkeypatch.setattr(device_memory, "HOST_SHARE", 1e-9)
     output = tmp_path / "curve"
     with pytest.raises(DoesNotFitError, match="needs"):
         context_length.main((small_run.directory,), (4,), environments=2, output=output)

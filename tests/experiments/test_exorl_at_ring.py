@@ -16,7 +16,7 @@ from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
 from data_prep.folders import store_path
 from evals import dmc_returns
 from evals.common.results import read_results
-from evals.compile.hardware import CompilerMissingError
+from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import machine
 from evals.rollouts.evaluation_record import read_record
 from experiments import exorl_at_ring
@@ -141,7 +141,7 @@ def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
         exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, hardware="8xH100")
 
     try:
-        machine("8xH100").describe()
+        machine("8xH100").compile_target()
     except CompilerMissingError:
         with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
             run()

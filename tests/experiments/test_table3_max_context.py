@@ -9,7 +9,7 @@ import pytest
 from agentic_ring import cli
 from agentic_ring.errors import ArgumentError
 from agentic_ring.token_units import parse_tokens
-from evals.compile.hardware import CompilerMissingError
+from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import Cell, Finding, Findings
 from experiments import paper, table3_max_context
@@ -149,7 +149,7 @@ def compilers() -> list[str]:
     there = []
     for name in ("2xA100", "TPUv5e-256"):
         try:
-            machine(name).describe()
+            machine(name).compile_target()
         except CompilerMissingError:
             continue
         there.append(name)

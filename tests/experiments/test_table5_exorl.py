@@ -16,7 +16,7 @@ from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
 from evals.common.intervals import Interval
 from evals.common.results import Figure, Results
 from evals.common.rows import read_rows
-from evals.compile.hardware import CompilerMissingError
+from evals.compile.compile_target import CompilerMissingError
 from experiments import paper, table5_exorl
 from experiments.table5 import methods, presets
 from experiments.table5.cells import CellFailedError, TableCell, run_cell, run_cells
@@ -229,7 +229,7 @@ def test_the_papers_model_at_a_context():
 def test_a_machine_that_is_not_here_is_asked_where_its_compiler_is(tmp_path, capsys):
     fit = ("at_ring_4", "8xH100")
     try:
-        ChainCell("8xH100", "at_ring_4").machine.describe()
+        ChainCell("8xH100", "at_ring_4").machine.compile_target()
     except CompilerMissingError:
         with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
             table5_exorl.main(fit=fit, output=tmp_path)

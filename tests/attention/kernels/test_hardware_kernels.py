@@ -18,16 +18,16 @@ from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
-from evals.compile.hardware import CompilerMissingError, Machine, describe
+from evals.compile.compile_target import CompilerMissingError, CompileTarget, compile_target
 from tests.attention.kernels.tiles import SCALE, arrays
 
 ROOT = Path(__file__).parents[3]
 FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
 
 
-def machine(name: str, *topology: str, **devices: int) -> Machine:
+def machine(name: str, *topology: str, **devices: int) -> CompileTarget:
     try:
-        return describe(name, *topology, **devices)
+        return compile_target(name, *topology, **devices)
     except CompilerMissingError as error:
         pytest.skip(str(error))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.compile.hardware import CompilerMissingError, describe
+from evals.compile.compile_target import CompilerMissingError, compile_target
 from evals.overlap import compile_attention, exposed, parse, transfers
 
 PROGRAM = """\
@@ -66,7 +66,7 @@ def test_products_in_a_loop_count_as_often_as_it_runs():
 def test_every_hop_on_a_tpu_is_hidden(topology):
     """But the last of the backward, which takes the gradients home when nothing is left to compute."""
     try:
-        machine = describe("v5e", topology)
+        machine = compile_target("v5e", topology)
     except CompilerMissingError as error:
         pytest.skip(str(error))
     text = compile_attention(machine, 16 * 1024, heads=4, key_heads=2).as_text()

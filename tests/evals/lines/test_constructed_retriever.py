@@ -115,7 +115,7 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(folder, tmp_path,
 
 
 def test_more_than_there_is_memory_for_is_said_before_it_starts(folder, monkeypatch):
-    monkeypatch.setattr("evals.lines.local_reader.hardware", lambda: {"memory_gib": 0.1})
+    monkeypatch.setattr("agentic_ring.device_memory.hardware", lambda: {"memory_gib": 0.1})
     with pytest.raises(
         ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache .* there are 0.10 GB"
     ):

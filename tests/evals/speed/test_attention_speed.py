@@ -7,13 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring import cli
+from agentic_ring import cli, device_memory
 from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 from evals import attention_speed as script
 from evals.attention_speed import LOCAL, attention_speed
 from evals.common.rows import read_rows
-from evals.compile import local_memory
 from evals.speed import attention_benchmark as contest_module
 from evals.speed.attention_benchmark import Contender, LeftOutError, Problem, contest
 from evals.speed.interleaved import Spread, take_turns
@@ -64,7 +63,7 @@ def test_both_is_the_forward_with_its_gradients():
 
 
 def test_what_does_not_fit_is_left_out_before_it_runs(monkeypatch):
-    monkeypatch.setattr(local_memory, "MEMORY_SHARE", 1e-9)
+    monkeypatch.setattr(device_memory, "HOST_SHARE", 1e-9)
     rows, (line,) = contest(TINY, [PRODUCT], (), turns=1)
     assert rows == []
     assert line == "product: needs 0.0 GB of 0.0 GB (forward, forward+backward)"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import order
-from evals.compile import llama_step, local_memory
-from evals.compile.hardware import DoesNotFitError
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
+from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
 from evals.utilisation.running_step import RunningStep, random_text
 
@@ -47,7 +47,7 @@ def test_each_update_starts_where_the_last_one_stopped():
 
 def test_what_does_not_fit_is_refused_before_it_runs(monkeypatch):
     monkeypatch.setattr(RunningStep, "compiled", None)
-    monkeypatch.setattr(local_memory, "planned_bytes", lambda compiled: 1e15)
+    monkeypatch.setattr(PlannedMemory, "of", lambda compiled: PlannedMemory(10**15, 0))
     message = r"tiny with ring attention over 32 tokens: needs 8000000\.0 GB .* smaller model"
     with pytest.raises(DoesNotFitError, match=message):
         RunningStep(step("ring", 32)).updates()

@@ -4,11 +4,11 @@ import pytest
 
 from agentic_ring.models.model import Model
 from evals.compile.llama_step import METHODS, SHAPES, LlamaStep
-from evals.compile.memory_model import MemoryModel
+from evals.compile.memory_formula import MemoryFormula
 
 
-def model(name: str = "7B", method: str = "ring", remat: str = "full", devices: int = 8) -> MemoryModel:
-    return MemoryModel(SHAPES[name], method, remat, devices, itemsize=4, platform="tpu")
+def model(name: str = "7B", method: str = "ring", remat: str = "full", devices: int = 8) -> MemoryFormula:
+    return MemoryFormula(SHAPES[name], method, remat, devices, itemsize=4, platform="tpu")
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -22,7 +22,7 @@ compilers hold in float32 or narrower and not all at once."""
 
 
 @dataclass(frozen=True)
-class MemoryModel:
+class MemoryFormula:
     """A step of ``llama_step``.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""Does a train step fit a machine? Compile it, and ask the compiler how many bytes a device needs.
+"""Memory of a training step: compiles it and reads how many bytes per device it needs, and whether it fits.
 
-For any model of the product, on the devices that are there or on a machine that is not
+For every model of this project, on the devices of this machine or on an absent one
 (``evals.compile.machines``); no array is made.
 """
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainBatch
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.llama import TokenBatch
@@ -20,50 +21,21 @@ from agentic_ring.models.model import Model
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import Loss, abstract_state, make_train_step
-from evals.compile.hardware import DoesNotFitError, Machine
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """What the compiler plans for one device, in bytes.
-
-    Attributes:
-      state: parameters, optimiser state and the batch; the new state takes the place of the old.
-      temporary: everything else that is alive at once.
-      host: what waits in the host's memory for this device, under ``remat="offload"``.
-    """
-
-    state: int
-    temporary: int
-    host: int = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes a device must have."""
-        return self.state + self.temporary
-
-    @classmethod
-    def of(cls, compiled: jax.stages.Compiled) -> "StepMemory":
-        """As the compiled program says."""
-        plan: Any = compiled.memory_analysis()
-        return cls(
-            state=plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes,
-            temporary=plan.temp_size_in_bytes,
-            host=plan.host_temp_size_in_bytes + plan.host_argument_size_in_bytes,
-        )
+from evals.compile.compile_target import CompileTarget
+from evals.compile.machines import NamedMachine
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update of a model, and what it runs on.
+    """One update of a model on a mesh, ready to be lowered.
 
     Attributes:
-      model: what is trained.
+      model: the model that is trained.
       loss: one of ``training.losses``.
-      optimizer: its settings.
+      optimizer: settings of the optimiser.
       batch: makes the batch's shapes, dtypes and shardings without its values.
-      mesh: of devices that may be absent.
-      rules: how arrays lie on it; the model's own.
+      mesh: devices, which may be absent.
+      rules: how arrays are sharded over the mesh; the model's own.
     """
 
     model: Model
@@ -74,10 +46,10 @@ class TrainStep:
     rules: ShardingRules = ShardingRules()
 
     def lower(self) -> jax.stages.Lowered:
-        """The update, lowered for its devices, with the state donated."""
+        """Lowers the update for its devices, with the state donated."""
         transformation = make_optimizer(self.optimizer, steps=1)
         update = make_train_step(self.model, self.loss, transformation, self.optimizer.accumulation)
-        # Before the mesh is set: optax makes a scalar here, which devices that are absent cannot hold.
+        # Before the mesh is set: optax makes a scalar here, which absent devices cannot hold.
         state = abstract_state(self.model, transformation, self.mesh, self.rules)
         frozen = self.model.abstract_frozen(self.mesh, self.rules)
         with jax.set_mesh(self.mesh):
@@ -85,47 +57,67 @@ class TrainStep:
             others = (batch,) if frozen is None else (batch, frozen)
             return jax.jit(update, donate_argnums=0).lower(state, *others)
 
-    def memory(self, machine: Machine | None = None) -> StepMemory:
-        """Bytes a device, on the devices that are there or on a machine whose devices the mesh has.
+    def memory(self, target: CompileTarget | None = None) -> PlannedMemory:
+        """Compiles the update and returns its bytes per device.
+
+        Args:
+          target: the devices of the mesh, where they are absent.
 
         Raises:
-          DoesNotFitError: the machine's compiler finds that it does not fit.
+          DoesNotFitError: the update does not fit the target's devices.
         """
         lowered = self.lower()
-        return StepMemory.of(lowered.compile() if machine is None else machine.compile(lowered))
+        return PlannedMemory.of(lowered.compile() if target is None else target.compile(lowered))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Whether a step fits.
+class Fit:
+    """Whether a step fits a compile target.
 
     Attributes:
-      fits: the answer.
-      needed: bytes a device; of a TPU program that does not fit at least so many, if its compiler says.
-      limit: bytes that a program may use of a device.
+      fits: whether it does.
+      needed: bytes per device; for a TPU program that does not fit a lower bound, if the compiler gives one.
+      limit: bytes of a device that a program may use.
       memory: the plan of a step that fits.
-      reason: the compiler's words where it does not fit.
+      reason: the compiler's message about one that does not fit.
     """
 
     fits: bool
     needed: float | None
     limit: float
-    memory: StepMemory | None = None
+    memory: PlannedMemory | None = None
     reason: str = ""
 
 
-def fits(step: TrainStep, machine: Machine) -> Answer:
-    """Compiles the step for the machine; errors that are not about memory pass through."""
-    limit = machine.hardware.limit
+def check_fit(step: TrainStep, target: CompileTarget) -> Fit:
+    """Compiles the step for the target; errors that are not about memory pass through."""
+    limit = target.hardware.limit
     try:
-        memory = step.memory(machine)
+        memory = step.memory(target)
     except DoesNotFitError as error:
-        return Answer(False, error.needed, limit, reason=str(error))
-    return Answer(True, memory.total, limit, memory)
+        return Fit(False, error.needed, limit, reason=str(error))
+    return Fit(True, memory.total, limit, memory)
+
+
+def print_memory(step: TrainStep, absent: NamedMachine | None) -> None:
+    """Compiles a step and prints its bytes per device.
+
+    Args:
+      step: a step on a mesh of the absent machine's devices, or of this machine's.
+      absent: the machine to compile for, if it is not this one.
+    """
+    fit = None if absent is None else check_fit(step, absent.compile_target())
+    memory = step.memory() if fit is None else fit.memory
+    if memory is not None:
+        parts = f"{memory.state:,} parameters, optimiser and batch, {memory.temporary:,} temporary"
+        print(f"bytes per device    {memory.total:,} ({parts})")
+    if fit is not None and absent is not None:
+        usable = f"a program may use {fit.limit:,.0f} bytes of each device"
+        print(f"fits {absent.name}: {usable}" if fit.fits else fit.reason)
 
 
 def chain_batch(model: AgenticTransformerConfig, batch_size: int, steps: int) -> Callable[..., ChainBatch]:
-    """``TrainStep.batch`` for chains [batch_size, steps]."""
+    """Returns ``TrainStep.batch`` for chains [batch_size, steps]."""
 
     def batch(mesh: Mesh, rules: ShardingRules) -> ChainBatch:
         def array(dtype: Any, *width: int) -> Any:
@@ -149,13 +141,13 @@ def chain_batch(model: AgenticTransformerConfig, batch_size: int, steps: int) ->
 def chain_step(
     model: AgenticTransformerConfig, optimizer: OptimizerConfig, batch_size: int, steps: int, mesh: Mesh
 ) -> TrainStep:
-    """An update of the Agentic Transformer on ``batch_size`` chains of ``steps`` steps."""
+    """Returns an update of the Agentic Transformer on ``batch_size`` chains of ``steps`` steps."""
     batch = chain_batch(model, batch_size, steps)
     return TrainStep(Model(model), action_loss, optimizer, batch, mesh, model.transformer.rules)
 
 
 def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:
-    """``TrainStep.batch`` for rows [batch_size, tokens] in zigzag order, of one text each unless packed."""
+    """Returns ``TrainStep.batch`` for zigzag rows [batch_size, tokens]; one text per row unless packed."""
 
     def batch(mesh: Mesh, rules: ShardingRules) -> TokenBatch:
         def array(dtype: Any) -> Any:

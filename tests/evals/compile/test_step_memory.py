@@ -12,10 +12,11 @@ from dataclasses import replace
 import jax
 import pytest
 
+from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.training.optimizer import OptimizerConfig
-from evals.compile.memory import StepMemory, chain_step
+from evals.compile.step_memory import chain_step
 from tests.models.sizes import tiny_config
 
 STEPS = 256  # on a device
@@ -26,7 +27,9 @@ SPREAD = ShardingRules()
 COPIED = replace(SPREAD, embed=())
 
 
-def step_memory(ring: int, steps: int = STEPS, layers: int = 48, rules: ShardingRules = COPIED) -> StepMemory:
+def step_memory(
+    ring: int, steps: int = STEPS, layers: int = 48, rules: ShardingRules = COPIED
+) -> PlannedMemory:
     """Bytes for chains of ``steps`` a device, layers scanned and rematerialised."""
     config = tiny_config(
         width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=layers, remat="full", ffn_chunk=128, rules=rules

@@ -1,16 +1,18 @@
-"""The table of machines, and errors that say what to install or to write."""
+"""Compile targets: their devices, programs that do not fit, and errors that name the remedy."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from evals.compile.hardware import HARDWARE, CompilerMissingError, DoesNotFitError, describe, planned_bytes
+from evals.compile.compile_target import CompilerMissingError, compile_target
+from evals.compile.hardware import HARDWARE
 
 
 def test_unknown_hardware_lists_the_known():
     with pytest.raises(UnknownNameError, match="h100"):
-        describe("h1000", devices=8)
+        compile_target("h1000", devices=8)
 
 
 @pytest.mark.parametrize(
@@ -24,23 +26,23 @@ def test_unknown_hardware_lists_the_known():
 )
 def test_arrangements_that_do_not_exist(name, topology, devices, message):
     with pytest.raises(ArgumentError, match=message):
-        describe(name, topology, devices=devices)
+        compile_target(name, topology, devices=devices)
 
 
 def test_a_topology_that_does_not_divide_over_hosts():
     try:
-        describe("v5e", "4x4")
+        compile_target("v5e", "4x4")
     except CompilerMissingError as error:
         pytest.skip(str(error))
     with pytest.raises(ArgumentError, match="v5e:3x5"):
-        describe("v5e", "3x5")
+        compile_target("v5e", "3x5")
 
 
 def machine_or_error(name):
     gpu = HARDWARE[name].platform == "cuda"
     topology = None if gpu else "4x4" if name in ("v3", "v5e", "v6e") else "2x2x1"
     try:
-        return describe(name, topology, devices=16 if gpu else None)
+        return compile_target(name, topology, devices=16 if gpu else None)
     except CompilerMissingError as error:
         return error
 
@@ -65,4 +67,4 @@ def test_a_program_that_does_not_fit(name):
     with pytest.raises(DoesNotFitError, match=f"does not fit {name}"):
         machine.compile(jax.jit(lambda x: x * 2).lower(x))
     small = jax.ShapeDtypeStruct((2**20,), jnp.float32, sharding=sharding)
-    assert planned_bytes(machine.compile(jax.jit(lambda x: x * 2).lower(small))) >= 2 * 4 * 2**20
+    assert PlannedMemory.of(machine.compile(jax.jit(lambda x: x * 2).lower(small))).total >= 2 * 4 * 2**20
