@@ -148,7 +148,7 @@ def measure(scene: Scene, timing: Timing, trajectories: int, encode_again: bool)
     again = EncodedAgain(scene, prompt) if encode_again else None
     if again is not None:
         say("comparing actions")
-        compare_actions(policies[0].twin(), scene.environments // len(policies), again)
+        compare_actions(policies[0].fresh_copy(), scene.environments // len(policies), again)
     scene.live_through(policies, scene.trials - 1)
     by_chance = [RandomPolicy(scene.environments, scene.domain.action_dim, 0)]
     rivals: list[Sequence[TrialPolicy]] = [by_chance, policies]

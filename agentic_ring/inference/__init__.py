@@ -1,8 +1,8 @@
-"""Acting and writing with a trained model: what has been read is encoded once and kept on the ring."""
+"""Policies and text generation with trained models; keys and values are cached over the ring."""
 
-from agentic_ring.inference.policy import ContextBytes, InContextPolicy
+from agentic_ring.inference.in_context_policy import ContextBytes, InContextPolicy
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.inference.text import Completion, Document, DocumentBytes, Score, TextEngine, stop_at
+from agentic_ring.inference.text_engine import Completion, Document, DocumentBytes, Score, TextEngine, stop_at
 
 __all__ = [
     "Completion",

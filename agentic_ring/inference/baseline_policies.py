@@ -1,4 +1,4 @@
-"""Acting without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.rollouts.trials``."""
+"""Policies without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.rollouts.trials``."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ from agentic_ring.models.windows import Windows
 
 
 class ReactivePolicy:
-    """Acts on the present observation alone.
+    """Acts on the current observation only.
 
     Args:
-      choose: actions [E, A] in [-1, 1] for normalised observations [E, O].
-      scaling: that of the training data.
+      choose: returns actions [E, A] in [-1, 1] for normalised observations [E, O].
+      scaling: scaling of the training data.
     """
 
     def __init__(self, choose: Callable[[np.ndarray], np.ndarray], scaling: Scaling):
@@ -25,23 +25,23 @@ class ReactivePolicy:
         self._scaling = scaling
 
     def begin_trial(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: there is no memory."""
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
+        """Returns actions float32 [E, A] for observations float32 [E, O]."""
         return self._choose(self._scaling.observation(observation))
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Nothing to learn."""
+        """Does nothing: rewards are not read."""
 
 
 class WindowPolicy:
-    """Acts on the last decisions of the trial, aiming at a target where the model knows returns.
+    """Acts on the last decisions of the current trial, and on a target return if the model reads returns.
 
     Args:
-      model, params: behaviour cloning or a Decision Transformer, trained.
-      scaling: that of the training data.
-      target: return that every trial aims at, unscaled.
+      model, params: a trained behaviour cloning model or Decision Transformer.
+      scaling: scaling of the training data.
+      target: return at which every trial aims, unscaled.
       num_environments: E.
     """
 
@@ -61,7 +61,7 @@ class WindowPolicy:
         self._predict = jax.jit(lambda params, windows: model.bind(params)(windows)[:, -1])
 
     def begin_trial(self) -> None:
-        """Forgets the trial before and starts at the full target."""
+        """Discards the previous trial and starts with the full target as return-to-go."""
         shape = (self._environments, self._config.window)
         self._windows = Windows(
             return_to_go=np.zeros(shape, np.float32),
@@ -74,7 +74,7 @@ class WindowPolicy:
         self._timestep = 0
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
+        """Returns actions float32 [E, A] for observations float32 [E, O]."""
         self._windows = jax.tree.map(lambda field: np.roll(field, -1, axis=1), self._windows)
         windows = self._windows
         windows.return_to_go[:, -1] = self._return_to_go / self._scaling.return_scale
@@ -87,6 +87,6 @@ class WindowPolicy:
         return action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Takes the rewards float32 [E] of the actions just given."""
+        """Records the rewards float32 [E] of the last actions."""
         self._return_to_go = self._return_to_go - reward
         self._timestep += 1

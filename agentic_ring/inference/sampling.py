@@ -1,4 +1,4 @@
-"""Choosing the next token from its logits."""
+"""Sampling of the next token from logits: greedy, temperature and top-p."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from agentic_ring.errors import ConfigError
 
 
 class SamplingValues(NamedTuple):
-    """What a program takes of ``Sampling``: scalars, so that one program serves whatever is asked for."""
+    """``Sampling`` as scalar arrays, so that all settings share one compiled program."""
 
     temperature: np.float32 | jax.Array
     top_p: np.float32 | jax.Array
@@ -20,16 +20,16 @@ class SamplingValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn.
+    """Temperature, top-p and seed.
 
-    A draw depends on the seed, the row's number among the prompts and the token's number in its answer
-    alone: neither on the mesh nor on what else is in the batch.
+    A draw depends only on the seed, the index of the prompt and the index of the token within its answer,
+    not on the mesh or on the other prompts of the batch.
     """
 
     temperature: float = 0.0
-    """0 takes the likeliest token."""
+    """0 always takes the most likely token."""
     top_p: float = 1.0
-    """Draw from the fewest likeliest tokens that together have this probability (arXiv 1904.09751)."""
+    """Draw from the smallest set of most likely tokens with this total probability (arXiv 1904.09751)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -41,24 +41,24 @@ class Sampling:
 
     @property
     def values(self) -> SamplingValues:
-        """For ``choose``; of a seed the lowest 32 bits count."""
+        """Argument of ``sample_next_token``; only the lowest 32 bits of the seed are used."""
         seed = np.uint32(self.seed % 2**32)
         return SamplingValues(np.float32(self.temperature), np.float32(self.top_p), seed)
 
 
-def choose(
+def sample_next_token(
     logits: jax.Array, sampling: SamplingValues, rows: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The next token of each row.
+    """Samples the next token of each row.
 
     Args:
       logits: float32 [B, V].
-      sampling: how.
-      rows: int32 [B], each row's number among the prompts.
-      index: int32 scalar, the token's number in the answer.
+      sampling: temperature, top-p and seed.
+      rows: int32 [B], index of each row's prompt.
+      index: int32 scalar, index of the token within its answer.
 
     Returns:
-      Tokens int32 [B], and their log probabilities float32 [B] under the model itself.
+      Tokens int32 [B], and their log probabilities float32 [B] before temperature and top-p.
     """
 
     def likeliest() -> jax.Array:
@@ -76,11 +76,11 @@ def choose(
 
 
 def _nucleus(logits: jax.Array, top_p: np.float32 | jax.Array) -> jax.Array:
-    """The logits, minus infinity for what stands outside the likeliest ``top_p``."""
+    """The logits, with minus infinity for tokens outside the top-p set."""
     falling = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(falling, axis=-1)
     before = jnp.cumsum(probability, axis=-1) - probability
-    # The likeliest token has nothing before it, so that one is always left.
+    # No probability precedes the most likely token, so it is always kept.
     least = jnp.where(before < top_p, falling, jnp.inf).min(axis=-1, keepdims=True)
-    # The sum of all before the least likely token may round to 1.
+    # The cumulative probability before the least likely token may round to 1.
     return jnp.where((logits < least) & (top_p < 1), -jnp.inf, logits)

@@ -3,7 +3,7 @@
 Blocks are pre-norm, with rotary positions and a gated feedforward. Their parameters are stacked
 along a leading axis and applied by ``lax.scan``: compile time and program size do not grow with
 depth, and each layer's weights are gathered inside the scan, one layer at a time (FSDP). A model
-of ``layer_by_layer`` has a list of blocks in their place, which are applied one after the other.
+of ``unstack_layers`` has a list of blocks in their place, which are applied one after the other.
 """
 
 from collections.abc import Callable

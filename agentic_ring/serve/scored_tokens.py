@@ -6,7 +6,7 @@ from functools import partial
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference import Score
-from agentic_ring.inference.answer_text import TextPieces
+from agentic_ring.inference.detokenizer import IncrementalDetokenizer
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def scored_tokens(
       offset: characters before that one.
     """
     decode = partial(tokenizer.decode, skip_special=False)
-    pieces = TextPieces(decode, tokens[:shown])
+    pieces = IncrementalDetokenizer(decode, tokens[:shown])
     first_scored = len(tokens) - len(score.tokens)
     for place in range(shown, len(tokens)):
         text = pieces.add(tokens[place])

@@ -8,9 +8,9 @@ from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError
-from agentic_ring.inference import Completion, Document, Sampling, Score, TextEngine, stop_at
-from agentic_ring.inference.answer_text import AnswerText
-from agentic_ring.inference.last_document import LastDocument
+from agentic_ring.inference import Completion, Document, Sampling, Score, TextEngine
+from agentic_ring.inference.detokenizer import AnswerText, generate_answers
+from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.serve.scored_tokens import ScoredToken, scored_tokens
 
 OnText = Callable[[str], None]
@@ -89,7 +89,7 @@ class Writer:
         self._engine = engine
         self._tokenizer = tokenizer
         self._max_context = max_context
-        self._last = LastDocument(engine)
+        self._last = PrefixCache(engine)
 
     def prompt(self, given: str | Sequence[int]) -> Prompt:
         """A text, or tokens, which are taken as they are."""
@@ -162,23 +162,23 @@ class Writer:
             for prompt in prompts
         ]
 
-        def on_token(row: int, token: int) -> None:
+        def on_part(text: str) -> None:
             alive()
-            on_text(texts[row].add(token))
+            on_text(text)
 
         answers = [Completion(ended="length") for _ in prompts]
         if job.max_new_tokens:
-            answers = self._engine.generate(
+            answers = generate_answers(
+                self._engine,
+                self._tokenizer,
                 rests,
+                texts,
                 job.max_new_tokens,
+                job.sampling,
+                job.stop,
                 document=document,
-                sampling=job.sampling,
-                stop_tokens=self._tokenizer.eos_ids,
-                stop=stop_at(job.stop, self._tokenizer.decode),
-                on_token=on_token,
+                on_text=on_part,
             )
-        for text in texts:
-            on_text(text.rest())
         alive()
         scored = self._scored(job, prompts, answers, texts, document)
         return [

@@ -8,9 +8,9 @@ from typing import Any
 from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference import Sampling, TextEngine, stop_at
-from agentic_ring.inference.answer_text import AnswerText
-from agentic_ring.inference.last_document import LastDocument
+from agentic_ring.inference import Sampling, TextEngine
+from agentic_ring.inference.detokenizer import AnswerText, generate_answers
+from agentic_ring.inference.prefix_cache import PrefixCache
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Tokens of a context and of its continuation."""
@@ -71,7 +71,7 @@ class HarnessRequests:
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int):
         self._engine = engine
         self._tokenizer = tokenizer
-        self._last = LastDocument(engine)
+        self._last = PrefixCache(engine)
         self.max_length = max_length
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
@@ -98,20 +98,16 @@ class HarnessRequests:
         self._check(len(tokens) + generation.new_tokens)
         document, rest = self._last.split(tokens)
         text = AnswerText(self._tokenizer.decode, (), generation.until)
-
-        def on_token(row: int, token: int) -> None:
-            text.add(token)
-
-        self._engine.generate(
+        generate_answers(
+            self._engine,
+            self._tokenizer,
             [rest],
+            [text],
             generation.new_tokens,
+            generation.sampling,
+            generation.until,
             document=document,
-            sampling=generation.sampling,
-            stop_tokens=self._tokenizer.eos_ids,
-            stop=stop_at(generation.until, self._tokenizer.decode),
-            on_token=on_token,
         )
-        text.rest()
         return text.text
 
     def _check(self, length: int) -> None:

@@ -15,7 +15,7 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference import DocumentBytes, TextEngine
-from agentic_ring.inference.ragged import shared_beginning
+from agentic_ring.inference.ragged_batch import common_prefix_length
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_json
@@ -64,7 +64,7 @@ class LocalReader:
         prompts = [self._prompt(document, question) for question in questions]
         # Whole prompts are compared, so that each is answered as if it had been read by itself, however its
         # tokenizer joins the end of a record and the beginning of a question. One token is left over.
-        shared = shared_beginning([prompt[:-1] for prompt in prompts])
+        shared = common_prefix_length([prompt[:-1] for prompt in prompts])
         with progress("reading", shared) as advance:
             read = (
                 self.engine.read(prompts[0][:shared], lambda done: advance(done, "tokens"))

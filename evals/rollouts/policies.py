@@ -100,7 +100,7 @@ def in_context_policies(
 
 def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
     """The policy and twins of it, so many together."""
-    return [policy, *(policy.twin() for _ in range(count - 1))]
+    return [policy, *(policy.fresh_copy() for _ in range(count - 1))]
 
 
 def context_bytes(policies: Sequence[InContextPolicy]) -> ContextBytes:

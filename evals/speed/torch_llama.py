@@ -7,7 +7,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
-from agentic_ring.inference.ragged import Tokens
+from agentic_ring.inference.ragged_batch import Tokens
 
 
 class TorchLlama:

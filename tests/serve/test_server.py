@@ -16,7 +16,7 @@ from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import TextEngine
-from agentic_ring.inference.last_document import LastDocument
+from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.app import make_app
@@ -175,7 +175,7 @@ def test_streams_hold_the_same_text(client, answer):
 
 
 def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, answer, tokenizer):
-    last = LastDocument(engine)
+    last = PrefixCache(engine)
     read = []
     prompts = [tokenizer.encode(LONG + question, bos=True) for question in ("who?", "who is it?", "when")]
     for prompt in prompts:
@@ -222,7 +222,7 @@ def test_line_retrieval_asks_it(address, folder, tmp_path):
         ("completions", {"prompt": ""}, 200, ""),
         ("completions", {"prompt": []}, 400, "prompt"),
         ("completions", {"prompt": [[]]}, 400, "prompt"),
-        ("completions", {"prompt": [64]}, 400, "token 64 is not of the model's vocabulary of 64"),
+        ("completions", {"prompt": [64]}, 400, "token 64 is outside the model's vocabulary of 64"),
         ("completions", {"prompt": [-1]}, 400, "prompt.* greater than or equal to 0"),
         (
             "completions",

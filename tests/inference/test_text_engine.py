@@ -7,8 +7,8 @@ import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference import Sampling, TextEngine, stop_at
-from agentic_ring.inference.ragged import Ragged, bucket, shared_beginning
-from agentic_ring.inference.sampling import choose
+from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common_prefix_length
+from agentic_ring.inference.sampling import sample_next_token
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import Llama, load_pretrained
 from tests.models.llama_cases import VOCAB, write_model
@@ -198,7 +198,8 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     probabilities = np.array([0.5, 0.25, 0.15, 0.1])
     draws = 4000
     logits = jnp.broadcast_to(jnp.log(probabilities), (draws, 4))
-    tokens, likelihoods = choose(logits, Sampling(temperature, top_p).values, jnp.arange(draws), jnp.int32(0))
+    values = Sampling(temperature, top_p).values
+    tokens, likelihoods = sample_next_token(logits, values, jnp.arange(draws), jnp.int32(0))
     tempered = probabilities ** (1 / temperature)
     tempered /= tempered.sum()
     kept = np.where(np.cumsum(tempered) - tempered < top_p, tempered, 0)
@@ -263,11 +264,11 @@ def test_memory_of_a_document_is_told_before_it_is_read(model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: e.read([]), "there is no text, or an empty one"),
-        (lambda e: e.read([1, VOCAB]), f"token {VOCAB} is not of the model's vocabulary of {VOCAB}"),
+        (lambda e: e.read([]), "there is no text, or one is empty"),
+        (lambda e: e.read([1, VOCAB]), f"token {VOCAB} is outside the model's vocabulary of {VOCAB}"),
         (lambda e: e.read([-1]), "token -1 is not"),
         (lambda e: e.generate([], 4), "there is no text"),
-        (lambda e: e.generate([[1], []], 4), "there is no text, or an empty one"),
+        (lambda e: e.generate([[1], []], 4), "there is no text, or one is empty"),
         (lambda e: e.generate([[1]], 0), "max_new_tokens is 0"),
         (lambda e: e.score([([], [1])]), "nothing before it"),
         (lambda e: e.score([([1], [])]), "a continuation is empty"),
@@ -279,7 +280,7 @@ def test_calls_that_make_no_sense_say_so(call, message, model):
 
 
 def test_settings_that_make_no_sense_say_so(folder):
-    with pytest.raises(ConfigError, match="chunk 12 is no positive multiple of the ring of 8"):
+    with pytest.raises(ConfigError, match="chunk 12 is not a positive multiple of the ring of 8"):
         engine_on(folder, MeshShape(ring=8), 8, 12)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ConfigError, match="temperature must be at least 0"):
@@ -287,7 +288,7 @@ def test_settings_that_make_no_sense_say_so(folder):
 
 
 def test_buckets_hold_their_lengths_and_are_few():
-    sizes = [bucket(length, 16) for length in range(1, 5000)]
+    sizes = [bucket_size(length, 16) for length in range(1, 5000)]
     assert all(size >= length for length, size in enumerate(sizes, start=1))
     assert all(size - length < max(16, length / 8 + 1) for length, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes)
@@ -299,20 +300,20 @@ def test_buckets_hold_their_lengths_and_are_few():
     [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[5]], 1), ([[], [1]], 0), ([[2], [1]], 0)],
 )
 def test_what_rows_begin_with(rows, shared):
-    assert shared_beginning(rows) == shared
+    assert common_prefix_length(rows) == shared
 
 
-def test_pieces_hold_every_token_once():
+def test_chunks_hold_every_token_once():
     rows = [list(range(1, length + 1)) for length in (0, 7, 40, 33)]
-    ragged = Ragged(rows, start=100, chunk=16, unit=4)
+    ragged = RaggedBatch(rows, start=100, chunk=16, unit=4)
     tokens = [[] for _ in rows]
-    for piece in ragged.pieces():
-        for row, (found, positions) in enumerate(zip(piece.tokens, piece.positions, strict=True)):
+    for chunk in ragged.chunks():
+        for row, (found, positions) in enumerate(zip(chunk.tokens, chunk.positions, strict=True)):
             real = positions >= 0
             tokens[row] += found[real].tolist()
             np.testing.assert_array_equal(positions[real], 99 + found[real])
             following = np.where(found[real] < len(rows[row]), found[real] + 1, 0)
-            np.testing.assert_array_equal(piece.targets[row][real], following)
-            if 0 <= piece.place_of_last[row] < piece.size:
-                assert found[piece.place_of_last[row]] == len(rows[row])
+            np.testing.assert_array_equal(chunk.targets[row][real], following)
+            if 0 <= chunk.place_of_last[row] < chunk.size:
+                assert found[chunk.place_of_last[row]] == len(rows[row])
     assert tokens == rows

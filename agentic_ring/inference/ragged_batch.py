@@ -1,4 +1,4 @@
-"""Texts of different lengths as arrays of a few sizes, because every size is a program to compile."""
+"""Batches of token sequences of different lengths, padded to few sizes, since each size is compiled once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from agentic_ring.attention.cache import EMPTY_SLOT
 Tokens = Sequence[int]
 
 
-def bucket(length: int, unit: int, steps: int = 8) -> int:
-    """The smallest size that holds ``length``.
+def bucket_size(length: int, unit: int, steps: int = 8) -> int:
+    """Returns the smallest bucket size that holds ``length``.
 
-    Sizes are multiples of ``unit``, and from ``steps`` units on there are ``steps`` of them from one power
-    of two to the next, so that a size exceeds its length by a unit or by 1 / ``steps`` at most.
+    Sizes are multiples of ``unit``. From ``steps`` units on there are ``steps`` sizes between consecutive
+    powers of two, so that a size exceeds its length by at most one unit or by 1 / ``steps``.
     """
     units = max(1, -(-length // unit))
     step = max(1, 2 ** (units - 1).bit_length() // (2 * steps))
     return unit * step * -(-units // step)
 
 
-def shared_beginning(rows: Sequence[Tokens]) -> int:
-    """Tokens that all rows begin with."""
+def common_prefix_length(rows: Sequence[Tokens]) -> int:
+    """Returns the number of leading tokens that all rows share."""
     shortest = min(map(len, rows))
     beginnings = np.array([row[:shortest] for row in rows])
     differ = (beginnings != beginnings[0]).any(axis=0)
@@ -31,15 +31,15 @@ def shared_beginning(rows: Sequence[Tokens]) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The same places of all rows.
+class BatchChunk:
+    """The same C columns of all rows.
 
     Attributes:
-      first: the first of these places.
+      first: index of the first column.
       tokens: int32 [B, C].
-      targets: int32 [B, C], the token after each; 0 after a row's last.
-      positions: int32 [B, C]; ``EMPTY_SLOT`` where a row has no token.
-      place_of_last: int32 [B], of each row's last token within the piece; outside of it for the others.
+      targets: int32 [B, C], the token after each; 0 after the last token of a row.
+      positions: int32 [B, C]; ``EMPTY_SLOT`` for padding.
+      place_of_last: int32 [B], column of each row's last token in this chunk; out of range if elsewhere.
     """
 
     first: int
@@ -50,19 +50,19 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Tokens of a row, C."""
+        """Columns, C."""
         return self.tokens.shape[1]
 
 
 @dataclass(frozen=True)
-class Ragged:
-    """Rows of tokens, to be worked on piece by piece.
+class RaggedBatch:
+    """Rows of tokens, divided into chunks of columns.
 
     Attributes:
-      rows: may be empty.
-      start: position of every row's first token.
-      chunk: tokens of a piece.
-      unit: the last piece is a multiple of this.
+      rows: token sequences; some may be empty.
+      start: position of the first token of every row.
+      chunk: columns per chunk.
+      unit: the size of the last chunk is a multiple of this.
     """
 
     rows: Sequence[Tokens]
@@ -72,17 +72,19 @@ class Ragged:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [B]."""
+        """Length of each row, int32 [B]."""
         return np.array([len(row) for row in self.rows], np.int32)
 
     @property
     def sizes(self) -> list[int]:
-        """Of each piece: whole chunks, and what is left in a bucket of its own."""
+        """Columns of each chunk: full chunks, then the rest rounded up to a bucket."""
         whole, rest = divmod(int(self.lengths.max()), self.chunk)
-        return [self.chunk] * whole + ([min(bucket(rest, self.unit, steps=2), self.chunk)] if rest else [])
+        return [self.chunk] * whole + (
+            [min(bucket_size(rest, self.unit, steps=2), self.chunk)] if rest else []
+        )
 
-    def pieces(self) -> Iterator[Piece]:
-        """All pieces in order."""
+    def chunks(self) -> Iterator[BatchChunk]:
+        """All chunks in order."""
         first = 0
         for size in self.sizes:
             shape = len(self.rows), size
@@ -93,5 +95,5 @@ class Ragged:
                 tokens[number, : len(part)] = part
                 targets[number, : len(after)] = after
                 positions[number, : len(part)] = self.start + first + np.arange(len(part))
-            yield Piece(first, tokens, targets, positions, self.lengths - 1 - first)
+            yield BatchChunk(first, tokens, targets, positions, self.lengths - 1 - first)
             first += size

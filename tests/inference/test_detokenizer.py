@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.inference.answer_text import AnswerText, TextPieces, UntilStop
+from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, StopStringFilter
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece
 
 TEXTS = ["The capital of France is Paris.", "é, and 日本 🙂 after it", "line 12: <4821>\n\n  indented"]
@@ -16,7 +16,7 @@ TEXTS = ["The capital of France is Paris.", "é, and 日本 🙂 after it", "lin
 @pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece("first")], ids=["bytes", "sentencepiece"])
 def test_pieces_add_up_to_the_decoded_text(tokenizer, text):
     tokens = tokenizer.encode(text)
-    pieces = TextPieces(tokenizer.decode)
+    pieces = IncrementalDetokenizer(tokenizer.decode)
     shown = [pieces.add(token) for token in tokens]
     assert "".join(shown) + pieces.rest() == tokenizer.decode(tokens)
     if "日" not in text:  # which sentencepiece here has no token for
@@ -26,10 +26,10 @@ def test_pieces_add_up_to_the_decoded_text(tokenizer, text):
 def test_a_character_comes_whole_with_the_last_of_its_tokens():
     tokenizer = byte_level()
     tokens = tokenizer.encode("🙂!")
-    pieces = TextPieces(tokenizer.decode)
+    pieces = IncrementalDetokenizer(tokenizer.decode)
     assert [pieces.add(token) for token in tokens] == ["", "", "", "🙂", "!"]
     # Bytes that never become a character are shown in the end.
-    broken = TextPieces(tokenizer.decode)
+    broken = IncrementalDetokenizer(tokenizer.decode)
     assert [broken.add(token) for token in tokens[:2]] == ["", ""]
     assert broken.rest() == tokenizer.decode(tokens[:2]) == "\ufffd"
 
@@ -62,7 +62,7 @@ def test_text_is_handed_on_up_to_the_first_stop_string(text, strings, cuts):
     )
     met = min(ends, key=lambda each: (each[0], -len(each[1])), default=None)
     expected = text if met is None else text[: met[0] - len(met[1])]
-    until, shown = UntilStop(strings), ""
+    until, shown = StopStringFilter(strings), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         shown += until.add(text[start:end])
@@ -72,7 +72,7 @@ def test_text_is_handed_on_up_to_the_first_stop_string(text, strings, cuts):
 
 
 def test_what_may_become_a_stop_string_waits():
-    until = UntilStop(["\n\nUser", "###"])
+    until = StopStringFilter(["\n\nUser", "###"])
     assert [until.add(piece) for piece in ("one", "\n", "\n", "two#", "#", "x##")] == [
         "one",
         "",

@@ -1,11 +1,11 @@
-"""Layers in arrays of their own compute what the stack computes, out of the same memory."""
+"""Unstacked layers compute what the stack computes, in the same memory."""
 
 import jax
 import numpy as np
 import pytest
 
+from agentic_ring.inference.cached_model import unstack_layers
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.layer_by_layer import layer_by_layer
 from agentic_ring.models.llama import LlamaConfig, load_pretrained
 from agentic_ring.models.transformer import Block, TransformerConfig
 from tests.models.llama_cases import LAYERS, tokens, write_model
@@ -22,7 +22,7 @@ def compute(model, mesh) -> np.ndarray:
 def test_logits_and_shardings_are_those_of_the_stack(shape, count, tmp_path):
     mesh = make_mesh(shape, jax.devices()[:count])
     model = load_pretrained(write_model(tmp_path), mesh)
-    own = layer_by_layer(model)
+    own = unstack_layers(model)
     np.testing.assert_allclose(compute(own, mesh), compute(model, mesh), atol=1e-5)
     for index in range(LAYERS):
         for layer, sliced in zip(
@@ -35,7 +35,7 @@ def test_logits_and_shardings_are_those_of_the_stack(shape, count, tmp_path):
 def test_matrices_are_not_copied_and_stay_when_the_stack_goes():
     config = LlamaConfig(TransformerConfig(width=64, layers=3, heads=2, ffn_width=128), vocab_size=64)
     model = config.build(jax.random.key(0))
-    own = layer_by_layer(model)
+    own = unstack_layers(model)
     blocks = model.transformer.blocks
     assert isinstance(blocks, Block)
     stack, last = blocks.feedforward.up[...], own.transformer.block(2).feedforward.up[...]

@@ -113,14 +113,14 @@ def test_starting_over_forgets_everything():
     assert np.abs(behind_prompt - first).max() > 1e-2
 
 
-def test_twins_share_their_prompt_and_nothing_else():
+def test_copies_share_their_prompt_and_nothing_else():
     policy, _ = hidden_task_policy()
     policy.start_over(random_steps(batch=1, length=20, valid=17))
-    twin = policy.twin()
+    other = policy.fresh_copy()
     first = roll_out(policy).action
-    np.testing.assert_array_equal(roll_out(twin).action, first)
-    np.testing.assert_array_equal(roll_out(policy.twin()).action, first)
-    assert twin._prefix is policy._prefix
+    np.testing.assert_array_equal(roll_out(other).action, first)
+    np.testing.assert_array_equal(roll_out(policy.fresh_copy()).action, first)
+    assert other._prefix is policy._prefix
 
 
 @cache
@@ -163,8 +163,9 @@ def test_a_step_copies_no_cache(shape):
     policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 100)
     policy.begin_trial()
     step = policy._steps(position=0)
+    programs = policy._programs
     with jax.set_mesh(mesh):
-        compiled = policy._act.lower(policy._weights, step, step, policy._cache, None).compile().as_text()
+        compiled = programs.act.lower(programs.weights, step, step, policy._cache, None).compile().as_text()
     slots = policy._cache.positions.shape[1] // mesh.size
     own = rf"f32\[{ENVIRONMENTS},2,{slots},8\]"
     assert re.search(rf"{own}\S* parameter\(", compiled)
@@ -186,7 +187,7 @@ def test_the_bytes_of_a_context_are_known_before_it_is_made():
 
 def test_a_chunk_that_does_not_divide_over_the_ring_is_refused():
     prompt = random_steps(batch=1, length=8, valid=8)
-    with pytest.raises(ConfigError, match="prompt_chunk 6 is no positive multiple of the ring of 4"):
+    with pytest.raises(ConfigError, match="prompt_chunk 6 is not a positive multiple of the ring of 4"):
         InContextPolicy(
             Model(tiny_config()),
             {},

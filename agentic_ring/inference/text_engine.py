@@ -1,14 +1,14 @@
-"""Writing with a LLaMA: documents are encoded once, in chunks, and any number of prompts goes on from them.
+"""Text generation and scoring with a LLaMA: a document is encoded once, and many prompts continue it.
 
     document   | chunk | chunk | chunk |            encoded once, sharded over the ring, of one row
     prompt 0                           | q q q q | a a a
     prompt 1                           | q q     | a a a a a          each with a short cache of its own
     prompt 2                           | q q q   | a
 
-Every prompt attends to the document where it lies. What is computed depends neither on the ring, nor on
-chunks, nor on what else is in a batch: each slot of a cache carries the position of its token, and padding
-has none. (Where a cache is kept in fewer bits than the model's, a chunk attends to its own tokens before they
-are rounded and to earlier ones after, so that there the chunk's size shows.)
+Every prompt attends to the one stored copy of the document. Results depend neither on the ring, nor on the
+chunk size, nor on other prompts in the batch: each slot of a cache carries the position of its token, and
+padding has none. (One exception: in a cache of fewer bits than the model's dtype, a chunk attends to its own
+tokens before rounding and to earlier ones after it, so the chunk size changes the rounding.)
 """
 
 from collections.abc import Callable, Sequence
@@ -24,26 +24,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.programs import Programs
-from agentic_ring.inference.ragged import Ragged, Tokens, bucket
+from agentic_ring.inference.llama_programs import LlamaPrograms
+from agentic_ring.inference.ragged_batch import RaggedBatch, Tokens, bucket_size
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import Llama
 
 PROMPT_UNIT = 32
-"""Tokens that short prompts and answers are rounded up to, unless the ring asks for more."""
+"""Multiple to which the lengths of short prompts and answers are rounded up, unless the ring needs more."""
 
 Ending = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text that has been read; any number of prompts may go on from it.
+    """An encoded text that any number of prompts may continue.
 
     Attributes:
-      cache: its keys and values, of one row.
-      length: its tokens.
-      next_logits: float32 [1, V], of the token after it; None for a document's beginning.
+      cache: keys and values, one row.
+      length: number of tokens.
+      next_logits: float32 [1, V] of the token after it; None for the beginning of a longer document.
     """
 
     cache: KVCache
@@ -51,10 +51,10 @@ class Document:
     next_logits: jax.Array | None
 
     def beginning(self, length: int) -> "Document":
-        """Its first tokens as a document, for prompts that share no more; it takes no memory of its own.
+        """The first ``length`` tokens as a document that shares this one's memory.
 
         Raises:
-          ArgumentError: fewer than 1 token, or more than it has.
+          ArgumentError: ``length`` is below 1 or above the document's length.
         """
         if not 1 <= length <= self.length:
             raise ArgumentError(f"a beginning of {length} tokens; the document has {self.length}")
@@ -67,13 +67,12 @@ class Document:
 
 @dataclass
 class Completion:
-    """What was written after a prompt.
+    """Tokens generated after a prompt.
 
     Attributes:
-      tokens: without the stop token that ended them.
-      log_probabilities: of each, under the model itself.
-      ended: "stop" at a stop token or string, "length" where there was no room for more; None while it is
-        being written.
+      tokens: generated tokens without the final stop token.
+      log_probabilities: log probability of each token under the model, before temperature and top-p.
+      ended: "stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -83,13 +82,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a continuation is.
+    """Log probabilities of a continuation.
 
     Attributes:
-      tokens: that were scored.
-      log_probabilities: of each of them, given all before it, in nats.
-      likeliest: the likeliest token in the place of each.
-      likeliest_log_probabilities: of these.
+      tokens: scored tokens.
+      log_probabilities: log probability of each token given all earlier ones, in nats.
+      likeliest: most likely token at each place.
+      likeliest_log_probabilities: log probability of that token.
     """
 
     tokens: list[int]
@@ -99,7 +98,7 @@ class Score:
 
     @property
     def greedy(self) -> bool:
-        """Whether each token is the likeliest one."""
+        """Whether every token is the most likely one."""
         return self.tokens == self.likeliest
 
     @property
@@ -110,18 +109,16 @@ class Score:
 
 @dataclass(frozen=True)
 class TextEngine:
-    """Reads, writes and scores with one model.
+    """Encodes, generates and scores text with one model.
 
     Attributes:
-      model: its weights wherever they are.
-      mesh: whose ring shares documents out, and whose data and fsdp axes share prompts out; one device
-        where absent.
-      chunk: tokens of a text that are encoded at a time, a multiple of the ring; memory beside the cache
-        grows with it.
-      cache_dtype: how keys and values are kept; the model's dtype where absent.
+      model: the model; its weights may lie on any devices.
+      mesh: its ring axis shards documents, its data and fsdp axes shard prompts; None uses one device.
+      chunk: tokens to encode at a time, a multiple of the ring; activation memory grows with it.
+      cache_dtype: storage dtype of keys and values; None uses the model's dtype.
 
     Raises:
-      ConfigError: a chunk that does not divide over the ring.
+      ConfigError: the chunk does not divide over the ring.
     """
 
     model: Llama
@@ -132,44 +129,44 @@ class TextEngine:
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.chunk % self._ring:
             raise ConfigError(
-                f"chunk {self.chunk} is no positive multiple of the ring of {self._ring} devices; choose "
+                f"chunk {self.chunk} is not a positive multiple of the ring of {self._ring} devices; choose "
                 "one that is"
             )
 
     def read(self, tokens: Tokens, advance: Callable[[int], None] = lambda done: None) -> Document:
-        """Encodes a text once.
+        """Encodes a text.
 
         Args:
           tokens: at least one.
-          advance: called with the number of tokens that have been read, after each chunk.
+          advance: called after each chunk with the number of tokens encoded so far.
 
         Raises:
-          ArgumentError: no token, or one that is not of the vocabulary.
+          ArgumentError: there is no token, or one outside the vocabulary.
         """
         self._check([tokens])
         programs = self.programs
-        # Every group of devices that shares prompts out encodes a copy.
-        rows = Ragged([tokens] * self._copies, 0, self.chunk, unit=self.chunk)
+        # Every group of devices along data and fsdp encodes a copy.
+        rows = RaggedBatch([tokens] * self._copies, 0, self.chunk, unit=self.chunk)
         with jax.set_mesh(self._mesh):
-            cache = programs.empty(self._copies, bucket(len(tokens), self.chunk))
+            cache = programs.empty(self._copies, bucket_size(len(tokens), self.chunk))
             last = programs.nothing_read(self._copies)
-            for piece in rows.pieces():
+            for chunk in rows.chunks():
                 last, cache = programs.encode(
-                    programs.weights, piece.tokens, piece.positions, piece.place_of_last, last, cache, None
+                    programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, None
                 )
                 last.block_until_ready()
-                advance(min(piece.first + piece.size, len(tokens)))
+                advance(min(chunk.first + chunk.size, len(tokens)))
             logits, cache = programs.first_row(programs.weights, cache, last)
         return Document(cache, len(tokens), logits)
 
     def adopt(self, document: Document) -> Document:
-        """A document that another engine read with the same model, on this engine's devices.
+        """Copies a document of another engine with the same model to this engine's devices.
 
-        What reads fastest need not write fastest: reading keeps many devices busy, while a single token
-        passes through few of them faster ("prefill-decode disaggregation", arXiv 2401.09670).
+        This allows prefill-decode disaggregation (arXiv 2401.09670): encoding uses many devices well,
+        while a single token is decoded faster on few.
 
         Raises:
-          ArgumentError: its cache does not divide over this engine's ring.
+          ArgumentError: the document's cache does not divide over this engine's ring.
         """
         logits = document.next_logits
         if logits is not None:
@@ -187,20 +184,20 @@ class TextEngine:
         stop: Callable[[list[int]], bool] = lambda tokens: False,
         on_token: Callable[[int, int], None] = lambda row, token: None,
     ) -> list[Completion]:
-        """Writes on after each prompt; all are worked on at once.
+        """Generates an answer to each prompt, all prompts in one batch.
 
         Args:
-          prompts: of any lengths, at least one token each.
-          max_new_tokens: of an answer.
-          document: what stands before every prompt.
-          sampling: how tokens are chosen.
-          stop_tokens: each of them ends an answer and is left out of it.
-          stop: whether an answer ends here, from all of its tokens so far; see ``stop_at``.
-          on_token: called with a prompt's number and each new token of its answer, as they come.
+          prompts: prompts of any lengths, at least one token each.
+          max_new_tokens: limit of each answer.
+          document: text before every prompt.
+          sampling: temperature, top-p and seed.
+          stop_tokens: tokens that end an answer; they are not part of it.
+          stop: takes all tokens of an answer so far and returns whether it ends; see ``stop_at``.
+          on_token: called with the prompt's index and each new token of its answer.
 
         Raises:
-          ArgumentError: no prompt, an empty one, a token that is not of the vocabulary, or no room for
-            an answer.
+          ArgumentError: there is no prompt, a prompt is empty, a token is outside the vocabulary, or
+            ``max_new_tokens`` is below 1.
         """
         if max_new_tokens < 1:
             raise ArgumentError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
@@ -211,11 +208,11 @@ class TextEngine:
         batch = len(texts.rows)
         numbers = np.arange(batch, dtype=np.int32)
         with jax.set_mesh(self._mesh):
-            cache = programs.empty(batch, sum(texts.sizes), bucket(max_new_tokens, PROMPT_UNIT))
+            cache = programs.empty(batch, sum(texts.sizes), bucket_size(max_new_tokens, PROMPT_UNIT))
             last = programs.nothing_read(batch)
-            for piece in texts.pieces():
+            for chunk in texts.chunks():
                 last, cache = programs.encode(
-                    programs.weights, piece.tokens, piece.positions, piece.place_of_last, last, cache, prefix
+                    programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, prefix
                 )
             tokens, likelihoods = programs.first_token(programs.weights, last, sampling.values, numbers)
             for index in range(max_new_tokens):
@@ -248,16 +245,15 @@ class TextEngine:
     def score(
         self, pairs: Sequence[tuple[Tokens, Tokens]], *, document: Document | None = None
     ) -> list[Score]:
-        """How likely each continuation is after its context.
+        """Computes the log probability of each continuation after its context.
 
         Args:
-          pairs: of context and continuation; a context may be empty only where a document that was read to
-            its end stands before it.
-          document: what stands before every context.
+          pairs: (context, continuation); a context may be empty only after a complete ``document``.
+          document: text before every context.
 
         Raises:
-          ArgumentError: no pair, an empty continuation or one with nothing before it, or a token that is
-            not of the vocabulary.
+          ArgumentError: there is no pair, a continuation is empty or has nothing before it, or a token is
+            outside the vocabulary.
         """
         for context, continuation in pairs:
             if not len(continuation):
@@ -273,12 +269,12 @@ class TextEngine:
         found = []
         with jax.set_mesh(self._mesh):
             cache = programs.empty(len(texts.rows), sum(texts.sizes))
-            for piece in texts.pieces():
+            for chunk in texts.chunks():
                 *parts, cache = programs.score(
-                    programs.weights, piece.tokens, piece.positions, piece.targets, cache, prefix
+                    programs.weights, chunk.tokens, chunk.positions, chunk.targets, cache, prefix
                 )
                 found.append([np.asarray(part) for part in parts])
-        # Of each row's second token to its last; what predicts the first stands before the row.
+        # From each row's second token to its last; the first one is predicted before the row.
         columns = [np.concatenate(parts, axis=1) for parts in zip(*found, strict=True)]
         scores = []
         for number, (context, continuation) in enumerate(pairs):
@@ -293,8 +289,8 @@ class TextEngine:
         return scores
 
     def document_bytes(self, tokens: int) -> "DocumentBytes":
-        """What reading a document of so many tokens takes, before it is read."""
-        slots = bucket(tokens, self.chunk)
+        """Memory needed to encode a document of ``tokens`` tokens."""
+        slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self._mesh):
             return DocumentBytes(
                 weights=sum(leaf.nbytes for leaf in jax.tree.leaves(self.programs.weights)),
@@ -303,9 +299,9 @@ class TextEngine:
             )
 
     @cached_property
-    def programs(self) -> Programs:
-        """What runs on the devices."""
-        return Programs(self.model, self._mesh, self.chunk, self.cache_dtype)
+    def programs(self) -> LlamaPrograms:
+        """The compiled functions."""
+        return LlamaPrograms(self.model, self._mesh, self.cache_dtype, self.chunk)
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -317,37 +313,36 @@ class TextEngine:
 
     @property
     def _copies(self) -> int:
-        """Groups of devices that rows are shared out over."""
-        return self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        return self.programs.copies
 
-    def _ragged(self, rows: Sequence[Tokens], document: Document | None) -> Ragged:
-        """The rows, and empty ones up to a size that the mesh and few programs can serve."""
-        count = bucket(len(rows), self._copies, steps=2)
+    def _ragged(self, rows: Sequence[Tokens], document: Document | None) -> RaggedBatch:
+        """The rows, padded with empty ones to a batch size that fits the mesh and limits recompilation."""
+        count = bucket_size(len(rows), self._copies, steps=2)
         unit = -(-PROMPT_UNIT // self._ring) * self._ring
         start = 0 if document is None else document.length
-        return Ragged([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)
+        return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)
 
     def _check(self, rows: Sequence[Tokens]) -> None:
         vocabulary = self.model.config.vocab_size
         if not len(rows) or not all(len(row) for row in rows):
-            raise ArgumentError("there is no text, or an empty one; give each at least one token")
+            raise ArgumentError("there is no text, or one is empty; give each at least one token")
         for row in rows:
             for token in (min(row), max(row)):
                 if not 0 <= token < vocabulary:
                     raise ArgumentError(
-                        f"token {token} is not of the model's vocabulary of {vocabulary}; the tokenizer is "
-                        "another model's"
+                        f"token {token} is outside the model's vocabulary of {vocabulary}; use the tokenizer "
+                        "that belongs to the model"
                     )
 
 
 @dataclass(frozen=True)
 class DocumentBytes:
-    """What it takes to read a document, in bytes on all devices together.
+    """Memory needed to encode a document, in bytes, summed over all devices.
 
     Attributes:
-      weights: of the model, each counted once.
+      weights: the model, each weight counted once.
       cache: keys and values.
-      activations: what is alive besides while a chunk is encoded, as it is compiled.
+      activations: temporary memory while a chunk is encoded, from the compiled program.
     """
 
     weights: int
@@ -356,12 +351,12 @@ class DocumentBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of the three."""
         return self.weights + self.cache + self.activations
 
 
 def stop_at(strings: Sequence[str], decode: Callable[[list[int]], str]) -> Callable[[list[int]], bool]:
-    """For ``TextEngine.generate``: ends an answer once one of the strings stands in it."""
+    """Returns a ``stop`` for ``TextEngine.generate``: an answer ends once it contains one of the strings."""
     strings = [string for string in strings if string]
     if not strings:
         return lambda tokens: False
@@ -380,7 +375,7 @@ def _add(
     stop_tokens: Sequence[int],
     stop: Callable[[list[int]], bool],
 ) -> bool:
-    """Puts a token to its answer, unless it is one that ends it; whether it was put."""
+    """Appends a token to its answer unless it is a stop token; returns whether it was appended."""
     if token in stop_tokens:
         answer.ended = "stop"
         return False

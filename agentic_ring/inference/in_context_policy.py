@@ -1,0 +1,294 @@
+"""The policy of the Agentic Transformer: one call of 4 tokens per environment step, on a key/value cache.
+
+All steps that the policy has seen, of this trial and of earlier ones, stay in a cache that is sharded along
+the sequence over the ring. The prompt has its own cache of one row, which all environments share: its size
+does not depend on their number.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentic_ring.attention.cache import KVCache, first_row, slots_needed
+from agentic_ring.attention.cache.storage import CacheDtype
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.model import Model, Params
+
+
+@dataclass(frozen=True)
+class ContextBytes:
+    """Memory of a policy's context, in bytes, summed over all devices.
+
+    Attributes:
+      prompt: cache of the stored trajectories, shared by all environments.
+      environments: caches of the environments' own trials, at full capacity.
+    """
+
+    prompt: int
+    environments: int
+
+    @classmethod
+    def planned(
+        cls,
+        config: AgenticTransformerConfig,
+        num_environments: int,
+        decisions: int,
+        prompt_steps: int = 0,
+        ring: int = 1,
+        cache_dtype: CacheDtype | None = None,
+    ) -> "ContextBytes":
+        """Memory of a policy that has not been created; ``prompt_steps`` includes padding."""
+
+        def size(batch: int, slots: int) -> int:
+            fresh = partial(new_cache, config.transformer, batch, slots, ring, cache_dtype)
+            return array_bytes(jax.eval_shape(fresh))
+
+        prompt = size(1, _prompt_slots(prompt_steps, ring)) if prompt_steps else 0
+        return cls(prompt, size(num_environments, _trial_slots(decisions, ring)))
+
+
+@dataclass(frozen=True)
+class _Programs(CachedModel):
+    """The compiled functions of a policy."""
+
+    @cached_property
+    def _encoders(self) -> dict[bool, Any]:
+        """Store a whole prompt (True), or its next chunk (False), in a cache."""
+
+        def encoder(whole: bool) -> Any:
+            def encode(weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+                model = self.bind(weights)
+                return (model.prefill if whole else model.prefill_chunk)(steps, cache)
+
+            return self.jit(encode)
+
+        return {whole: encoder(whole) for whole in (True, False)}
+
+    @cached_property
+    def _first_row(self) -> Any:
+        return jax.jit(first_row, out_shardings=self.cache_shardings(replace(self.rules, batch=())))
+
+    def prefill(self, chunks: Sequence[ChainSteps], advance: Callable[[int], None]) -> KVCache:
+        """The prompt's cache. Every group of devices that shares a batch out encodes one copy."""
+        ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
+        cache = self.placed_cache(self.copies, _prompt_slots(ends[-1], self.ring))
+        encode = self._encoders[len(chunks) == 1]
+        for chunk, end in zip(chunks, ends, strict=True):
+            rows = jax.tree.map(lambda x: np.repeat(x, self.copies, axis=0), chunk)
+            cache = encode(self.weights, rows, cache)
+            jax.block_until_ready(cache)
+            advance(end)
+        return self._first_row(cache)
+
+    @cached_property
+    def act(self) -> Any:
+        """(weights, previous, current, cache, prefix) -> actions [E, A] and the cache."""
+
+        def act(
+            weights: list[jax.Array],
+            previous: ChainSteps,
+            current: ChainSteps,
+            cache: KVCache,
+            prefix: KVCache | None,
+        ) -> tuple[jax.Array, KVCache]:
+            return self.bind(weights).act(previous, current, cache, prefix)
+
+        return self.jit(act, NamedSharding(self.mesh, PartitionSpec()))
+
+
+class InContextPolicy:
+    """Acts in E environments at once with all trials in context; an ``evals.rollouts.trials.TrialPolicy``.
+
+    Args:
+      model, params: the trained model; ``params`` live on ``mesh``.
+      mesh: its data and fsdp axes divide the environments.
+      scaling: scaling of the training data.
+      target: return at which every trial aims, unscaled.
+      num_environments: E, a multiple of the data x fsdp devices.
+      decisions: steps of all trials together; sets the capacity of the cache.
+      prompt: [1, S] steps of stored trajectories before the first trial; S is a multiple of the ring.
+        It is encoded and stored once for all environments.
+      prompt_chunk: steps of the prompt to encode at a time, to limit memory; a multiple of the ring.
+        None encodes all of them at once.
+      cache_dtype: storage dtype of keys and values; None uses the model's dtype.
+
+    Raises:
+      ConfigError: the environments do not divide over the mesh, or the chunk does not divide over the ring.
+    """
+
+    def __init__(
+        self,
+        model: Model[AgenticTransformerConfig],
+        params: Params,
+        mesh: Mesh,
+        scaling: Scaling,
+        target: float,
+        num_environments: int,
+        decisions: int,
+        prompt: ChainSteps | None = None,
+        prompt_chunk: int | None = None,
+        cache_dtype: CacheDtype | None = None,
+    ):
+        # Gathers the weights over the ring once instead of at every step.
+        whole = model.param_shardings(mesh, replace(model.config.transformer.rules, embed=()))
+        self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
+        copies, ring = self._programs.copies, self._programs.ring
+        if num_environments % copies:
+            raise ConfigError(
+                f"{num_environments} environments do not divide over data x fsdp = {copies} devices; "
+                f"choose a multiple of {copies}"
+            )
+        if prompt_chunk is not None and (prompt_chunk < 1 or prompt_chunk % ring):
+            raise ConfigError(
+                f"prompt_chunk {prompt_chunk} is not a positive multiple of the ring of {ring} devices; "
+                "choose one that is"
+            )
+        self._mesh = mesh
+        self._scaling = scaling
+        self._target = target
+        self._environments = num_environments
+        self._decisions = decisions
+        self._prompt_chunk = prompt_chunk
+        self._observation_dim = model.config.observation_dim
+        self._action_dim = model.config.action_dim
+        self.start_over(prompt)
+
+    def start_over(
+        self, prompt: ChainSteps | None, advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Discards all trials and the prompt, and encodes another prompt.
+
+        Args:
+          prompt: as for the constructor.
+          advance: called after each chunk with the number of prompt steps encoded so far.
+        """
+        self._prompt_end = _End.of(prompt)
+        self._prefix = self._cache = None  # freed before new ones are made
+        if prompt is not None:
+            with jax.set_mesh(self._mesh):
+                self._prefix = self._programs.prefill(_chunks(prompt, self._prompt_chunk), advance)
+        self._discard_trials()
+
+    def fresh_copy(self) -> "InContextPolicy":
+        """Another policy with the same weights, compiled functions and prompt, and without trials."""
+        other = copy(self)
+        other._discard_trials()
+        return other
+
+    def _discard_trials(self) -> None:
+        self._decisions_left = self._decisions
+        self._position, self._trial = self._prompt_end
+        self._timestep = 0
+        self._previous = self._steps(position=-1)
+        with jax.set_mesh(self._mesh):
+            slots = _trial_slots(self._decisions, self._programs.ring)
+            self._cache = self._programs.placed_cache(self._environments, slots)
+
+    @property
+    def context_bytes(self) -> ContextBytes:
+        """Memory of the context."""
+        return ContextBytes(array_bytes(self._prefix), array_bytes(self._cache))
+
+    def begin_trial(self) -> None:
+        """Starts the next trial with the full target as return-to-go; the context stays."""
+        self._trial += 1
+        self._timestep = 0
+        self._return_to_go = np.full(self._environments, self._target)
+
+    def act(self, observation: np.ndarray) -> jax.Array:
+        """Returns actions float32 [E, A] for observations float32 [E, O], dispatched asynchronously.
+
+        Raises:
+          ConfigError: the cache is full.
+        """
+        if self._decisions_left == 0:
+            raise ConfigError(
+                f"the policy was made for {self._decisions} decisions and has taken all of them; "
+                "create it with a larger number of decisions"
+            )
+        self._decisions_left -= 1
+        self._observation = self._scaling.observation(observation)
+        current = self._steps(
+            position=self._position,
+            observation=self._observation,
+            return_to_go=self._return_to_go / self._scaling.return_scale,
+        )
+        with jax.set_mesh(self._mesh):
+            programs = self._programs
+            self._action, self._cache = programs.act(
+                programs.weights, self._previous, current, self._cache, self._prefix
+            )
+        return self._action
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Records the rewards float32 [E] of the last actions; ``last`` ends the trial."""
+        self._return_to_go = self._return_to_go - reward
+        self._previous = self._steps(
+            position=self._position,
+            observation=self._observation,
+            action=np.asarray(self._action),
+            reward=reward / self._scaling.reward_scale,
+            completion=(self._return_to_go <= 0) & last,
+        )
+        self._position += 1
+        self._timestep += 1
+
+    def _steps(self, position: int, **fields: np.ndarray) -> ChainSteps:
+        """One step of every environment, [E, 1]; fields that are not given are 0."""
+
+        def floats(name: str, *width: int) -> Any:
+            values = np.broadcast_to(fields.get(name, np.float32(0)), (self._environments, *width))
+            return values.astype(np.float32)[:, None]
+
+        def integers(value: int) -> Any:
+            return np.full((self._environments, 1), value, np.int32)
+
+        return ChainSteps(
+            return_to_go=floats("return_to_go"),
+            observation=floats("observation", self._observation_dim),
+            action=floats("action", self._action_dim),
+            reward=floats("reward"),
+            completion=floats("completion"),
+            timestep=integers(self._timestep),
+            trajectory=integers(max(self._trial, 0)),
+            position=integers(position),
+        )
+
+
+class _End(NamedTuple):
+    """The end of a prompt: position of the next step, and index of the last trajectory."""
+
+    position: int
+    trajectory: int
+
+    @classmethod
+    def of(cls, prompt: ChainSteps | None) -> "_End":
+        if prompt is None:
+            return cls(0, -1)
+        return cls(int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory)))
+
+
+def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
+    """Splits the steps [1, S] into chunks of ``size``, the last one shorter; None makes a single chunk."""
+    length = prompt.position.shape[1]
+    return [
+        jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
+        for first in range(0, length, size or length)
+    ]
+
+
+def _prompt_slots(steps: int, ring: int) -> int:
+    return slots_needed(TOKENS_PER_STEP * steps, 0, 0, ring)
+
+
+def _trial_slots(decisions: int, ring: int) -> int:
+    return slots_needed(0, decisions, TOKENS_PER_STEP, ring)

@@ -1,0 +1,190 @@
+"""Compiled functions of a LLaMA for encoding, generating and scoring; call them under ``jax.set_mesh``."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from agentic_ring.attention.cache import KVCache, slots_needed, specs_of
+from agentic_ring.attention.cache import first_row as one_row
+from agentic_ring.errors import ArgumentError
+from agentic_ring.inference.cached_model import CachedModel, array_bytes
+from agentic_ring.inference.sampling import SamplingValues, sample_next_token
+
+SCORED_AT_A_TIME = 64
+"""Tokens per row whose logits over the vocabulary are in memory at a time during scoring."""
+
+
+@dataclass(frozen=True)
+class LlamaPrograms(CachedModel):
+    """Each function is compiled once for every size of its arrays.
+
+    Attributes:
+      chunk: tokens of a text to encode at a time.
+    """
+
+    chunk: int
+
+    def empty(self, rows: int, slots: int, new_tokens: int = 0) -> KVCache:
+        """A cache for texts of ``slots`` tokens, padding included, and ``new_tokens`` generated ones."""
+        return self.placed_cache(rows, self._capacity(slots, new_tokens))
+
+    def nothing_read(self, rows: int) -> jax.Array:
+        """Argument ``last`` of the first call of ``encode``: zeros [B, D]."""
+        # Placed as ``encode`` returns it; otherwise its first call would be compiled separately.
+        return jnp.zeros((rows, self.stack.width), self.stack.dtype, device=self._per_row)
+
+    @cached_property
+    def encode(self) -> Any:
+        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last, cache).
+
+        Encodes a chunk and stores it. ``last`` [B, D] is the encoded last token of each row whose last
+        token has been reached.
+        """
+
+        def encode(
+            weights: Any,
+            tokens: jax.Array,
+            positions: jax.Array,
+            place_of_last: jax.Array,
+            last: jax.Array,
+            cache: KVCache,
+            prefix: KVCache | None,
+        ) -> tuple[jax.Array, KVCache]:
+            encoded, cache = self.bind(weights).prefill_chunk(tokens, positions, cache, prefix)
+            size = tokens.shape[1]
+            place = jnp.clip(place_of_last, 0, size - 1)[:, None, None]
+            here = (place_of_last >= 0) & (place_of_last < size)
+            found = jnp.take_along_axis(encoded, place, axis=1)[:, 0]
+            return jnp.where(here[:, None], found, last), cache
+
+        return self.jit(encode, self._per_row)
+
+    @cached_property
+    def first_row(self) -> Any:
+        """(weights, cache, last [B, D]) -> (logits [1, V], cache of batch 1) of the first row."""
+
+        def first_row(weights: Any, cache: KVCache, last: jax.Array) -> tuple[jax.Array, KVCache]:
+            return self.bind(weights).logits(last[:1]), one_row(cache)
+
+        return self.jit(first_row, None, rules=replace(self.rules, batch=()))
+
+    @cached_property
+    def first_token(self) -> Any:
+        """(weights, last [B, D], sampling, rows [B]) -> (tokens [B], their log probabilities [B])."""
+
+        def first_token(
+            weights: Any, last: jax.Array, sampling: SamplingValues, rows: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            return sample_next_token(self.bind(weights).logits(last), sampling, rows, jnp.int32(0))
+
+        return jax.jit(first_token)
+
+    @cached_property
+    def next_token(self) -> Any:
+        """(weights, tokens [B], positions [B], cache, prefix, sampling, rows [B], index) -> three results.
+
+        One decode step: the next tokens, their log probabilities, and the cache. ``index`` is the index of
+        the new token within its answer.
+        """
+
+        def next_token(
+            weights: Any,
+            tokens: jax.Array,
+            positions: jax.Array,
+            cache: KVCache,
+            prefix: KVCache | None,
+            sampling: SamplingValues,
+            rows: jax.Array,
+            index: jax.Array,
+        ) -> tuple[jax.Array, jax.Array, KVCache]:
+            model = self.bind(weights)
+            encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
+            return *sample_next_token(model.logits(encoded[:, 0]), sampling, rows, index), cache
+
+        return self.jit(next_token, None, None)
+
+    @cached_property
+    def score(self) -> Any:
+        """(weights, tokens [B, C], positions, targets, cache, prefix) -> four results.
+
+        Log probabilities of the targets [B, C], the most likely token at each place [B, C] with its log
+        probability [B, C], and the cache.
+        """
+
+        def score(
+            weights: Any,
+            tokens: jax.Array,
+            positions: jax.Array,
+            targets: jax.Array,
+            cache: KVCache,
+            prefix: KVCache | None,
+        ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
+            model = self.bind(weights)
+            encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
+
+            def score_part(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+                x, target = part
+                values = jax.nn.log_softmax(model.logits(x))
+                found = jnp.take_along_axis(values, target[..., None], axis=-1)[..., 0]
+                # Both come from one array, so the most likely token has bit for bit the same value in both.
+                return found, jnp.argmax(values, axis=-1).astype(jnp.int32), values.max(axis=-1)
+
+            batch, length = tokens.shape
+            padding = -length % SCORED_AT_A_TIME
+
+            def split(x: jax.Array) -> jax.Array:
+                x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
+                return x.reshape(batch, -1, SCORED_AT_A_TIME, *x.shape[2:]).swapaxes(0, 1)
+
+            parts = jax.lax.map(score_part, (split(encoded), split(targets)))
+            found, likeliest, most = (x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts)
+            return found, likeliest, most, cache
+
+        return self.jit(score, None, None, None)
+
+    def cache_bytes(self, rows: int, slots: int) -> int:
+        """Bytes of a cache, summed over all devices."""
+        return array_bytes(self._cache_shape(rows, slots))
+
+    def encode_bytes(self, rows: int, slots: int) -> int:
+        """Temporary bytes per device of encoding a chunk into such a cache, from the compiled program."""
+        cache = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self._cache_shape(rows, slots),
+            self.cache_shardings(),
+        )
+        tokens = jax.ShapeDtypeStruct((rows, self.chunk), jnp.int32)
+        place = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        last = jax.eval_shape(partial(self.nothing_read, rows))
+        compiled = self.encode.lower(self.weights, tokens, tokens, place, last, cache, None).compile()
+        return int(compiled.memory_analysis().temp_size_in_bytes)
+
+    def _cache_shape(self, rows: int, slots: int) -> Any:
+        return jax.eval_shape(partial(self.new_cache, rows, self._capacity(slots, 0)))
+
+    def _capacity(self, slots: int, new_tokens: int) -> int:
+        return slots_needed(slots, new_tokens, 1, self.ring, self.chunk)
+
+    def place(self, cache: KVCache) -> KVCache:
+        """Copies a document's cache from other devices to these, for reading only.
+
+        Raises:
+          ArgumentError: its slots do not divide over the ring.
+        """
+        ring, slots = self.ring, cache.positions.shape[1]
+        if slots % ring:
+            raise ArgumentError(
+                f"the document has {slots} slots, which do not divide over a ring of {ring}; read it in "
+                f"chunks of a multiple of {ring} tokens"
+            )
+        full = replace(cache, filled=jnp.full(ring, slots // ring, jnp.int32))
+        specs = specs_of(full, replace(self.rules, batch=()))
+        return jax.device_put(full, jax.tree.map(partial(NamedSharding, self.mesh), specs))
+
+    @property
+    def _per_row(self) -> NamedSharding:
+        return NamedSharding(self.mesh, self.rules.spec("batch"))
