@@ -98,7 +98,6 @@ def normalised(distribution: str) -> str:
 EXTRAS = {
     "agentic_ring.serve.__main__": "serve",
     "agentic_ring.serve.app": "serve",
-    "agentic_ring.serve.body_limit": "serve",
     "data_prep.episodes.minari_datasets": "minari",
     "evals.harness": "harness",
     "evals.harness_model.model": "harness",

@@ -1,13 +1,13 @@
-"""A small server that speaks OpenAI's protocol, on ``agentic_ring.inference``.
+"""A server for OpenAI's protocol on ``agentic_ring.inference``.
 
     python -m agentic_ring.serve --model FOLDER
 
-Needs the extra ``serve``. One request is worked on at a time; others wait their turn.
+Requires the extra ``serve``. One request is processed at a time; others wait in a queue.
 
-    protocol.py       what a request may hold
-    app.py            addresses, errors, replies, streams
-    body_limit.py     requests that are too large
-    turns.py          who waits, and who is sent away
-    writer.py         prompts to answers and their log probabilities
-    scored_tokens.py  tokens as text, with log probabilities
+    app.py              routes, streams, error replies
+    openai_requests.py  validation of requests
+    openai_replies.py   format of replies
+    request_queue.py    waiting and refused requests
+    generation.py       answers and log probabilities
+    scored_tokens.py    text and log probability of each token
 """

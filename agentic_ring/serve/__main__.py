@@ -1,4 +1,4 @@
-"""Serves a LLaMA as OpenAI's API does: /v1/models, /v1/completions and /v1/chat/completions.
+"""Serves a LLaMA through OpenAI's API: /v1/models, /v1/completions and /v1/chat/completions.
 
 python -m agentic_ring.serve --model FOLDER --max-context 65536
 """
@@ -19,7 +19,7 @@ from agentic_ring.progress import say
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CONNECTIONS = 256
-"""Open ones at most; beyond, the web server itself refuses with status 503."""
+"""Maximum number of open connections; the web server refuses further ones with status 503."""
 
 
 def main(
@@ -31,35 +31,36 @@ def main(
     max_context: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
     allow_extrapolation: Annotated[bool, cli.switch] = False,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, cli.optional_flag()] = None,
-    places: int = 16,
+    queue_size: int = 16,
     max_body: int = 16 * 2**20,
 ) -> None:
     """Serves a model until it is interrupted.
 
     Args:
-      model: Folder as Hugging Face lays it out, with its tokenizer.json.
-      name: By which requests ask for the model. Default: the folder's.
-      template: Of chats: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's own. Default: the
-        folder's own, where it has one.
-      host: Address to listen on. Whoever reaches it can use the server: it asks for no key.
-      port: To listen on; 0 takes a free one.
-      max_context: Tokens of a prompt and its answer at most. Default: what the model was made for.
-      allow_extrapolation: Let max_context go beyond what the model was made for.
-      dtype: Of weights and computation. Default: as stored.
-      places: Requests that may wait while one is worked on; more are told to come back (429).
-      max_body: Bytes of a request at most.
+      model: Folder in Hugging Face's layout, with its tokenizer.json.
+      name: Name by which requests select the model. Default: name of the folder.
+      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's own one.
+        Default: the folder's own template, if it has one.
+      host: Address to listen on. Everyone who can reach it can use the server: there is no API key.
+      port: Port to listen on; 0 selects a free one.
+      max_context: Maximum number of tokens of a prompt and its answer together. Default: the context
+        that the model was made for.
+      allow_extrapolation: Allow a max_context above the context that the model was made for.
+      dtype: Data type of weights and computation. Default: as stored.
+      queue_size: Requests that may wait while one is processed; further ones are refused (status 429).
+      max_body: Maximum size of a request in bytes.
     """
-    if places < 0 or max_body < 1:
-        raise ConfigError(f"--places is {places} and --max-body {max_body}; give at least 0 and 1")
+    if queue_size < 0 or max_body < 1:
+        raise ConfigError(f"--queue-size is {queue_size} and --max-body {max_body}; give at least 0 and 1")
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port is {port}; give one of 0 to 65535")
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise ConfigError("the server needs two more packages: pip install 'agentic_ring[serve]'")
-    # Only now: an installation without the extra gets the message above.
+    # Imported here, so that an installation without the extra gets the message above.
     import uvicorn
 
     from agentic_ring.serve.app import make_app
-    from agentic_ring.serve.writer import Writer
+    from agentic_ring.serve.generation import TextGenerator
 
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
@@ -67,12 +68,12 @@ def main(
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
     tokenizer.check_fits(loaded.config.vocab_size)
-    writer = Writer(TextEngine(loaded, mesh), tokenizer, context)
+    generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context)
     name = name or model.resolve().name
-    app = make_app(name, writer, chats, places, max_body)
+    app = make_app(name, generator, chats, queue_size, max_body)
     if host not in LOOPBACK:
-        say(f"warning: {host} may be reached from other machines, and no key is asked for")
-    say(f"serving {name}, {context} tokens at most{'' if chats else ', no chats: it has no template'}")
+        say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
+    say(f"serving {name}, at most {context} tokens{'' if chats else ', no chats: it has no template'}")
     uvicorn.run(
         app,
         host=host,

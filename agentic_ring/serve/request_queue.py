@@ -1,4 +1,4 @@
-"""One request is worked on at a time; a few wait, and the rest are told when to come back."""
+"""The request queue: one request is processed at a time, a few wait, further ones are refused."""
 
 import asyncio
 import math
@@ -10,65 +10,65 @@ Result = TypeVar("Result")
 
 
 class BusyError(Exception):
-    """All places are taken.
+    """The queue is full.
 
     Attributes:
       retry_after: seconds after which to try again.
     """
 
     def __init__(self, waiting: int, retry_after: int):
-        super().__init__(f"{waiting} requests wait already; try again in {retry_after} s")
+        super().__init__(f"{waiting} requests are waiting already; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
-class Turns:
-    """Of work in threads, in the order of its arrival.
+class RequestQueue:
+    """Runs work in a thread, one request at a time, in order of arrival.
 
     Args:
-      places: requests that may wait while one is worked on.
+      size: requests that may wait while one is processed.
     """
 
-    def __init__(self, places: int):
+    def __init__(self, size: int):
         self._lock = asyncio.Lock()
-        self._places = places
-        self._inside = 0
+        self._size = size
+        self._admitted = 0
         self._waiting: set[asyncio.Task] = set()
-        self._seconds = 1.0
+        self._last_seconds = 1.0
 
-    def start(self, work: Callable[[], Result]) -> asyncio.Task[Result]:
-        """Queues work; ``leave`` takes it back.
+    def submit(self, work: Callable[[], Result]) -> asyncio.Task[Result]:
+        """Queues work; ``cancel`` removes it.
 
         Raises:
-          BusyError: too many wait.
+          BusyError: the queue is full.
         """
-        if self._inside > self._places:
-            raise BusyError(self._places, max(1, math.ceil(self._seconds)))
-        self._inside += 1
-        task = asyncio.create_task(self._in_turn(work))
+        if self._admitted > self._size:
+            raise BusyError(self._size, max(1, math.ceil(self._last_seconds)))
+        self._admitted += 1
+        task = asyncio.create_task(self._run(work))
         self._waiting.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._finished)
         return task
 
-    def leave(self, task: asyncio.Task) -> None:
-        """Nobody wants the work any more: its place is free at once, unless it is under way."""
+    def cancel(self, task: asyncio.Task) -> None:
+        """Removes waiting work from the queue at once; work that has started is not interrupted."""
         if task in self._waiting:
             task.cancel()
 
-    async def _in_turn(self, work: Callable[[], Result]) -> Result:
+    async def _run(self, work: Callable[[], Result]) -> Result:
         async with self._lock:
             self._waiting.discard(asyncio.current_task())
             started = time.monotonic()
             try:
                 return await asyncio.to_thread(work)
             finally:
-                self._seconds = time.monotonic() - started
+                self._last_seconds = time.monotonic() - started
 
-    def _ended(self, task: asyncio.Task) -> None:
-        self._inside -= 1
+    def _finished(self, task: asyncio.Task) -> None:
+        self._admitted -= 1
         self._waiting.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, for whoever asked may be gone
+            task.exception()  # retrieved here, since the client may have left

@@ -1,4 +1,4 @@
-"""Tokens as text, with their log probabilities."""
+"""Tokens with their text and log probabilities."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class ScoredToken:
     """A token of a prompt or an answer.
 
     Attributes:
-      text: what it adds to the text, special tokens spelled out.
-      offset: characters of prompt and answer before it.
-      log_probability: given all before it; None where nothing stands before it.
-      likeliest: the likeliest token in its place, as text, and its log probability; likewise.
+      text: text that the token adds; special tokens are spelled out.
+      offset: number of characters of prompt and answer before it.
+      log_probability: log probability given all earlier tokens; None for the first token.
+      likeliest: text and log probability of the most likely token at its place; None for the first token.
     """
 
     text: str
@@ -29,14 +29,14 @@ class ScoredToken:
 def scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
 ) -> Iterator[ScoredToken]:
-    """Describes the tokens from number ``shown`` on.
+    """Yields the tokens from index ``shown`` on.
 
     Args:
-      tokenizer: that they are of.
-      tokens: of prompt and answer.
-      score: of the last of them, as many as it has.
-      shown: the first to describe.
-      offset: characters before that one.
+      tokenizer: tokenizer of the model.
+      tokens: tokens of prompt and answer.
+      score: score of the last tokens.
+      shown: index of the first token to return.
+      offset: number of characters before that token.
     """
     decode = partial(tokenizer.decode, skip_special=False)
     pieces = IncrementalDetokenizer(decode, tokens[:shown])

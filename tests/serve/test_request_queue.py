@@ -1,26 +1,26 @@
-"""Who waits for his turn, and what becomes of his place when he leaves."""
+"""Waiting requests, and the place in the queue that a cancelled one frees."""
 
 import asyncio
 import threading
 
 import pytest
 
-from agentic_ring.serve.request_queue import BusyError, Turns
+from agentic_ring.serve.request_queue import BusyError, RequestQueue
 
 
-def test_who_leaves_while_he_waits_frees_his_place_at_once():
+def test_cancelling_a_waiting_request_frees_its_place_at_once():
     async def scenario() -> list[int]:
-        turns, finish = Turns(places=1), threading.Event()
-        running = turns.start(lambda: finish.wait(30) and 1)
-        waiting = turns.start(lambda: 2)
+        queue, finish = RequestQueue(1), threading.Event()
+        running = queue.submit(lambda: finish.wait(30) and 1)
+        waiting = queue.submit(lambda: 2)
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
-            turns.start(lambda: 3)
-        turns.leave(waiting)
+            queue.submit(lambda: 3)
+        queue.cancel(waiting)
         await asyncio.wait({waiting})
         assert waiting.cancelled()
-        turns.leave(running)  # it is under way: its thread cannot be stopped from outside
-        late = turns.start(lambda: 3)
+        queue.cancel(running)  # already running: its thread cannot be stopped from outside
+        late = queue.submit(lambda: 3)
         finish.set()
         return [await running, await late]
 

@@ -20,7 +20,7 @@ from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.app import make_app
-from agentic_ring.serve.writer import Writer
+from agentic_ring.serve.generation import TextGenerator
 from evals import line_retrieval
 from tests.models.tiny_model import write_tiny_model
 from tests.serve.running import running
@@ -48,8 +48,10 @@ def engine(folder) -> TextEngine:
 
 @pytest.fixture(scope="module")
 def address(engine, tokenizer):
-    writer = Writer(engine, tokenizer, CONTEXT)
-    with running(make_app("tiny", writer, chat_template("tokenizer", tokenizer), 0, BODY_BYTES)) as address:
+    generator = TextGenerator(engine, tokenizer, CONTEXT)
+    with running(
+        make_app("tiny", generator, chat_template("tokenizer", tokenizer), 0, BODY_BYTES)
+    ) as address:
         yield address
 
 
@@ -217,8 +219,8 @@ def test_line_retrieval_asks_it(address, folder, tmp_path):
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("completions", {"prompt": "a", "n": 2}, 400, "n is not served"),
-        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of is not served"),
+        ("completions", {"prompt": "a", "n": 2}, 400, "n is not supported"),
+        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of is not supported"),
         ("completions", {"prompt": ""}, 200, ""),
         ("completions", {"prompt": []}, 400, "prompt"),
         ("completions", {"prompt": [[]]}, 400, "prompt"),
@@ -236,7 +238,7 @@ def test_line_retrieval_asks_it(address, folder, tmp_path):
             "completions",
             {"prompt": "a", "stream": True, "echo": True},
             400,
-            "a stream is served for one prompt",
+            "a stream supports one prompt",
         ),
         ("completions", {"prompt": "a", "max_tokens": CONTEXT}, 400, f"together they may be {CONTEXT}"),
         (
@@ -254,7 +256,7 @@ def test_line_retrieval_asks_it(address, folder, tmp_path):
             "chat/completions",
             {"messages": [{"role": "user", "content": "a"}], "tools": [{}]},
             400,
-            "tools is not",
+            "tools is not supported",
         ),
         ("embeddings", {}, 404, "Not Found"),
     ],
@@ -291,7 +293,7 @@ def test_who_finds_no_place_is_told_when_to_come_back_and_who_leaves_frees_his(c
 
 
 def test_without_a_template_chats_are_refused(engine, tokenizer):
-    with running(make_app("tiny", Writer(engine, tokenizer, CONTEXT), None, 1, BODY_BYTES)) as address:
+    with running(make_app("tiny", TextGenerator(engine, tokenizer, CONTEXT), None, 1, BODY_BYTES)) as address:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
         reply = httpx.post(f"{address}/chat/completions", json=body)
     assert reply.status_code == 400
@@ -299,8 +301,8 @@ def test_without_a_template_chats_are_refused(engine, tokenizer):
 
 
 def test_a_fault_of_ours_shows_nothing_of_itself(engine, tokenizer, folder):
-    class Broken(Writer):
-        def write(self, *arguments, **options):
+    class Broken(TextGenerator):
+        def generate(self, *arguments, **options):
             raise RuntimeError("secret")
 
     with running(make_app("tiny", Broken(engine, tokenizer, CONTEXT), None, 1, BODY_BYTES)) as address:
@@ -339,8 +341,8 @@ def test_the_command_serves_a_folder(folder):
 def test_the_command_says_what_is_missing(folder, monkeypatch):
     with pytest.raises(ConfigError, match=f"made for {CONTEXT}; give --allow-extrapolation"):
         main(folder, max_context=CONTEXT + 1)
-    with pytest.raises(ConfigError, match="--places is -1"):
-        main(folder, places=-1)
+    with pytest.raises(ConfigError, match="--queue-size is -1"):
+        main(folder, queue_size=-1)
     with pytest.raises(ConfigError, match="--port is 70000"):
         main(folder, port=70_000)
     # As an import finds a package that is not there.

@@ -1,4 +1,4 @@
-"""Prompts to answers, and to the log probabilities of every token."""
+"""Text generation for requests: answers to prompts, and log probabilities of their tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ OnText = Callable[[str], None]
 
 
 class ContextLengthError(ArgumentError):
-    """A prompt and its answer are longer than the server takes."""
+    """A prompt and its answer exceed the maximum context."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be gone on from.
+    """A tokenised prompt.
 
     Attributes:
-      tokens: all of them.
-      text: as it was given, or as the tokens are spelled; of a chat, which is never echoed, none.
-      added: tokens at the front that were not given, but belong there: that which begins a text.
+      tokens: all tokens.
+      text: the given text, or the decoded tokens; empty for a chat, which is never echoed.
+      added: number of leading tokens that the tokenizer added, such as the beginning-of-text token.
     """
 
     tokens: Sequence[int]
@@ -36,18 +36,18 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to write.
+class GenerationJob:
+    """Prompts to answer, and how.
 
     Attributes:
       prompts: at least one.
-      max_new_tokens: of each answer; 0 for none.
-      sampling: how tokens are chosen.
-      stop: strings that end an answer and are left out of it.
+      max_new_tokens: limit of each answer; 0 generates none.
+      sampling: temperature, top-p and seed.
+      stop: strings that end an answer; they are not part of it.
       echo: put the prompt before the answer.
-      scored: tell log probabilities.
-      spaced: the answer's text goes on from the prompt's, with the space between the two; else it is a
-        text of its own.
+      scored: return log probabilities.
+      continues: the answer continues the prompt's text, including the space between them; otherwise it
+        is a separate text.
     """
 
     prompts: Sequence[Prompt]
@@ -56,18 +56,18 @@ class Job:
     stop: Sequence[str] = ()
     echo: bool = False
     scored: bool = False
-    spaced: bool = True
+    continues: bool = True
 
 
 @dataclass(frozen=True)
-class Written:
-    """What came of a prompt.
+class GeneratedText:
+    """The answer to a prompt.
 
     Attributes:
-      text: with the prompt's before it, where that was asked for.
-      ended: why the answer ends.
-      tokens: of the answer.
-      scored: of the answer, and of the prompt where that is part of the text; None if not asked for.
+      text: the answer, after the prompt if the job has ``echo``.
+      ended: reason why the answer ends.
+      tokens: number of tokens of the answer.
+      scored: tokens of ``text`` with log probabilities; None unless requested.
     """
 
     text: str
@@ -76,23 +76,23 @@ class Written:
     scored: list[ScoredToken] | None
 
 
-class Writer:
-    """Writes with one model, one job at a time.
+class TextGenerator:
+    """Answers jobs with one model, one job at a time.
 
     Args:
-      engine: that reads and writes.
-      tokenizer: of its model.
-      max_context: tokens of a prompt and its answer at most.
+      engine: engine of the model.
+      tokenizer: tokenizer of the model.
+      max_context: maximum number of tokens of a prompt and its answer together.
     """
 
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_context: int):
         self._engine = engine
         self._tokenizer = tokenizer
         self._max_context = max_context
-        self._last = PrefixCache(engine)
+        self._prefixes = PrefixCache(engine)
 
     def prompt(self, given: str | Sequence[int]) -> Prompt:
-        """A text, or tokens, which are taken as they are."""
+        """Tokenises a text; tokens are taken unchanged."""
         if not isinstance(given, str):
             return Prompt(given, self._tokenizer.decode(given, skip_special=False))
         tokens = self._tokenizer.encode_prompt(given)
@@ -100,47 +100,51 @@ class Writer:
         return Prompt(tokens, given, added)
 
     def chat_prompt(self, template: ChatTemplate, turns: Sequence[Turn]) -> Prompt:
-        """A conversation that ends with the user's turn, as the model was trained on it.
+        """Tokenises a conversation that ends with the user's turn, in the template of the model's training.
 
         Raises:
-          DataError: it is none.
+          DataError: the turns do not form such a conversation.
         """
         return Prompt(prompt_ids(self._tokenizer, template, turns), "")
 
     def room(self, prompt: Prompt) -> int:
-        """Tokens that an answer may have."""
+        """Maximum number of tokens of an answer."""
         return self._max_context - len(prompt.tokens)
 
-    def check(self, job: Job) -> None:
-        """Checks what can be checked before a job's turn comes.
+    def check(self, job: GenerationJob) -> None:
+        """Checks a job before it is queued.
 
         Raises:
-          ContextLengthError: a prompt and its answer are too long.
+          ContextLengthError: a prompt and its answer exceed the maximum context.
         """
         for prompt in job.prompts:
             if self.room(prompt) < job.max_new_tokens:
                 raise ContextLengthError(
-                    f"the prompt has {len(prompt.tokens)} tokens and {job.max_new_tokens} new ones are asked "
-                    f"for; together they may be {self._max_context}"
+                    f"the prompt has {len(prompt.tokens)} tokens and {job.max_new_tokens} new ones are "
+                    f"requested; together they may be {self._max_context}"
                 )
 
-    def write(
-        self, job: Job, on_text: OnText = lambda text: None, alive: Callable[[], None] = lambda: None
-    ) -> list[Written]:
-        """Answers to all prompts of a job that ``check`` passed.
+    def generate(
+        self,
+        job: GenerationJob,
+        on_text: OnText = lambda text: None,
+        check_connected: Callable[[], None] = lambda: None,
+    ) -> list[GeneratedText]:
+        """Returns the answers to all prompts of a job that has passed ``check``.
 
         Args:
-          job: what to write.
-          on_text: called with each piece of text of a single prompt's answer, as it comes.
-          alive: called now and then; whatever it raises ends the work.
+          job: prompts and settings.
+          on_text: called with each new part of the answer to a single prompt.
+          check_connected: called regularly; an exception that it raises ends the job.
 
         Raises:
-          ArgumentError: an empty prompt, or a token that is not of the vocabulary.
+          ArgumentError: a prompt is empty, or a token is outside the vocabulary.
         """
-        return [written for group in self._groups(job) for written in self._write(job, group, on_text, alive)]
+        groups = self._groups(job)
+        return [text for group in groups for text in self._answer(job, group, on_text, check_connected)]
 
-    def _groups(self, job: Job) -> Iterator[list[Prompt]]:
-        """Prompts that fit into memory together: as much as one of the longest."""
+    def _groups(self, job: GenerationJob) -> Iterator[list[Prompt]]:
+        """Splits the prompts into batches that need no more memory than one prompt of maximum length."""
         group: list[Prompt] = []
         for prompt in job.prompts:
             longest = max(len(each.tokens) for each in (*group, prompt)) + job.max_new_tokens
@@ -150,20 +154,20 @@ class Writer:
             group.append(prompt)
         yield group
 
-    def _write(
-        self, job: Job, prompts: list[Prompt], on_text: OnText, alive: Callable[[], None]
-    ) -> list[Written]:
+    def _answer(
+        self, job: GenerationJob, prompts: list[Prompt], on_text: OnText, check_connected: Callable[[], None]
+    ) -> list[GeneratedText]:
         document, rests = None, [prompt.tokens for prompt in prompts]
         if len(prompts) == 1 and job.max_new_tokens:
-            document, rest = self._last.split(prompts[0].tokens, lambda done: alive())
+            document, rest = self._prefixes.split(prompts[0].tokens, lambda done: check_connected())
             rests = [rest]
         texts = [
-            AnswerText(self._tokenizer.decode, prompt.tokens if job.spaced else (), job.stop)
+            AnswerText(self._tokenizer.decode, prompt.tokens if job.continues else (), job.stop)
             for prompt in prompts
         ]
 
         def on_part(text: str) -> None:
-            alive()
+            check_connected()
             on_text(text)
 
         answers = [Completion(ended="length") for _ in prompts]
@@ -179,10 +183,10 @@ class Writer:
                 document=document,
                 on_text=on_part,
             )
-        alive()
+        check_connected()
         scored = self._scored(job, prompts, answers, texts, document)
         return [
-            Written(
+            GeneratedText(
                 (prompt.text if job.echo else "") + text.text,
                 "stop" if text.stopped or answer.ended == "stop" else "length",
                 len(answer.tokens),
@@ -193,13 +197,13 @@ class Writer:
 
     def _scored(
         self,
-        job: Job,
+        job: GenerationJob,
         prompts: list[Prompt],
         answers: list[Completion],
         texts: list[AnswerText],
         document: Document | None,
     ) -> Iterator[list[ScoredToken] | None]:
-        """Of each prompt, read once more: whole where its own tokens are asked for."""
+        """Tokens with log probabilities of each prompt, from a second pass; None if not requested."""
         if not job.scored:
             yield from [None] * len(prompts)
             return
@@ -210,13 +214,13 @@ class Writer:
             shown, offset = (prompt.added, 0) if job.echo else (len(prompt.tokens), len(prompt.text))
             found = scored_tokens(self._tokenizer, whole, score, shown, offset)
             end = len(prompt.text) + len(text.text)
-            # Tokens of a stop string were written, but are not part of the answer.
+            # Tokens of a stop string were generated, but are not part of the answer.
             yield [token for token in found if not text.stopped or token.offset < end]
 
     def _scores(
         self, wholes: list[list[int]], firsts: list[int], document: Document | None
     ) -> Iterator[Score]:
-        """Of the tokens from number ``first`` on, of which there may be none."""
+        """Scores of the tokens from index ``first`` on; empty if there are none."""
         read = 0 if document is None else document.length
         pairs = [(whole[read:first], whole[first:]) for whole, first in zip(wholes, firsts, strict=True)]
         asked = [pair for pair in pairs if pair[1]]

@@ -1,6 +1,6 @@
-"""What requests may hold: the part of OpenAI's protocol that is served.
+"""Validation of requests: the supported part of OpenAI's protocol.
 
-What would change an answer and is not served is refused; fields that change nothing are ignored.
+Unsupported fields that would change an answer are refused; fields without effect are ignored.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StrictInt, StrictStr, field_validator, model_validator
 
 DEFAULT_TOKENS = 16
-"""Of a completion, as OpenAI has it."""
+"""Default length of a completion, as in OpenAI's protocol."""
 
 DEFAULT_CHAT_TOKENS = 1024
-"""Of a chat answer, where there is room."""
+"""Default length of a chat answer; shorter if the context is full."""
 
 Token = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
@@ -20,10 +20,10 @@ TokenPrompts = Annotated[list[Tokens], Field(min_length=1, max_length=128)]
 
 
 class _Request(BaseModel):
-    """What completions and chats have in common."""
+    """Fields of both completions and chats."""
 
-    # The only values of fields that are not served.
-    without: ClassVar[dict[str, tuple[Any, ...]]] = {
+    # Unsupported fields, and the values of them that are accepted.
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "n": (None, 1),
         "frequency_penalty": (None, 0),
         "presence_penalty": (None, 0),
@@ -42,10 +42,10 @@ class _Request(BaseModel):
     def _refuse(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        for name, allowed in cls.without.items():
+        for name, allowed in cls.unsupported.items():
             if fields.get(name) not in allowed:
-                raise ValueError(f"{name} is not served; leave it out")
-        # What is null counts as left out.
+                raise ValueError(f"{name} is not supported; leave it out")
+        # A null field counts as left out.
         return {name: value for name, value in fields.items() if value is not None}
 
     @field_validator("stop", mode="before")
@@ -57,8 +57,8 @@ class _Request(BaseModel):
 class CompletionRequest(_Request):
     """POST /v1/completions."""
 
-    without: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **_Request.without,
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_Request.unsupported,
         "best_of": (None, 1),
         "suffix": (None, ""),
     }
@@ -70,14 +70,14 @@ class CompletionRequest(_Request):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or several."""
+        """The prompts as a list."""
         several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if several else [self.prompt]  # pyright: ignore[reportReturnType]
 
     @model_validator(mode="after")
     def _check_stream(self) -> "CompletionRequest":
         if self.stream and (len(self.prompts) > 1 or self.echo or self.logprobs is not None):
-            raise ValueError("a stream is served for one prompt, without echo and logprobs")
+            raise ValueError("a stream supports one prompt, without echo and logprobs")
         return self
 
 
@@ -96,15 +96,15 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Its parts together."""
+        """The content as one string."""
         return self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
 
 
 class ChatRequest(_Request):
     """POST /v1/chat/completions."""
 
-    without: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **_Request.without,
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_Request.unsupported,
         "tools": (None, []),
         "functions": (None, []),
         "logprobs": (None, False),
@@ -117,5 +117,5 @@ class ChatRequest(_Request):
 
     @property
     def new_tokens(self) -> int | None:
-        """Tokens of the answer at most, by its newer name or its older one."""
+        """Maximum length of the answer; the newer field name takes precedence."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
