@@ -18,6 +18,13 @@ class ConfigError(AgenticRingError, ValueError):
     """A configuration holds values that do not fit together."""
 
 
+def check_at_least_one(config: object, *names: str) -> None:
+    """Raises a ``ConfigError`` if one of these attributes of a configuration is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
+
+
 class MeshError(AgenticRingError, ValueError):
     """The devices cannot form the mesh that was asked for."""
 

@@ -21,7 +21,7 @@ from agentic_ring.files import replacing
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.context import usable_context
+from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
 

@@ -23,12 +23,12 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
+from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.model import Model
 from agentic_ring.processes import first_process_first, join_processes
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
-from agentic_ring.training.lora import LoraConfig
 from evals.common.results import figure_table
 from evals.compile.machines import MACHINES, NamedMachine, machine
 from evals.compile.step_memory import print_memory

@@ -1,21 +1,20 @@
-"""The Agentic Transformer (arXiv 2305.16554) on 4 tokens a step (arXiv 2310.01889, section 5.3).
+"""The Agentic Transformer (arXiv 2305.16554) with 4 tokens per step (arXiv 2310.01889, section 5.3).
 
-A chain of trajectories reads
+A chain of trajectories is the token sequence
 
     R s a r  R s a r  ...  R s a r | R s a r  ...          | next trajectory
     ^ ^ ^ ^
-    | | | reward, and whether the target was reached (the completion bit rides here)
+    | | | reward, and the completion bit: whether the target was reached
     | | action
     | state: the action is predicted from this token
     return-to-go
 
-Every token of a step carries the embedded timestep within its trajectory; rotary positions run over
-the whole chain. Which trajectory of the chain it is, is not embedded: in ascending chains that index
-alone says "later is better", and the model would rise over trials without learning from its context.
+The embedding of the timestep within the trajectory is added to all tokens of a step; rotary positions run
+over the whole chain. The index of the trajectory in the chain is not embedded: in ascending chains the index
+itself tells "later is better", and returns would rise over trials without learning from context.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,62 +22,47 @@ from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.errors import ConfigError
-from agentic_ring.models.layers import Linear, embedding_table, gathered
+from agentic_ring.errors import check_at_least_one
+from agentic_ring.models.layers import Linear, embedding_table, gathered, input_projections
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
 STATE_TOKEN = 1
-"""Index of the state token within a step."""
+"""Index of the state token within the tokens of a step."""
 
 
 @dataclass(frozen=True)
 class AgenticTransformerConfig:
-    """The stack and what it reads."""
+    """Sizes of the model and its inputs."""
 
     transformer: TransformerConfig
     observation_dim: int
     action_dim: int
     max_timestep: int
-    """Steps of the longest trajectory; timesteps are embedded from a table of this many rows."""
+    """Number of steps of the longest trajectory, and of rows in the table of timestep embeddings."""
     trajectory_index: int = 0
-    """Embed the trajectory's index in the chain, up to this many; 0 leaves it out (an ablation)."""
+    """Number of trajectory indices to embed; 0 embeds none. An ablation."""
     return_conditioning: bool = True
-    """Read returns-to-go; without, their tokens say nothing and rewards alone tell how good a step was."""
+    """Whether returns-to-go are an input; otherwise they are 0 and only rewards tell how good a step was."""
     fused_reward: bool = False
-    """Let the reward's token carry its step's state and action as well: what was done and what it paid for
-    stand in one token, and need not be brought together by a layer first."""
+    """Whether the reward token also carries the state and action of its step, so that no layer is needed to
+    combine an action with its reward."""
     action_modes: int = 1
-    """Actions that a step is offered, each with its odds; the likeliest is taken. With one alone, what is
-    good in one task and what is good in another come out as their mean, which is good in neither."""
+    """Number of mixture components of the action head; the component with the highest log probability is
+    executed. One component would average the good actions of several tasks into one that is good in none."""
 
     def __post_init__(self) -> None:
-        for name in ("observation_dim", "action_dim", "max_timestep", "action_modes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes")
 
     def build(self, key: jax.Array) -> "AgenticTransformer":
-        """The model with fresh parameters."""
+        """Returns the model with fresh parameters."""
         return AgenticTransformer(key, self)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "return_to_go",
-        "observation",
-        "action",
-        "reward",
-        "completion",
-        "timestep",
-        "trajectory",
-        "position",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ChainSteps:
-    """Steps of chains, in any order along S; ``position`` says where each one stands.
+    """Steps of chains, in any order along S; ``position`` is the place of each step in its chain.
 
     Attributes:
       return_to_go: float32 [B, S], scaled.
@@ -88,7 +72,7 @@ class ChainSteps:
       completion: float32 [B, S], 1 on the last step of a trajectory that reached the target.
       timestep: int32 [B, S] within the trajectory.
       trajectory: int32 [B, S], index of the trajectory within the chain.
-      position: int32 [B, S], the step's place in the chain; negative for padding.
+      position: int32 [B, S], index of the step within the chain; negative for padding.
     """
 
     return_to_go: jax.Array
@@ -102,16 +86,16 @@ class ChainSteps:
 
 
 class AgenticTransformer(nnx.Module):
-    """Predicts each step's action from everything before it in the chain."""
+    """Predicts the action of each step from all earlier tokens of the chain."""
 
     def __init__(self, key: jax.Array, config: AgenticTransformerConfig):
         keys = iter(jax.random.split(key, 8))
         width, rules = config.transformer.width, config.transformer.rules
-        self.embed_return = Linear(next(keys), 1, width, rules, embed_axis=1)
-        self.embed_observation = Linear(next(keys), config.observation_dim, width, rules, embed_axis=1)
-        self.embed_action = Linear(next(keys), config.action_dim, width, rules, embed_axis=1)
-        # Reward and completion share one token, so a step stays at 4.
-        self.embed_reward = Linear(next(keys), 2, width, rules, embed_axis=1)
+        # Reward and completion share one token, so a step has 4 tokens.
+        sizes = 1, config.observation_dim, config.action_dim, 2
+        self.embed_return, self.embed_observation, self.embed_action, self.embed_reward = input_projections(
+            keys, sizes, width, rules
+        )
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         self.embed_trajectory = (
             embedding_table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
@@ -119,7 +103,7 @@ class AgenticTransformer(nnx.Module):
         self.transformer = Transformer(next(keys), config.transformer)
         outputs = config.action_modes * config.action_dim
         self.action_head = Linear(next(keys), width, outputs, rules, embed_axis=0)
-        self.odds_head = (
+        self.mixture_head = (
             Linear(jax.random.fold_in(key, 1), width, config.action_modes, rules, embed_axis=0)
             if config.action_modes > 1
             else None
@@ -127,34 +111,34 @@ class AgenticTransformer(nnx.Module):
         self.config = config
 
     def __call__(self, steps: ChainSteps, layout: Layout | None = None) -> jax.Array:
-        """Actions float32 [B, S, A] in [-1, 1], each predicted at its own step's state token.
+        """Returns actions float32 [B, S, A] in [-1, 1], each predicted at the state token of its step.
 
         Args:
-          steps: [B, S] of whole chains.
-          layout: the order in which the ring holds them, padding last, where there is one: faster than
-            None, any order that ``position`` tells.
+          steps: whole chains, [B, S].
+          layout: order of the steps over the ring, padding last; faster than None, which allows any order
+            and reads it from ``position``.
         """
-        return likeliest(*self.modes(steps, layout))
+        return most_likely_action(*self.action_mixture(steps, layout))
 
-    def modes(self, steps: ChainSteps, layout: Layout | None = None) -> tuple[jax.Array, jax.Array]:
-        """Actions float32 [B, S, K, A] in [-1, 1] and the logarithms of their odds [B, S, K]; see above."""
+    def action_mixture(self, steps: ChainSteps, layout: Layout | None = None) -> tuple[jax.Array, jax.Array]:
+        """Components: actions float32 [B, S, K, A] in [-1, 1] and their log probabilities [B, S, K]."""
         positions, segment_ids = token_positions(steps.position)
         if layout is not None:
-            segment_ids = None  # padding comes after all steps that could attend to it
+            segment_ids = None  # padding comes last, so no step attends to it
         encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout)
         batch, tokens, width = encoded.shape
         encoded = encoded.reshape(batch, tokens // TOKENS_PER_STEP, TOKENS_PER_STEP, width)
         return self._head(encoded[:, :, STATE_TOKEN])
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
-        """Stores whole steps in an empty cache."""
+        """Encodes whole steps and stores them in an empty cache."""
         positions, segment_ids = token_positions(steps.position)
         return self.transformer.prefill(self.tokens(steps), positions, segment_ids, cache)[1]
 
     def prefill_chunk(self, steps: ChainSteps, cache: KVCache) -> KVCache:
-        """Stores the next whole steps after all that the cache holds.
+        """Encodes whole steps after those in the cache and stores them.
 
-        The tokens of the steps [B, S] are a multiple of the ring; the last ones may be padding.
+        The number of tokens of the steps [B, S] is a multiple of the ring; the last ones may be padding.
         """
         positions, _ = token_positions(steps.position)
         return self.transformer.prefill_chunk(self.tokens(steps), positions, cache)[1]
@@ -162,18 +146,17 @@ class AgenticTransformer(nnx.Module):
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
-        """One environment step: 4 new tokens in, one action out.
+        """Encodes the 4 tokens of one environment step and returns its action.
 
-        The action and reward of a step are known only after it, so a call holds the last two tokens
+        The action and reward of a step are known only after it, so a call takes the last two tokens
         of the previous step and the first two of the current one.
 
         Args:
-          previous: [B, 1] steps, of which action, reward, completion and, with ``fused_reward``, the
-            observation are read; at the very first step of a chain its ``position`` is negative and its
-            tokens are not stored.
-          current: [B, 1] steps, of which return-to-go and observation are read.
+          previous: [B, 1] steps; action, reward, completion and, with ``fused_reward``, the observation
+            are used. At the first step of a chain its ``position`` is negative and nothing is stored.
+          current: [B, 1] steps; return-to-go and observation are used.
           cache: all earlier tokens, or those after the prefix.
-          prefix: a cache of batch 1 with the tokens that all rows begin with.
+          prefix: a cache of batch 1 with the first tokens, common to all rows.
 
         Returns:
           Actions float32 [B, A], and the cache with the new tokens.
@@ -184,7 +167,7 @@ class AgenticTransformer(nnx.Module):
             axis=1,
         )
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
-        return likeliest(*self._head(encoded[:, -1])), cache
+        return most_likely_action(*self._head(encoded[:, -1])), cache
 
     def tokens(self, steps: ChainSteps) -> jax.Array:
         """Embeds steps [B, S] as tokens [B, 4 S, D]."""
@@ -193,12 +176,14 @@ class AgenticTransformer(nnx.Module):
             steps.return_to_go if self.config.return_conditioning else jnp.zeros_like(steps.return_to_go)
         )
         scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
-        seen = self.embed_observation(steps.observation.astype(dtype))
-        done = self.embed_action(steps.action.astype(dtype))
-        paid = self.embed_reward(scalars.astype(dtype))
+        observed = self.embed_observation(steps.observation.astype(dtype))
+        acted = self.embed_action(steps.action.astype(dtype))
+        rewarded = self.embed_reward(scalars.astype(dtype))
         if self.config.fused_reward:
-            paid = paid + seen + done
-        tokens = jnp.stack([self.embed_return(returns[..., None].astype(dtype)), seen, done, paid], axis=2)
+            rewarded = rewarded + observed + acted
+        tokens = jnp.stack(
+            [self.embed_return(returns[..., None].astype(dtype)), observed, acted, rewarded], axis=2
+        )
         rules = self.config.transformer.rules
         place = gathered(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
@@ -208,18 +193,18 @@ class AgenticTransformer(nnx.Module):
         return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)
 
     def _head(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of encoded [..., D]: actions [..., K, A] and the logarithms of their odds [..., K]."""
+        """Components from encoded [..., D]: actions [..., K, A] and log probabilities [..., K]."""
         normed = self.transformer.norm(encoded)
         actions = jnp.tanh(self.action_head(normed).astype(jnp.float32))
         actions = actions.reshape(*encoded.shape[:-1], self.config.action_modes, self.config.action_dim)
-        if self.odds_head is None:
+        if self.mixture_head is None:
             return actions, jnp.zeros(actions.shape[:-1])
-        return actions, jax.nn.log_softmax(self.odds_head(normed).astype(jnp.float32))
+        return actions, jax.nn.log_softmax(self.mixture_head(normed).astype(jnp.float32))
 
 
-def likeliest(actions: jax.Array, log_odds: jax.Array) -> jax.Array:
-    """The action [..., A] with the best of the odds [..., K] among actions [..., K, A]."""
-    best = jnp.argmax(log_odds, axis=-1)[..., None, None]
+def most_likely_action(actions: jax.Array, log_probs: jax.Array) -> jax.Array:
+    """Selects from actions [..., K, A] the one with the highest of the ``log_probs`` [..., K]: [..., A]."""
+    best = jnp.argmax(log_probs, axis=-1)[..., None, None]
     return jnp.take_along_axis(actions, best, axis=-2)[..., 0, :]
 
 

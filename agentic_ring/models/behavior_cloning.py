@@ -1,8 +1,8 @@
-"""Behaviour cloning: a perceptron on the last K observations, as Decision Transformer's baseline.
+"""Behaviour cloning: a multilayer perceptron on the last K observations.
 
-The recipe is kzl/decision-transformer's (``gym/experiment.py --model_type bc``; ``--pct_traj .1`` for
-BC-10%): K = 20 stacked states, ``layers`` hidden layers of ReLUs, tanh, mean squared error of the present
-action. Its dropout of 0.1 is left out.
+The settings are those of kzl/decision-transformer (``gym/experiment.py --model_type bc``; ``--pct_traj .1``
+for BC-10%): K = 20 stacked states, ``layers`` hidden layers with ReLU, tanh, mean squared error of the
+current action. Its dropout of 0.1 is left out.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import check_at_least_one
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.layers import Linear
 from agentic_ring.models.windows import Windows
@@ -19,12 +19,12 @@ from agentic_ring.models.windows import Windows
 
 @dataclass(frozen=True)
 class BehaviorCloningConfig:
-    """Shape of the perceptron.
+    """Sizes of the perceptron.
 
     Attributes:
-      window: observations K that it sees.
-      width: of each hidden layer.
-      layers: hidden ones.
+      window: number K of observations in the input.
+      width: width of each hidden layer.
+      layers: number of hidden layers.
     """
 
     observation_dim: int
@@ -34,17 +34,15 @@ class BehaviorCloningConfig:
     layers: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("observation_dim", "action_dim", "window", "width", "layers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least_one(self, "observation_dim", "action_dim", "window", "width", "layers")
 
     def build(self, key: jax.Array) -> "BehaviorCloning":
-        """The model with fresh parameters."""
+        """Returns the model with fresh parameters."""
         return BehaviorCloning(key, self)
 
 
 class BehaviorCloning(nnx.Module):
-    """Predicts the action from the observations alone."""
+    """Predicts the action from observations only."""
 
     def __init__(self, key: jax.Array, config: BehaviorCloningConfig):
         first, hidden, last = jax.random.split(key, 3)
@@ -56,7 +54,7 @@ class BehaviorCloning(nnx.Module):
         self.last = Linear(last, config.width, config.action_dim, rules, embed_axis=0)
 
     def __call__(self, windows: Windows) -> jax.Array:
-        """Actions float32 [B, 1, A] in [-1, 1], each that of its window's last decision."""
+        """Returns actions float32 [B, 1, A] in [-1, 1] of the last decision of each window."""
         stacked = windows.observation.reshape(len(windows.observation), -1)
 
         def layer(x: jax.Array, linear: Linear) -> tuple[jax.Array, None]:

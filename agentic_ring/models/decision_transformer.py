@@ -1,12 +1,12 @@
-"""Decision Transformer (arXiv 2106.01345) on the project's stack.
+"""Decision Transformer (arXiv 2106.01345) on the shared transformer stack.
 
     R s a  R s a  ...  R s a        K decisions, three tokens each; the action is predicted at its state
 
-The recipe is kzl/decision-transformer's (``gym/experiment.py``): K = 20, 3 layers of one head and width
-128, an embedding of the timestep added to all three tokens. Where the stack departs from that GPT-2:
-blocks with RMSNorm, rotary positions and a gated feedforward of as many parameters, no LayerNorm of the
-embeddings, no dropout. Windows are drawn by their last decision, so that beginnings of trajectories, which
-every rollout passes through, are seen in training.
+The settings are those of kzl/decision-transformer (``gym/experiment.py``): K = 20, 3 layers of one head and
+width 128, the embedding of the timestep added to all three tokens. Differences from its GPT-2: RMSNorm,
+rotary positions, a gated feedforward of the same number of parameters, no LayerNorm of the embeddings, no
+dropout. Windows are sampled by their last decision, so that the beginnings of trajectories, which occur in
+every rollout, are part of training.
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.errors import ConfigError
-from agentic_ring.models.layers import Linear, embedding_table, gathered
+from agentic_ring.errors import check_at_least_one
+from agentic_ring.models.layers import Linear, embedding_table, gathered, input_projections
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 from agentic_ring.models.windows import Windows
 
@@ -26,11 +26,11 @@ _STATE_TOKEN = 1
 
 @dataclass(frozen=True)
 class DecisionTransformerConfig:
-    """The stack and what it reads.
+    """Sizes of the model and its inputs.
 
     Attributes:
-      max_timestep: decisions of the longest trajectory.
-      window: decisions K that it sees.
+      max_timestep: number of decisions of the longest trajectory.
+      window: number K of decisions in the input.
     """
 
     observation_dim: int
@@ -42,31 +42,30 @@ class DecisionTransformerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("observation_dim", "action_dim", "max_timestep", "window"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "window")
 
     def build(self, key: jax.Array) -> "DecisionTransformer":
-        """The model with fresh parameters."""
+        """Returns the model with fresh parameters."""
         return DecisionTransformer(key, self)
 
 
 class DecisionTransformer(nnx.Module):
-    """Predicts each decision's action from what the window shows before it."""
+    """Predicts the action of each decision from the earlier tokens of its window."""
 
     def __init__(self, key: jax.Array, config: DecisionTransformerConfig):
         keys = iter(jax.random.split(key, 6))
         width, rules = config.transformer.width, config.transformer.rules
-        self.embed_return = Linear(next(keys), 1, width, rules, embed_axis=1)
-        self.embed_observation = Linear(next(keys), config.observation_dim, width, rules, embed_axis=1)
-        self.embed_action = Linear(next(keys), config.action_dim, width, rules, embed_axis=1)
+        sizes = 1, config.observation_dim, config.action_dim
+        self.embed_return, self.embed_observation, self.embed_action = input_projections(
+            keys, sizes, width, rules
+        )
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         self.transformer = Transformer(next(keys), config.transformer)
         self.action_head = Linear(next(keys), width, config.action_dim, rules, embed_axis=0)
         self.config = config
 
     def __call__(self, windows: Windows) -> jax.Array:
-        """Actions float32 [B, K, A] in [-1, 1], each predicted at its own decision's state token."""
+        """Returns actions float32 [B, K, A] in [-1, 1], each predicted at the state token of its decision."""
         tokens = self._tokens(windows)
         batch, length, width = tokens.shape
         positions = jnp.arange(length, dtype=jnp.int32)[None]

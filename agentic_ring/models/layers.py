@@ -1,4 +1,6 @@
-"""The parts of a transformer block: weights, normalisation, feedforward."""
+"""Layers of the models: weight initialisation, linear maps, normalisation, feedforward."""
+
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +13,13 @@ from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_ov
 def weight(
     key: jax.Array, shape: tuple[int, ...], logical_axes: tuple[str | None, ...], fan_in: int
 ) -> nnx.Param:
-    """A float32 parameter, truncated normal with variance 1 / fan_in, that knows its logical axes."""
+    """A float32 parameter with logical axes, drawn from a truncated normal with variance 1 / fan_in."""
     value = jax.nn.initializers.truncated_normal(fan_in**-0.5)(key, shape, jnp.float32)
     return nnx.Param(value, logical_axes=logical_axes)
 
 
 def embedding_table(key: jax.Array, rows: int, width: int) -> nnx.Param:
-    """A float32 table [rows, D], normal with deviation 0.02."""
+    """A float32 table [rows, D], drawn from a normal with standard deviation 0.02."""
     value = 0.02 * jax.random.normal(key, (rows, width), jnp.float32)
     return nnx.Param(value, logical_axes=(None, "embed"))
 
@@ -33,9 +35,16 @@ class Linear(nnx.Module):
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """In x's dtype."""
+        """Applies the map, in x's dtype."""
         kernel = gathered(self.kernel, self.rules, x.dtype)
         return x @ kernel + self.bias[...].astype(x.dtype)
+
+
+def input_projections(
+    keys: Iterator[jax.Array], sizes: Sequence[int], width: int, rules: ShardingRules
+) -> list[Linear]:
+    """One Linear from each input size to the model width, initialised with the next ``keys``."""
+    return [Linear(next(keys), size, width, rules, embed_axis=1) for size in sizes]
 
 
 class RMSNorm(nnx.Module):
@@ -46,7 +55,7 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """In x's dtype."""
+        """Normalises x, in x's dtype."""
         return rms_norm(x, self.scale[...], self.epsilon)
 
 
@@ -58,11 +67,11 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
 
 
 class FeedForward(nnx.Module):
-    """Gated feedforward, SwiGLU (arXiv 2002.05202), behind a norm and beside a residual path.
+    """Gated feedforward, SwiGLU (arXiv 2002.05202), with pre-norm and residual connection.
 
-    With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: only one chunk of the
-    hidden activations [B, chunk, F] is alive on a device, in the backward pass too. ``chunk=None``
-    takes all tokens at once.
+    With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: a device holds only one chunk
+    of the hidden activations [B, chunk, F] at a time, in the backward pass too. ``chunk=None`` takes all
+    tokens at once.
     """
 
     def __init__(
@@ -83,7 +92,7 @@ class FeedForward(nnx.Module):
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The sum x + feedforward(norm(x)) for each token of x [B, T, D], T sharded over the ring."""
+        """Returns x + feedforward(norm(x)) for x [B, T, D], T sharded over the ring."""
         epsilon = self.norm.epsilon
 
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:

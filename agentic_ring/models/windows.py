@@ -1,27 +1,22 @@
-"""Windows: the last few decisions before an action, which is all that the baselines see."""
+"""Windows: the last few decisions of a trajectory, which are the input of the baselines."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["return_to_go", "observation", "action", "timestep", "present"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Windows:
-    """K consecutive decisions of one trajectory each, the present one last; what is absent is 0.
+    """K consecutive decisions of one trajectory per row, the current one last; padding is 0.
 
     Attributes:
       return_to_go: float32 [B, K], scaled.
       observation: float32 [B, K, O], normalised.
-      action: float32 [B, K, A] in [-1, 1]; the last is what a model is asked for and does not see.
+      action: float32 [B, K, A] in [-1, 1]; the last one is the target of the prediction, not an input.
       timestep: int32 [B, K] within the trajectory.
-      present: bool [B, K]; False before the trajectory's first decision.
+      present: bool [B, K]; False for padding before the first decision of the trajectory.
     """
 
     return_to_go: Any
@@ -31,10 +26,10 @@ class Windows:
     present: Any
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["windows", "weight"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class WindowBatch:
-    """Windows, and how much each decision's action counts in the loss: float32 [B, K], 1 or 0."""
+    """Windows, and the loss weight of each decision's action: float32 [B, K], 1 or 0."""
 
     windows: Windows
     weight: Any

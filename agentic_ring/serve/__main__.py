@@ -14,7 +14,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.context import usable_context
+from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.progress import say
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.errors import ConfigError, NonFiniteLossError
+from agentic_ring.errors import ConfigError, NonFiniteLossError, check_at_least_one
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress, say
@@ -33,9 +33,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "checkpoint_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least_one(self, "steps", "batch_size", "checkpoint_every", "log_every")
         if self.batch_size % self.optimizer.accumulation:
             raise ConfigError(
                 f"batch_size {self.batch_size} does not divide into {self.optimizer.accumulation} parts"

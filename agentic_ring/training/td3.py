@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.models.perceptron import Parameters, apply_mlp, init_mlp
 
 
@@ -42,9 +42,7 @@ class TD3Config:
     bc_alpha: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "batch", "horizon", "policy_delay"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least_one(self, "hidden", "batch", "horizon", "policy_delay")
         if self.bc_alpha is not None and self.bc_alpha <= 0:
             raise ConfigError(f"bc_alpha is {self.bc_alpha}; it must be positive, or None for TD3")
 

@@ -18,8 +18,7 @@ from agentic_ring.inference import DocumentBytes, TextEngine
 from agentic_ring.inference.ragged_batch import common_prefix_length
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import read_json
-from agentic_ring.models.llama.context import usable_context
+from agentic_ring.models.llama.config_file import read_json, usable_context
 from agentic_ring.progress import progress, say
 from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer

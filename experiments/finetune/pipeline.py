@@ -21,13 +21,13 @@ from agentic_ring.files import replacing
 from agentic_ring.mesh import MeshShape, ShardingRules
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.llama.pretrained import load_weights
+from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
-from agentic_ring.training.lora import LoraConfig, LoraModel
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics import MetricsLog, read_metrics
 from evals.common.plots import plot_loss

@@ -10,7 +10,7 @@ import pytest
 from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.agentic_transformer import likeliest
+from agentic_ring.models.agentic_transformer import most_likely_action
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import action_loss
@@ -137,9 +137,9 @@ def test_returns_to_go_are_not_seen_without_return_conditioning():
 def test_the_likeliest_of_several_actions_is_taken():
     random = np.random.default_rng(0)
     actions = random.normal(size=(2, 8, 3, ACTION_DIM)).astype(np.float32)
-    log_odds = random.normal(size=(2, 8, 3)).astype(np.float32)
-    expected = [[actions[b, s, log_odds[b, s].argmax()] for s in range(8)] for b in range(2)]
-    np.testing.assert_array_equal(likeliest(actions, log_odds), expected)
+    log_probs = random.normal(size=(2, 8, 3)).astype(np.float32)
+    expected = [[actions[b, s, log_probs[b, s].argmax()] for s in range(8)] for b in range(2)]
+    np.testing.assert_array_equal(most_likely_action(actions, log_probs), expected)
 
 
 def test_the_loss_of_modes_asks_for_one_that_is_near():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentic_ring.errors import DataError, UnknownNameError
+from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.models.llama.model import LlamaConfig
 from agentic_ring.models.rotary import (
     DynamicScaling,
@@ -15,6 +15,7 @@ from agentic_ring.models.rotary import (
     YarnScaling,
 )
 from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+from agentic_ring.progress import say
 
 MODEL_TYPE = "llama"
 OWN_MODEL_TYPE = "agentic_ring_llama"
@@ -81,10 +82,34 @@ def read_json(file: Path) -> dict[str, Any]:
     return fields
 
 
-def original_context(path: Path) -> int | None:
-    """Tokens that the model in a folder was made for, stretched positions included; None if it says not."""
-    context = read_json(path / "config.json").get("max_position_embeddings")
-    return context if isinstance(context, int) else None
+def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -> int:
+    """Returns the context length in tokens, checked against the one that the model was made for.
+
+    Args:
+      folder: the model's folder with config.json.
+      asked: requested length; None is the length that the model was made for.
+      allow_extrapolation: warn about a longer context instead of raising an error.
+
+    Raises:
+      ConfigError: the length is below 1, longer than the model was made for, or unknown.
+      DataError: there is no config.json.
+    """
+    # Includes the stretching of rotary positions.
+    made_for = read_json(folder / "config.json").get("max_position_embeddings")
+    made_for = made_for if isinstance(made_for, int) else None
+    context = made_for if asked is None else asked
+    if context is None:
+        raise ConfigError(f"{folder} does not state the context that the model was made for; give a length")
+    if context < 1:
+        raise ConfigError(f"a context of {context} tokens; it must be at least 1")
+    if made_for is not None and context > made_for:
+        if not allow_extrapolation:
+            raise ConfigError(
+                f"a context of {context} tokens is requested, but the model was made for {made_for}; give "
+                "--allow-extrapolation to use it anyway"
+            )
+        say(f"warning: the model was made for {made_for} tokens, and is used on up to {context}")
+    return context
 
 
 def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:

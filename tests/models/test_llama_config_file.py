@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.models.llama.context import usable_context
+from agentic_ring.models.llama.config_file import usable_context
 
 
 def test_a_context_is_checked_against_the_model(tmp_path, capsys):
@@ -13,7 +13,7 @@ def test_a_context_is_checked_against_the_model(tmp_path, capsys):
     assert usable_context(tmp_path, None, False) == 64
     assert usable_context(tmp_path, 63, False) == 63
     assert capsys.readouterr().err == ""
-    with pytest.raises(ConfigError, match="65 tokens is asked for, but the model was made for 64"):
+    with pytest.raises(ConfigError, match="65 tokens is requested, but the model was made for 64"):
         usable_context(tmp_path, 65, False)
     assert usable_context(tmp_path, 65, True) == 65
     assert "made for 64 tokens, and is used on up to 65" in capsys.readouterr().err

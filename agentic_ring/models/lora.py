@@ -1,6 +1,6 @@
-"""LoRA (arXiv 2106.09685): small trained matrices beside weights that stay as they are."""
+"""LoRA (arXiv 2106.09685): low-rank updates are trained, the original weights are frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.low_rank import LowRankWeight
 from agentic_ring.models.model import Config, Model, Params
 
 Path = tuple[Any, ...]
@@ -20,26 +19,55 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """What is trained beside the frozen weights."""
+    """Rank and scale of the low-rank updates."""
 
     rank: int
     """Inner dimension R of A B."""
     scale: float = 2.0
-    """Of A B; "alpha / rank" elsewhere."""
+    """Factor of A B; elsewhere written "alpha / rank"."""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.scale <= 0:
             raise ConfigError(f"LoRA of rank {self.rank} and scale {self.scale}; both must be positive")
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRankWeight:
+    """Takes the place of a weight in a module: ``weight[...]`` is base + scale x A B, in float32.
+
+    The sum is computed when a module reads the weight. For stacked layers under ``lax.scan`` that is one
+    layer at a time, each device its own shard; if the layer is rematerialised, no sum is kept.
+
+    Attributes:
+      base: [..., inputs, outputs], each one dimension or more; not trained, any float dtype.
+      a: float32 [..., inputs, R].
+      b: float32 [..., R, outputs].
+      scale: factor of the product.
+    """
+
+    base: jax.Array
+    a: jax.Array
+    b: jax.Array
+    scale: float = field(metadata={"static": True})
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        """The sum for one layer; ``index`` must be ``...``, the only index that modules use."""
+        if index is not ...:
+            raise TypeError(f"a low-rank weight is read whole, by [...], not by [{index!r}]")
+        # Full precision on every platform, so that merged weights equal those used in training.
+        product = jnp.tensordot(self.a, self.b, axes=1, precision="highest")
+        return self.base.astype(jnp.float32) + self.scale * product
+
+
 @dataclass(frozen=True)
 class _Adapted:
-    """A stacked matrix that gets an A and a B.
+    """A stacked matrix to which an A and a B are added.
 
     Attributes:
       shape: [layers, inputs, outputs].
       axes: logical axes of inputs and outputs.
-      inputs: how many of them are inputs.
+      inputs: number of input dimensions.
     """
 
     shape: tuple[int, ...]
@@ -47,26 +75,26 @@ class _Adapted:
     inputs: int
 
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Of A [layers, inputs, R] and B [layers, R, outputs]."""
+        """Shapes of A [layers, inputs, R] and B [layers, R, outputs]."""
         layers, sizes = self.shape[0], self.shape[1:]
         return {"a": (layers, *sizes[: self.inputs], rank), "b": (layers, rank, *sizes[self.inputs :])}
 
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Of A and B without the layers: each lies as the weight's own dimensions lie."""
+        """Logical axes of A and B without the layers; they follow those of the weight."""
         return {"a": (*self.axes[: self.inputs], None), "b": (None, *self.axes[self.inputs :])}
 
 
 class LoraModel(Model[Config]):
-    """A model of which only an A and a B for each matrix of its blocks are trained.
+    """A model in which only an A and a B for each matrix of the blocks are trained.
 
-    All projections of attention and feedforward are adapted; embeddings, head and norms stay. A is
-    random and B zero, so that training starts from the frozen weights' own outputs. Rematerialise the
-    layers (any ``TransformerConfig.remat`` but "none"), or the sums of all layers are kept for the backward.
+    All projections of attention and feedforward are adapted; embeddings, head and norms stay frozen. A is
+    random and B zero, so training starts from the outputs of the frozen weights. Rematerialise the layers
+    (any ``TransformerConfig.remat`` except "none"); otherwise the backward pass keeps the sums of all layers.
 
     Args:
-      config: of the module.
+      config: configuration of the module.
       lora: rank and scale.
-      dtype: that the frozen weights are stored in.
+      dtype: storage dtype of the frozen weights.
     """
 
     def __init__(self, config: Config, lora: LoraConfig, dtype: Literal["float32", "bfloat16"]):
@@ -77,11 +105,11 @@ class LoraModel(Model[Config]):
         for path, parameter in nnx.to_flat_state(self._abstract):
             shape, axes = parameter.shape, parameter.get_metadata()["logical_axes"]
             if len(shape) > len(axes) >= 2:
-                # A projection reads the model's width, or writes it.
+                # A projection maps from the model width or to it.
                 self._adapted[path] = _Adapted(shape, axes, 1 if axes[0] == "embed" else len(axes) - 1)
 
     def bind(self, params: Params, frozen: Params | None = None) -> Any:
-        """The module with the frozen weights, each adapted one with its A B added when it is read."""
+        """Returns the module with the frozen weights; A B is added to an adapted weight when it is read."""
         if frozen is None:
             raise TypeError("a model with LoRA needs its frozen weights")
         weights = flatten_dict(frozen) | dict(self._sums(params, frozen))
@@ -96,9 +124,9 @@ class LoraModel(Model[Config]):
         ]
 
     def merged(self, params: Params, frozen: Params) -> Params:
-        """The weights of a plain model with the same outputs, in the dtype of the frozen ones.
+        """The weights of a plain model with the same outputs, in the dtype of the frozen weights.
 
-        One weight is made after the other, layer by layer; those that are not adapted are shared.
+        Weights are computed one by one and layer by layer; those that are not adapted are shared.
         """
 
         def merge(weight: LowRankWeight) -> jax.Array:
@@ -110,7 +138,7 @@ class LoraModel(Model[Config]):
         return unflatten_dict(weights)
 
     def init_params(self, key: jax.Array) -> Params:
-        """A fresh A with variance 1 / inputs, and B = 0, for each adapted weight."""
+        """Returns a fresh A with variance 1 / inputs and B = 0 for each adapted weight."""
         params = {}
         keys = jax.random.split(key, len(self._adapted))
         for own_key, (path, adapted) in zip(keys, self._adapted.items(), strict=True):
@@ -121,7 +149,7 @@ class LoraModel(Model[Config]):
         return unflatten_dict(params)
 
     def abstract_params(self) -> Params:
-        """Shapes and dtypes of all A and B."""
+        """Shapes and dtypes of every A and B."""
         return jax.eval_shape(self.init_params, jax.random.key(0))
 
     def abstract_frozen(self, mesh: Mesh, rules: ShardingRules) -> Params:
@@ -135,7 +163,7 @@ class LoraModel(Model[Config]):
         )
 
     def param_shardings(self, mesh: Mesh, rules: ShardingRules) -> Params:
-        """A NamedSharding for each A and B."""
+        """A NamedSharding for every A and B."""
         shardings = {}
         for path, adapted in self._adapted.items():
             shapes = adapted.shapes(self.lora.rank)
