@@ -1,8 +1,8 @@
-"""A function of each token, computed over chunks of the tokens that a device holds (arXiv 2305.19370).
+"""Blockwise computation of a per-token function, chunk by chunk on each device (arXiv 2305.19370).
 
-The partitioner would sum a weight's gradient over all devices after every chunk. Here each device sums
-its own chunks first, in float32, and the devices' sums meet once, each device keeping its shard: a
-gather of the weights before each pass, and one reduce-scatter after the backward.
+The partitioner would sum the gradient of a weight over all devices after every chunk. Here each device sums
+over its own chunks first, in float32: one all-gather of the weights per pass, and one reduce-scatter of the
+gradients after the backward pass.
 """
 
 import functools
@@ -33,19 +33,19 @@ def over_tokens(
     chunk: int | None,
     contracted: str,
 ) -> jax.Array:
-    """``function(weights, x, labels, axes)``, a chunk of each device's tokens at a time.
+    """Computes ``function(weights, x, labels, axes)`` for one chunk of each device's tokens at a time.
 
     Args:
-      function: takes weights, x [b, t, D] and labels [b, t, ...] to an array [b, t, ...], each token's
-        from that token alone. Where the weights are one device's part of the ``contracted`` dimension,
-        ``axes`` are the mesh axes over which it must add up (``sum_over``); else there are none.
-      parameters: float32, sharded as they are stored. Those of two dimensions or more reach the
+      function: maps weights, x [b, t, D] and labels [b, t, ...] to an array [b, t, ...], each token
+        independently. If a device holds only its part of the ``contracted`` dimension, ``axes`` are the
+        mesh axes over which the function must sum (``sum_over``); otherwise ``axes`` is empty.
+      parameters: float32, sharded as they are stored. Those of two dimensions or more are passed to the
         function in x's dtype.
       x: [B, T, D], sharded as batch and sequence.
-      labels: an array or a tree of them, [B, T, ...], sharded likewise; not differentiated.
-      rules: which mesh axes carry what.
-      chunk: tokens of one sequence that a device takes at a time. None takes all of them, and leaves
-        gathers and sums to the compiler.
+      labels: an array or a tree of arrays, [B, T, ...], sharded like x; not differentiated.
+      rules: mesh axes of each logical axis.
+      chunk: tokens of one sequence per device at a time. None takes all of them and leaves gathers and
+        sums to the compiler.
       contracted: logical axis of the weights that stays sharded.
 
     Returns:
@@ -74,27 +74,27 @@ def over_tokens(
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over the devices of these mesh axes; x itself where there are none."""
+    """Returns the sum over the devices of these mesh axes, or x itself if ``axes`` is empty."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
-    """What each dimension of a parameter is, without those that stack layers."""
+    """Logical axis of each dimension of a parameter, without the layer dimension."""
     return parameter.get_metadata()["logical_axes"]
 
 
 def gathered(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
-    """The parameter in the compute dtype, whole on every device of the fsdp and ring axes."""
+    """Returns the parameter in the compute dtype, gathered over the fsdp and ring axes."""
     return whole(parameter[...], logical_axes(parameter), rules, dtype)
 
 
 def whole(
     value: jax.Array, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype
 ) -> jax.Array:
-    """A weight with these logical axes, gathered along embed and, unless a vector, cast.
+    """Returns a weight with these logical axes, gathered along embed and, unless it is a vector, cast.
 
-    Stated as a constraint because the partitioner, left to itself, gathers the activations instead.
-    The cast comes first: half the bytes travel when computing in bfloat16.
+    The sharding constraint is needed because the partitioner would otherwise gather the activations.
+    The cast comes first, which halves the communication in bfloat16.
     """
     kept = (None if axis == "embed" else axis for axis in axes)
     return constrain(value.astype(dtype) if value.ndim > 1 else value, rules, *kept)
@@ -102,12 +102,12 @@ def whole(
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one device does with its shards of the weights and its tokens.
+    """The computation of one device on its shards of the weights and its tokens.
 
     Attributes:
       function, chunk: as in ``over_tokens``.
-      dtype: of weights of two dimensions or more.
-      stored: how each weight is sharded; empty where nothing is.
+      dtype: dtype of weights of two dimensions or more.
+      stored: sharding of each weight; empty if nothing is sharded.
       kept: mesh axes over which weights stay sharded.
     """
 
@@ -120,24 +120,24 @@ class _Pass:
     def __call__(self, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         length = x.shape[1]
         x, labels = jax.tree.map(self._split, (x, labels))
-        # Before the custom derivative, so that JAX sums the gradient of a weight that devices share.
+        # Outside the custom derivative, so that JAX sums the gradient of a weight that devices share.
         axes = {axis for spec in self.stored for entry in spec for axis in _axes(entry)}
         shards = vary_alike(shards, like=(shards, x), axes=axes)
         return self._join(_over_chunks(self, shards, x, labels), length)
 
     def apply(self, weights: Weights, x: jax.Array, labels: Any) -> jax.Array:
-        """The function of one chunk."""
+        """Applies the function to one chunk."""
         return self.function(weights, x, labels, self.kept)
 
     def whole(self, shards: Weights) -> Weights:
-        """The weights from their shards, float32 -> the compute dtype."""
+        """Gathers the weights from their float32 shards, in the compute dtype."""
         gathered = [shard.astype(self.dtype) if shard.ndim > 1 else shard for shard in shards]
         for index, dimension, axes in self._gathers():
             gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
         return tuple(gathered)
 
     def scattered(self, sums: Weights) -> Weights:
-        """Each device's shard of the sum over devices, of what ``whole`` gathers."""
+        """Sums over the devices and returns each device's shard; the transpose of ``whole``."""
         scattered = list(sums)
         for index, dimension, axes in reversed(self._gathers()):
             scattered[index] = jax.lax.psum_scatter(
@@ -146,7 +146,7 @@ class _Pass:
         return tuple(scattered)
 
     def _gathers(self) -> list[tuple[int, int, tuple[str, ...]]]:
-        """(weight, dimension, mesh axes) that are gathered."""
+        """(weight, dimension, mesh axes) of each gather."""
         places = (
             (index, dimension, tuple(axis for axis in _axes(entry) if axis not in self.kept))
             for index, spec in enumerate(self.stored)
@@ -182,7 +182,7 @@ def _forward(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> tup
 
 
 def _backward(the_pass: _Pass, residuals: tuple, d_output: jax.Array) -> tuple:
-    """Every chunk once more, and its derivative; nothing of a chunk is kept from the forward."""
+    """Recomputes every chunk with its derivative; nothing of a chunk is saved in the forward pass."""
     shards, x, labels = residuals
     weights = the_pass.whole(shards)
 

@@ -1,4 +1,4 @@
-"""Small multilayer perceptrons as plain pytrees, so that ``jax.vmap`` makes populations of them."""
+"""Small multilayer perceptrons as plain pytrees, so that ``jax.vmap`` can build populations of them."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ Parameters = list[dict[str, jax.Array]]
 
 
 def init_mlp(key: jax.Array, sizes: tuple[int, ...]) -> Parameters:
-    """Layers of these widths; orthogonal weights, zero biases (URLB: ``utils.weight_init``)."""
+    """Layers of these widths with orthogonal weights and zero biases (URLB: ``utils.weight_init``)."""
     keys = jax.random.split(key, len(sizes) - 1)
     orthogonal = jax.nn.initializers.orthogonal()
     return [
@@ -17,11 +17,11 @@ def init_mlp(key: jax.Array, sizes: tuple[int, ...]) -> Parameters:
 
 
 def apply_mlp(parameters: Parameters, inputs: jax.Array) -> jax.Array:
-    """[..., sizes[0]] -> [..., sizes[-1]].
+    """Applies the perceptron: [..., sizes[0]] -> [..., sizes[-1]].
 
-    The first hidden layer is normalised and squashed, which bounds what unscaled observations do (as
-    URLB's trunk), the others are normalised ReLUs: LayerNorm in the critic is what keeps TD3 stable
-    with many updates per environment step (arXiv 2302.02948, section 4.2).
+    The first hidden layer has LayerNorm and tanh, which bounds the effect of unscaled observations (as in
+    URLB's trunk); the others have LayerNorm and ReLU. LayerNorm in the critic keeps TD3 stable with many
+    updates per environment step (arXiv 2302.02948, section 4.2).
     """
     first, *hidden, last = parameters
     features = jnp.tanh(_normalize(inputs @ first["weight"] + first["bias"]))

@@ -1,10 +1,9 @@
-"""Rotary positions (arXiv 2104.09864), exact far beyond a million tokens, and the ways to stretch them.
+"""Rotary position embeddings (arXiv 2104.09864), exact beyond a million tokens, and their scaling methods.
 
-An angle is position x frequency, and only its place within a turn counts. The product in float32 is off by
-up to 0.05 at position 524,288. Here turns are counted in whole numbers instead: a frequency is a 32-bit
-fraction of a turn, products wrap around as turns do, and positions are taken 8 bits at a time, so that no
-frequency's rounding is multiplied by more than 255. What is left is below a millionth at any position
-under 16 million.
+An angle is position x frequency modulo one turn. Its float32 product has an error of up to 0.05 at position
+524,288. Here integers are used instead: a frequency is a 32-bit fraction of a turn, products wrap around at
+full turns, and positions are split into 8-bit digits, so that the rounding error of a frequency is multiplied
+by at most 255. The remaining error is below 1e-6 at every position under 16 million.
 """
 
 import math
@@ -19,8 +18,8 @@ import numpy as np
 from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.errors import ConfigError
 
-_PIECE_BITS = 8
-_PIECES = 4
+_DIGIT_BITS = 8
+_DIGITS = 4
 _QUARTER_TURN = 2**30
 
 
@@ -34,40 +33,40 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """A base that grows with the sequence ("dynamic NTK").
+    """A base that grows with the context ("dynamic NTK").
 
-    Frequencies follow from ``context`` alone and not from the tokens seen so far: else what is cached
-    of a document would depend on how it was cut up.
+    Frequencies depend on ``context`` only, not on the tokens seen so far; otherwise the cache of a document
+    would depend on its division into chunks.
     """
 
     factor: float
     original_context: int
-    """Tokens that the model was trained on."""
+    """Context in training, in tokens."""
     context: int
-    """Tokens that it is to be used on."""
+    """Context in use, in tokens."""
     rope_type: Literal["dynamic"] = "dynamic"
 
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Long waves are stretched, short ones kept, and scores sharpened (arXiv 2309.00071)."""
+    """YaRN (arXiv 2309.00071): long wavelengths are stretched, short ones kept, scores are sharpened."""
 
     factor: float
     original_context: int
     beta_fast: float = 32.0
-    """Turns within ``original_context`` from which a wave is kept."""
+    """Turns within ``original_context`` above which a wave is kept."""
     beta_slow: float = 1.0
     """Turns below which it is stretched by ``factor``."""
     attention_factor: float | None = None
-    """What rotated queries and keys are multiplied by; None is 0.1 ln(factor) + 1."""
+    """Factor of rotated queries and keys; None is 0.1 ln(factor) + 1."""
     truncate: bool = True
-    """Whether the bounds between kept and stretched are rounded outwards to whole waves."""
+    """Whether the bounds between kept and stretched waves are rounded outwards to whole waves."""
     rope_type: Literal["yarn"] = "yarn"
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Waves longer than the original context stretched, short ones kept, a ramp between (Llama 3.1)."""
+    """Llama 3.1: long wavelengths are stretched, short ones kept, with a linear ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -89,13 +88,13 @@ RotaryScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 def rotary(
     x: jax.Array, positions: jax.Array, theta: float, scaling: RotaryScaling | None = None
 ) -> jax.Array:
-    """Rotates the two halves of each head by position.
+    """Rotates the two halves of each head by its position.
 
     Args:
       x: [B, T, N, H], H even.
       positions: int32 [B, T] or [1, T].
-      theta: the longest wavelength is 2 pi theta tokens, unless stretched.
-      scaling: how to stretch.
+      theta: base; the longest wavelength is 2 pi theta tokens before scaling.
+      scaling: method that extends the context.
 
     Returns:
       [B, T, N, H] in x's dtype.
@@ -103,17 +102,17 @@ def rotary(
     frequencies = _turns(theta, x.shape[-1], scaling)
     place = positions[..., None, None].astype(jnp.uint32)
     fractions = jnp.zeros((), jnp.uint32)
-    for piece, frequency in enumerate(frequencies):
-        fractions += ((place >> (_PIECE_BITS * piece)) & (2**_PIECE_BITS - 1)) * jnp.asarray(frequency)
+    for digit, frequency in enumerate(frequencies):
+        fractions += ((place >> (_DIGIT_BITS * digit)) & (2**_DIGIT_BITS - 1)) * jnp.asarray(frequency)
     factor = attention_factor(scaling)
 
     def wave(behind: jax.Array) -> jax.Array:
-        # As a signed number a fraction of a turn is an angle between minus half a turn and half a turn.
+        # Read as a signed integer, a fraction of a turn is an angle between minus half and half a turn.
         angles = (fractions - behind).astype(jnp.int32).astype(jnp.float32) * (2 * math.pi / 2**32)
         return factor * jnp.cos(angles)
 
-    # On a CPU XLA would work out the waves anew for every head, which takes longer than all else that is
-    # done here; what a loop leaves is worked out once.
+    # XLA for CPUs would recompute the waves for every head, which takes longer than everything else here;
+    # the result of a loop is computed once.
     behind = jnp.array([0, _QUARTER_TURN], jnp.uint32)
     cos, sin = jax.lax.map(wave, behind) if mesh_platform() == "cpu" else jax.vmap(wave)(behind)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -122,14 +121,14 @@ def rotary(
 
 @cache
 def _turns(theta: float, head_dim: int, scaling: RotaryScaling | None) -> np.ndarray:
-    """uint32 [pieces, H / 2]: what each piece of a position turns a wave by, in 2**-32 of a turn."""
+    """uint32 [digits, H / 2]: rotation of each wave per unit of each 8-bit digit, in 2**-32 of a turn."""
     turns = inverse_frequencies(theta, head_dim, scaling) / (2 * math.pi)
-    pieces = turns * 2.0 ** (_PIECE_BITS * np.arange(_PIECES)[:, None])
-    return np.round(np.mod(pieces, 1.0) * 2.0**32).astype(np.uint64).astype(np.uint32)
+    digits = turns * 2.0 ** (_DIGIT_BITS * np.arange(_DIGITS)[:, None])
+    return np.round(np.mod(digits, 1.0) * 2.0**32).astype(np.uint64).astype(np.uint32)
 
 
 def attention_factor(scaling: RotaryScaling | None) -> float:
-    """What rotated queries and keys are multiplied by."""
+    """Factor of rotated queries and keys."""
     if not isinstance(scaling, YarnScaling):
         return 1.0
     if scaling.attention_factor is not None:
@@ -138,7 +137,7 @@ def attention_factor(scaling: RotaryScaling | None) -> float:
 
 
 def inverse_frequencies(theta: float, head_dim: int, scaling: RotaryScaling | None) -> np.ndarray:
-    """Radians a token of each wave, the fastest first: float64 [H / 2]."""
+    """Radians per token of each wave, the fastest first: float64 [H / 2]."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     plain = theta**-exponents
     match scaling:
@@ -158,10 +157,10 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RotaryScaling | No
 
 
 def _yarn_ramp(theta: float, head_dim: int, scaling: YarnScaling) -> np.ndarray:
-    """How much of each wave is stretched, 0 to 1: float64 [H / 2]."""
+    """Fraction of each wave that is stretched, 0 to 1: float64 [H / 2]."""
 
     def wave_with(turns: float) -> float:
-        """Index of the wave that makes so many turns in the original context."""
+        """Index of the wave that makes ``turns`` turns in the original context."""
         return head_dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = wave_with(scaling.beta_fast), wave_with(scaling.beta_slow)

@@ -1,9 +1,8 @@
-"""The decoder stack that every model of the project stands on.
+"""The decoder stack of all transformer models, with rematerialisation and key/value caches.
 
-Blocks are pre-norm, with rotary positions and a gated feedforward. Their parameters are stacked
-along a leading axis and applied by ``lax.scan``: compile time and program size do not grow with
-depth, and each layer's weights are gathered inside the scan, one layer at a time (FSDP). A model
-of ``unstack_layers`` has a list of blocks in their place, which are applied one after the other.
+Blocks are pre-norm, with rotary positions and a gated feedforward. Their parameters are stacked along a
+leading axis and applied by ``lax.scan``: compile time and program size do not grow with depth, and each
+layer's weights are gathered inside the scan (FSDP). A model of ``unstack_layers`` has a list of blocks.
 """
 
 from collections.abc import Callable
@@ -41,25 +40,25 @@ _KEPT = {
     ),
     "attention": _SAVE_ATTENTION,
 }
-"""Policies of ``jax.checkpoint`` for one block, by the name of ``TransformerConfig.remat``."""
+"""Rematerialisation policy of one block for ``jax.checkpoint``, by ``TransformerConfig.remat``."""
 
 
 @dataclass(frozen=True)
 class QueryScaling:
-    """Queries that grow with the logarithm of their position, as in Llama 4.
+    """Scales queries with the logarithm of their position, as in Llama 4.
 
-    Softmax over more keys is flatter; sharper scores make up for it (arXiv 2501.19399). A query at
+    Softmax over more keys is flatter; larger scores compensate for it (arXiv 2501.19399). A query at
     position p is multiplied by 1 + ``scale`` ln(1 + floor((p + 1) / ``floor``)).
     """
 
     floor: int
-    """Positions below this, less one, are left as they are."""
+    """Queries at positions below ``floor - 1`` are unchanged."""
     scale: float
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape and computation of the stack."""
+    """Sizes, dtype, rematerialisation and sharding of the stack."""
 
     width: int
     """Model width D."""
@@ -69,25 +68,25 @@ class TransformerConfig:
     ffn_width: int
     """Hidden width of the gated feedforward."""
     kv_heads: int | None = None
-    """Key/value heads K, a divisor of ``heads``; None is one for each query head."""
+    """Key/value heads K, a divisor of ``heads``; None is one per query head."""
     head_size: int | None = None
     """Width of one head; None is ``width`` over ``heads``."""
     rope_theta: float = 10_000.0
     rope_scaling: RotaryScaling | None = None
-    """How rotary positions reach beyond the context of the first training."""
+    """Method that extends rotary positions beyond the context of pre-training."""
     query_scaling: QueryScaling | None = None
     norm_epsilon: float = 1e-5
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute dtype; parameters and optimiser state are float32 always."""
+    """Compute dtype; parameters and optimiser state are always float32."""
     remat: Literal["full", "offload", "attention", "none"] = "full"
-    """What the backward pass recomputes. "full" keeps only each block's input, as the paper does;
-    "offload" keeps it in the host's memory; "attention" also keeps the attention's output, which saves the
-    costliest recomputation of long sequences for one more [B, T, D] a layer."""
+    """Rematerialisation. "full" keeps only the input of each block, as the paper does, and recomputes the
+    rest in the backward pass; "offload" keeps that input in host memory; "attention" also keeps the output of
+    attention, which avoids the costliest recomputation for one more [B, T, D] per layer; "none" keeps all."""
     head_groups: int = 1
-    """Groups of heads that training attends with one after the other: queries, keys, values and all that a
-    ring sends and sums are then alive for one group alone."""
+    """Groups of heads that attention processes one after the other in training, so that queries, keys, values
+    and the buffers of the ring are in memory for one group at a time."""
     ffn_chunk: int | None = None
-    """Tokens a device puts through the feedforward at a time (blockwise); None is all of them."""
+    """Tokens per device in the feedforward at a time (blockwise); None is all of them."""
     attention_strategy: Strategy | Literal["auto"] = "auto"
     attention_kernel: str = "auto"
     rules: ShardingRules = ShardingRules()
@@ -117,7 +116,7 @@ class TransformerConfig:
 
 
 class Attention(nnx.Module):
-    """Projections round the attention library, behind a norm."""
+    """Norm, projections and self-attention."""
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         query, keys, value, output = jax.random.split(key, 4)
@@ -131,11 +130,11 @@ class Attention(nnx.Module):
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """From x [B, T, D]: rotated query [B, T, N, H] and key, and value [B, T, K, H]."""
+        """Projects x [B, T, D] to rotated query [B, T, N, H], rotated key and value [B, T, K, H]."""
         return self._project(self._projections, x, positions)
 
     def combine(self, heads: jax.Array) -> jax.Array:
-        """Heads [B, T, N, H] -> [B, T, D]."""
+        """Output projection: heads [B, T, N, H] -> [B, T, D]."""
         return jnp.einsum("btnh,nhd->btd", heads, gathered(self.output, self.config.rules, heads.dtype))
 
     def __call__(
@@ -143,8 +142,7 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
 
-        # What a group makes is made again for its derivative, but for the attention's output: no group
-        # attends twice.
+        # Everything in a group but the output of attention is recomputed for its derivative.
         @partial(jax.checkpoint, policy=_SAVE_ATTENTION)
         def attend(_: None, weights: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
             query, key, value = self._project(weights, x, positions)
@@ -169,9 +167,9 @@ class Attention(nnx.Module):
         segment_ids: jax.Array | None,
         layout: Layout | None,
     ) -> jax.Array:
-        """Causal attention of one sequence a row to itself, [B, T, N, H]; arguments as in ``Transformer``."""
+        """Causal self-attention of each row, [B, T, N, H]; arguments as in ``Transformer``."""
         config = self.config
-        # The place of a token tells its position where the order is known, and kernels skip what is masked.
+        # With a known layout no positions are passed: kernels derive them and skip masked blocks.
         if config.attention_strategy == "local":
             layout = None
         return attention(
@@ -207,10 +205,10 @@ class Attention(nnx.Module):
         return query, key, value
 
     def _grouped(self, weight: jax.Array, axis: int) -> jax.Array:
-        """A weight with its heads along ``axis`` in groups, stacked along a new first axis.
+        """Splits the heads along ``axis`` of a weight into groups, stacked along a new first axis.
 
-        A group takes every ``head_groups``-th key head with its query heads, so that heads sharded over
-        devices give each group some of every device's.
+        A group takes every ``head_groups``-th key head with its query heads, so that each group uses heads
+        of every device.
         """
         groups, key_heads = self.config.head_groups, self.config.key_value_heads
         before, after = weight.shape[:axis], weight.shape[axis + 1 :]
@@ -219,14 +217,14 @@ class Attention(nnx.Module):
 
 
 def _sharpened(query: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
-    """Queries [B, T, N, H] by their positions [B, T] or [1, T]; see ``QueryScaling``."""
+    """Scales queries [B, T, N, H] by their positions [B, T] or [1, T]; see ``QueryScaling``."""
     passed = ((positions + 1) // scaling.floor).astype(jnp.float32)
     factor = 1.0 + scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))
     return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
 
 
 class Block(nnx.Module):
-    """Attention and feedforward, each behind a norm and beside a residual path."""
+    """Attention and feedforward, each with pre-norm and residual connection."""
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
         attention_key, feedforward_key = jax.random.split(key)
@@ -244,13 +242,13 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
     ) -> jax.Array:
-        """The block's output for x [B, T, D]; arguments as in ``Transformer``."""
+        """Returns the output for x [B, T, D]; arguments as in ``Transformer``."""
         return self.feedforward(x + self.attention(x, positions, segment_ids, layout))
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """The block's output for x [B, T, D], and the keys and values [B, T, K, H] it attended to."""
+        """Returns the output for x [B, T, D], and the keys and values [B, T, K, H]."""
         query, key, value = self.attention.project(x, positions)
         heads = self.attention.attend(query, key, value, positions, segment_ids, None)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
@@ -263,7 +261,7 @@ class Block(nnx.Module):
         past: CachedLayer,
         prefix: CachedLayer | None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Like calling the block on new tokens x [B, C, D], with the cached ones as their past.
+        """Applies the block to new tokens x [B, C, D] that attend to themselves and the cached tokens.
 
         ``attend`` is ``decode.attend`` or, where C is sharded, ``chunked_prefill.attend_chunk``.
         """
@@ -273,9 +271,9 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Stacked blocks and the norm after them; embeddings and heads belong to the models.
+    """Stacked blocks and the final norm; embeddings and heads belong to the models.
 
-    What comes out of the blocks is not normalised yet: a head applies ``norm`` to the tokens it reads.
+    The output is not normalised: a head applies ``norm`` to the tokens that it reads.
     """
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
@@ -296,11 +294,9 @@ class Transformer(nnx.Module):
 
         Args:
           x: [B, T, D], T sharded over the ring.
-          positions: int32 [B, T] or [1, T]: where each token stands for rotary embeddings, and for the
-            mask where ``layout`` does not tell.
+          positions: int32 [B, T] or [1, T], for rotary embeddings, and for the mask if ``layout`` is None.
           segment_ids: int32 [B, T]; tokens attend within their segment, negative is padding.
-          layout: the order in which the ring holds each sequence, whose tokens attend to all before them
-            of their segment; None where only ``positions`` tell. Kernels are faster where it is known.
+          layout: order of each sequence over the ring; None if only ``positions`` define it, which is slower.
         """
 
         def body(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
@@ -314,7 +310,7 @@ class Transformer(nnx.Module):
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
-        """Encodes x [B, T, D] by the ring and stores its keys and values in an empty cache."""
+        """Encodes x [B, T, D] and stores its keys and values in an empty cache."""
 
         def body(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             x, entries = block.prefill(x, positions, segment_ids)
@@ -326,17 +322,17 @@ class Transformer(nnx.Module):
     def prefill_chunk(
         self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
-        """Encodes the next chunk of a long prompt after all that the cache holds, and stores it.
+        """Encodes the next chunk of a long prompt after the tokens in the cache, and stores it.
 
-        Prefilling by chunks of any sizes gives what ``prefill`` of the whole gives, and memory beside
-        the cache that grows with the chunk alone.
+        The result equals ``prefill`` of the whole prompt for any chunk sizes; activation memory grows with
+        the chunk only.
 
         Args:
-          x: [B, C, D], C sharded over the ring in any layout that ``positions`` describe; a last chunk
+          x: [B, C, D], C sharded over the ring in any order that ``positions`` define; the last chunk
             is padded to a multiple of the ring.
           positions: int32 [B, C]; negative for padding.
-          cache: donate it, and it is updated in place.
-          prefix: a cache of batch 1 that holds what comes before in every row.
+          cache: updated in place if donated.
+          prefix: a cache of batch 1 with the first tokens, common to all rows.
         """
         x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
@@ -344,9 +340,9 @@ class Transformer(nnx.Module):
     def extend(
         self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
-        """Encodes a few new tokens x [B, C, D] after all that the caches hold, and stores them in ``cache``.
+        """Encodes a few new tokens x [B, C, D] after those in the caches, and stores them in ``cache``.
 
-        ``prefix`` is a cache of batch 1 that holds what comes before in every row; it is only read.
+        ``prefix`` is a read-only cache of batch 1 with the first tokens, common to all rows.
         """
         x, keys, values = self._extend(attend, x, positions, cache, prefix)
         return x, append(cache, keys, values, positions, self.config.rules)
@@ -359,10 +355,10 @@ class Transformer(nnx.Module):
         cache: KVCache,
         prefix: KVCache | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
+        """Returns the encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
 
-        Layers are not scanned here, as a scan would copy each layer's cache before reading it. The
-        caches are only read; what all layers add is written once, at the end, so that a donated cache
+        Layers are not scanned here, because a scan would copy the cache of each layer before reading it. The
+        caches are only read; the entries of all layers are written once at the end, so that a donated cache
         is updated in place.
         """
         entries = []
@@ -382,7 +378,7 @@ class Transformer(nnx.Module):
     def _apply(
         self, body: Callable[[jax.Array, Block], tuple[jax.Array, Any]], x: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """``body`` of x [B, T, D] and each block in turn: x after the last, and its other results stacked."""
+        """Applies ``body`` to x [B, T, D] and each block; returns the last x and the stacked results."""
         x = self._shard(x)
         if not isinstance(self.blocks, nnx.List):
             return jax.lax.scan(body, x, self.blocks)
@@ -397,16 +393,16 @@ class Transformer(nnx.Module):
 
 
 def _stack(layers: list[Any]) -> Any:
-    """Trees of arrays, one a layer -> one of arrays [layers, ...]."""
+    """One tree of arrays per layer -> one tree of arrays [layers, ...]."""
     return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
 
 
 def _after(encoded: jax.Array, entries: jax.Array) -> jax.Array:
-    """The entries [layers, B, C, K, H] unchanged, but not to be had before ``encoded`` [B, C, D].
+    """Returns the entries [layers, B, C, K, H] with a data dependency on ``encoded`` [B, C, D].
 
-    Writing them may then follow every layer's reading of the cache. Else the last layer's cache, which
-    could be written to while it is read, is copied at each call (twice, by XLA for CPUs, which forgets
-    ``jax.lax.optimization_barrier`` before it comes to copies, but not that a number may be infinite).
+    They are then written after every layer has read the cache. Without it XLA copies the cache of the last
+    layer at each call, since it could be written while it is read. (XLA for CPUs drops
+    ``jax.lax.optimization_barrier`` before it inserts copies, but keeps a comparison with infinity.)
     """
     never = encoded[:, :, 0] > jnp.inf
     return jnp.where(never[None, :, :, None, None], 0, entries)

@@ -1,4 +1,4 @@
-"""Checkpoints: written in the background, the last one and the best one kept."""
+"""Checkpoints of a run: saved asynchronously; the last one and the best one are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from agentic_ring.training.train_step import TrainState
 class Checkpoints:
     """The checkpoints of one run.
 
-    A checkpoint holds the train state and the data iterator's state, so that a resumed run sees the
-    same batches and ends with the same weights, bit for bit. Orbax writes each one beside its place
-    and renames it: a kill at any moment leaves the one before.
+    A checkpoint holds the train state and the state of the data iterator, so that a resumed run sees the
+    same batches and ends with the same weights, bit for bit. Orbax writes each one to a temporary
+    directory and renames it: an interruption at any moment leaves the previous one intact.
 
     Args:
-      directory: made if need be.
+      directory: folder of the checkpoints; created if missing.
     """
 
     def __init__(self, directory: Path):
@@ -42,26 +42,26 @@ class Checkpoints:
         return min(losses, key=lambda step: losses[step]["loss"], default=None)
 
     def save(self, step: int, state: TrainState, data_state: dict[str, Any], loss: float) -> None:
-        """Starts writing; returns once the state has been copied off the devices."""
+        """Starts saving; returns once the state has been copied off the devices."""
         self._checkpointer.save_checkpointables_async(
             step, {"state": state, "data": data_state}, metrics={"loss": loss}, overwrite=True
         )
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Reads the state into the shapes and shardings of ``like``, and the data iterator's state.
+        """Restores the state with the shapes and shardings of ``like``, and the data iterator's state.
 
         Raises:
-          CheckpointError: it is damaged, or was written by another configuration.
+          CheckpointError: the checkpoint is damaged or was written by another configuration.
         """
         try:
             loaded = self._checkpointer.load_checkpointables(step, {"state": like, "data": None})
-        except Exception as error:  # orbax raises many types for what is one fault to the user
+        except Exception as error:  # orbax raises many types for the same error of a user
             raise CheckpointError(
-                f"checkpoint {step} in {self._directory} cannot be read into this configuration: {error}. "
-                "Run with the flags it was made with, or choose another --output to start anew"
+                f"checkpoint {step} in {self._directory} cannot be read with this configuration: {error}. "
+                "Use the flags with which it was written, or choose another --output to start a new run"
             ) from error
         return loaded["state"], loaded["data"]
 
     def close(self) -> None:
-        """Waits until everything is on disk."""
+        """Waits until all checkpoints are on disk."""
         self._checkpointer.close()

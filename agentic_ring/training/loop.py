@@ -1,4 +1,4 @@
-"""The training loop of every model."""
+"""The training loop: resuming, updates, metrics, checkpoints and the progress line on the console."""
 
 import math
 import time
@@ -22,11 +22,11 @@ from agentic_ring.training.train_step import Loss, TrainState, abstract_state, i
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and how to train."""
+    """Length and settings of a training run."""
 
     steps: int
     batch_size: int
-    """Rows of one update (chains, or rows of text), over all devices."""
+    """Rows (chains or rows of text) per update, summed over all devices."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint_every: int = 100
     log_every: int = 1
@@ -36,23 +36,23 @@ class TrainConfig:
         check_at_least_one(self, "steps", "batch_size", "checkpoint_every", "log_every")
         if self.batch_size % self.optimizer.accumulation:
             raise ConfigError(
-                f"batch_size {self.batch_size} does not divide into {self.optimizer.accumulation} parts"
+                f"batch_size {self.batch_size} is not divisible by accumulation {self.optimizer.accumulation}"
             )
 
 
 class Batches(Protocol):
-    """An endless iterator of batches, each with a ``weight``, that can be put back where it stood."""
+    """An endless iterator of batches, each with a ``weight``, whose state can be saved and restored."""
 
     def __next__(self) -> Any:
         """The next batch, on the devices."""
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator stands, as JSON-able data."""
+        """The state of the iterator, as data that fits JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a state that ``get_state`` gave."""
+        """Continues from a state that ``get_state`` returned."""
         ...
 
 
@@ -70,23 +70,23 @@ def train(
     start: Callable[[], Params] | None = None,
     frozen: Params | None = None,
 ) -> TrainState:
-    """Trains up to ``config.steps`` updates, from the newest checkpoint where there is one.
+    """Trains a model until ``config.steps`` updates are done, resuming from the newest checkpoint.
 
     Args:
-      config: how long and how.
-      model: what is trained.
+      config: length and settings.
+      model: model to train.
       loss_function: one of ``training.losses``.
-      batches: of rows as the loss takes them.
-      mesh: of devices.
-      checkpoints: where the state goes, and comes from.
-      metrics: where every step's loss and speed go.
-      tokens_per_place: tokens that stand at each place of a batch's weight; only the speed counts them.
-      rules: how arrays lie on the mesh.
-      start: makes the parameters to start from where there is no checkpoint; fresh ones where absent.
-      frozen: weights that the model needs and that are not trained, where it has any.
+      batches: batches for the loss function.
+      mesh: devices.
+      checkpoints: where the state is saved and restored.
+      metrics: log of loss and speed.
+      tokens_per_place: tokens per element of a batch's weight, for the reported speed only.
+      rules: mesh axes of each logical axis.
+      start: creates the initial parameters of a new run; None draws them from the seed.
+      frozen: weights of the model that are not trained, if any.
 
     Raises:
-      NonFiniteLossError: names the step, and the checkpoint to go back to.
+      NonFiniteLossError: a loss or gradient is not finite; names the step and the last good checkpoint.
       CheckpointError: the newest checkpoint cannot be read.
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -126,16 +126,16 @@ def run_updates(
     learning_rate: Callable[[int], float],
     tokens: Callable[[Any], int],
 ) -> TrainState:
-    """Applies any learner's updates up to ``config.steps``, from the newest checkpoint where there is one.
+    """Runs updates of any learning algorithm until ``config.steps``, resuming from the newest checkpoint.
 
     Args:
-      config: of which the optimiser is the learner's own business.
-      update: one update, and its measures, ``loss`` among them; may donate the state.
-      fresh: makes the state to start from.
-      like: its shapes and shardings, to restore a checkpoint into.
+      config: length and settings; the optimiser in it is not used here.
+      update: applies one update and returns its metrics, including ``loss``; may donate the state.
+      fresh: creates the initial state.
+      like: returns shapes and shardings of the state, for restoring a checkpoint.
       batches, checkpoints, metrics: as in ``train``.
-      learning_rate: of an update, counted from 1.
-      tokens: in a batch, for the speed.
+      learning_rate: learning rate of an update, counted from 1.
+      tokens: number of tokens in a batch, for the reported speed.
 
     Raises:
       NonFiniteLossError, CheckpointError: as in ``train``.
@@ -154,7 +154,7 @@ def run_updates(
             batch = next(batches)
             state, measured = update(state, batch)
             values = {name: float(measured[name]) for name in ("loss", *measured)}
-            # A gradient may overflow where the loss does not, and would spoil the next checkpoint.
+            # A gradient may overflow although the loss is finite, and would corrupt the next checkpoint.
             for name, value in values.items():
                 if not math.isfinite(value):
                     raise NonFiniteLossError(_non_finite_message(step, name, value, checkpoints.last_step))
@@ -167,7 +167,7 @@ def run_updates(
                 values |= {"learning_rate": learning_rate(step), "tokens_per_second": tokens_per_second}
                 metrics.write(step, values)
             if step % config.checkpoint_every == 0 or step == config.steps:
-                # One batch's loss is too noisy to tell which checkpoint is best.
+                # The loss of one batch is too noisy to select the best checkpoint.
                 checkpoints.save(step, state, batches.get_state(), sum(recent) / len(recent))
                 recent.clear()
             advance(step, f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s")
@@ -178,5 +178,5 @@ def _non_finite_message(step: int, name: str, value: float, last_step: int | Non
     back = f"the last good checkpoint is step {last_step}" if last_step else "there is no checkpoint yet"
     return (
         f"the {name.replace('_', ' ')} is {value} at step {step}; {back}. Lower the learning rate or the "
-        "clipping norm of the preset and start anew in another folder"
+        "clipping norm of the preset and start a new run in another folder"
     )

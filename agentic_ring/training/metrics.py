@@ -1,4 +1,4 @@
-"""Metrics: one JSON object a line on disk, always; Weights & Biases beside it when asked."""
+"""Training metrics: one JSON object per line on disk, and optionally Weights & Biases."""
 
 import json
 import os
@@ -12,13 +12,14 @@ from agentic_ring.files import replacing
 
 
 class MetricsLog:
-    """Writes rows of metrics on process 0; the other processes keep silent.
+    """Writes rows of metrics on process 0; on other processes it does nothing.
 
     Args:
       path: the JSONL file.
-      resume_step: rows after this step are dropped: the run repeats them.
-      wandb_project: also log there; offline unless an API key is set (``wandb sync`` uploads later).
-      config: shown by Weights & Biases.
+      resume_step: rows after this step are removed, since the run repeats them.
+      wandb_project: project of Weights & Biases to log to as well; offline unless an API key is set
+        (``wandb sync`` uploads later).
+      config: configuration shown by Weights & Biases.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class MetricsLog:
             beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a")
         if wandb_project is not None:
-            import wandb  # slow to import, and only wanted here
+            import wandb  # slow to import, and only needed here
 
             mode = None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline"
             self._wandb = wandb.init(
@@ -46,7 +47,7 @@ class MetricsLog:
             )
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds one row; it is on disk when this returns."""
+        """Appends one row and flushes it to the file."""
         if not self._active:
             return
         self._file.write(json.dumps({"step": step, **values}) + "\n")
@@ -55,7 +56,7 @@ class MetricsLog:
             self._wandb.log(values, step=step)
 
     def close(self) -> None:
-        """Ends the log."""
+        """Closes the log."""
         if self._active:
             self._file.close()
         if self._wandb is not None:
@@ -63,7 +64,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file. A last line cut short by a crash is left out.
+    """Reads the rows of a metrics file; an incomplete last line after a crash is skipped.
 
     Raises:
       DataError: another line is not a JSON object with a step.

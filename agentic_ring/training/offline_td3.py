@@ -1,9 +1,8 @@
-"""TD3 and TD3+BC on stored transitions, without acting.
+"""Offline TD3 and TD3+BC on stored transitions.
 
-As ExoRL trains them (denisyarats/exorl: ``agent/td3.py``, ``agent/td3_bc.py``), with the networks and
-updates that the project explores with. What differs from ExoRL: a target actor and the first critic
-alone for the actor's gradient, as in the TD3 paper; every hidden layer is normalised, theirs only the
-first.
+The set-up is that of ExoRL (denisyarats/exorl: ``agent/td3.py``, ``agent/td3_bc.py``) with the networks and
+updates of this project's exploration agents. Differences from ExoRL: a target actor, and only the first
+critic in the actor's gradient, as in the TD3 paper; every hidden layer is normalised, not only the first.
 """
 
 from dataclasses import dataclass
@@ -24,14 +23,14 @@ from agentic_ring.training.train_step import TrainState
 
 @dataclass(frozen=True)
 class OfflineTD3Config:
-    """The learner, and how long it learns.
+    """Hyperparameters and length of training.
 
     Attributes:
-      learner: TD3's settings; one-decision returns, as stored transitions are drawn singly.
-      updates: of the actor; the critics have ``learner.policy_delay`` times as many.
-      updates_per_call: compiled into one call, after which the loss is looked at.
-      checkpoint_every: updates of the actor between two checkpoints.
-      seed: decides weights, batches and target noise.
+      learner: hyperparameters of TD3; ``horizon`` is 1, since stored transitions are sampled one by one.
+      updates: number of actor updates; critics have ``learner.policy_delay`` times as many.
+      updates_per_call: actor updates per compiled call; the loss is checked after each call.
+      checkpoint_every: actor updates between two checkpoints.
+      seed: seed of weights, batches and target noise.
     """
 
     learner: TD3Config
@@ -43,7 +42,7 @@ class OfflineTD3Config:
     def __post_init__(self) -> None:
         if self.learner.horizon != 1:
             raise ConfigError(
-                f"horizon is {self.learner.horizon}; stored transitions are one decision, use 1"
+                f"horizon is {self.learner.horizon}; stored transitions have one decision, so use 1"
             )
         for name in ("updates", "checkpoint_every"):
             value = getattr(self, name)
@@ -54,7 +53,7 @@ class OfflineTD3Config:
 
     @property
     def loop(self) -> TrainConfig:
-        """The same for ``run_updates``, which counts calls."""
+        """The settings for ``run_updates``, counted in calls."""
         calls = self.updates // self.updates_per_call
         return TrainConfig(
             calls, self.learner.batch, checkpoint_every=self.checkpoint_every // self.updates_per_call
@@ -68,7 +67,7 @@ def train_td3(
     checkpoints: Checkpoints,
     metrics: MetricsLog,
 ) -> TD3State:
-    """Trains one learner, from its newest checkpoint where there is one; arrays have a leading axis 1.
+    """Trains one agent, resuming from the newest checkpoint; its arrays have a leading axis 1.
 
     Raises:
       NonFiniteLossError: the values diverged.

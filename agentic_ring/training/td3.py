@@ -1,7 +1,7 @@
-"""TD3 (arXiv 1802.09477), a population of learners updated by one compiled call.
+"""TD3 (arXiv 1802.09477) for a population of P agents that one compiled call updates.
 
-Members differ in seed and in the task whose reward they see; the weights of all of them carry a
-leading axis P, and a call scans over many updates.
+Agents differ in seed and in the task whose reward they receive. All weights have a leading axis P, and a
+call scans over many updates.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from agentic_ring.models.perceptron import Parameters, apply_mlp, init_mlp
 
 @dataclass(frozen=True)
 class TD3Config:
-    """Hyperparameters; the noise is URLB's (std .2, clip .3), the rest is set for cheap updates.
+    """Hyperparameters; the noise is that of URLB (std .2, clip .3), the rest is chosen for cheap updates.
 
-    Small batches learn as much per update as large ones here, and updates are what the time goes to.
+    Small batches learn as much per update as large ones here, and the time is proportional to updates.
 
     Attributes:
       horizon: decisions of an n-step return.
-      discount: per decision.
-      policy_delay: critic updates before each actor update.
-      bc_alpha: alpha of TD3+BC (arXiv 2106.06860): the actor also imitates the data, and values count
-        alpha over their mean size; None is TD3.
+      discount: discount per decision.
+      policy_delay: critic updates per actor update.
+      bc_alpha: alpha of TD3+BC (arXiv 2106.06860): the actor also imitates the data, and values are
+        weighted by alpha over their mean absolute value; None is TD3.
     """
 
     hidden: int = 256
@@ -56,11 +56,11 @@ class TD3State(NamedTuple):
     target_actor: Parameters
     actor_optimizer: optax.OptState
     critic_optimizer: optax.OptState
-    key: jax.Array  # key data, which unlike keys can be saved as they are
+    key: jax.Array  # key data, which unlike a key can be saved in a checkpoint
 
 
 def init_population(config: TD3Config, observation_dim: int, action_dim: int, seeds: jax.Array) -> TD3State:
-    """One independent learner for each of ``seeds`` [P]."""
+    """Creates one independent agent for each of ``seeds`` [P]."""
     return jax.vmap(partial(_init_member, config, observation_dim, action_dim))(seeds)
 
 
@@ -83,7 +83,7 @@ def act(actor: Parameters, observation: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def update(config: TD3Config, state: TD3State, batches: dict[str, jax.Array]) -> TD3State:
-    """Runs U rounds of ``policy_delay`` critic updates and one actor update for every member.
+    """Runs U rounds of ``policy_delay`` critic updates and one actor update for every agent.
 
     Args:
       batches: observation, next_observation [U, delay, P, B, O], action [U, delay, P, B, A], reward
@@ -121,7 +121,7 @@ def _critics(critics: Parameters, observation: jax.Array, action: jax.Array) -> 
 def _critic_target(
     config: TD3Config, state: TD3State, batch: dict[str, jax.Array], noise_key: jax.Array
 ) -> jax.Array:
-    """What both critics are to say of the batch [B]."""
+    """Target values of both critics for the batch, [B]."""
     next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
     noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
@@ -155,7 +155,7 @@ def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array, ac
         return -config.bc_alpha * value.mean() / size + jnp.mean((chosen - action) ** 2)
 
     actor, optimizer = _descend(config, state.actor, jax.grad(loss)(state.actor), state.actor_optimizer)
-    # The actor's target moves once per delay, so it takes the delay's share of the step at once.
+    # The target actor is updated once per ``policy_delay`` updates, by all of their steps at once.
     rate = 1 - (1 - config.target_rate) ** config.policy_delay
     target = optax.incremental_update(actor, state.target_actor, rate)
     return state._replace(actor=actor, target_actor=target, actor_optimizer=optimizer)

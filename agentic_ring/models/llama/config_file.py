@@ -1,4 +1,4 @@
-"""A LLaMA's shape in the words of Hugging Face's ``config.json``, old spelling and new."""
+"""Reading and writing of Hugging Face's ``config.json`` for LLaMA, with its older and newer field names."""
 
 import json
 from collections.abc import Mapping
@@ -19,28 +19,27 @@ from agentic_ring.progress import say
 
 MODEL_TYPE = "llama"
 OWN_MODEL_TYPE = "agentic_ring_llama"
-"""Of models with ``QueryScaling``: others must refuse what they would get wrong."""
+"""Type of models with ``QueryScaling``, which other programs would compute wrong and must refuse."""
 
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 _UNUSED = ("attention_bias", "mlp_bias")
-"""Parts that other models of this type may have and this stack has not."""
+"""Parts of other models of this type that this stack does not support."""
 
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
-"""Compute dtype by the one that weights are stored in; float16 overflows where these models were not
-trained for it."""
+"""Compute dtype by storage dtype; float16 overflows in models that were not trained with it."""
 
 
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
-    """The shape of a model from the ``config.json`` in the folder ``path``.
+    """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 
     Args:
       path: the folder.
-      context: tokens that the model is to be used on, which decides the frequencies of "dynamic" rotary
-        scaling; what it was made for where absent.
+      context: context in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the
+        context that the model was made for.
 
     Raises:
-      DataError: the file is missing, damaged, or describes what this stack cannot compute.
-      UnknownNameError: another architecture or kind of rotary scaling.
+      DataError: the file is missing, damaged, or describes an unsupported model.
+      UnknownNameError: the architecture or the kind of rotary scaling is not supported.
     """
     file = path / "config.json"
     fields = read_json(file)
@@ -57,22 +56,22 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     except UnknownNameError:
         raise
     except KeyError as error:
-        raise DataError(f"{file} has no {error.args[0]}, which a llama needs") from error
+        raise DataError(f"{file} has no {error.args[0]}, which a LLaMA requires") from error
     except (TypeError, ValueError) as error:
         raise DataError(f"{file} cannot be used: {error}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object from a JSON file.
+    """Reads an object from a JSON file.
 
     Raises:
-      DataError: the file is missing, or is no JSON object.
+      DataError: the file is missing or is not a JSON object.
     """
     try:
         fields = json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(
-            f"{file} does not exist; give the folder of a model as Hugging Face lays it out: config.json, "
+            f"{file} does not exist; give the folder of a model in Hugging Face's layout: config.json, "
             "*.safetensors and tokenizer.json"
         ) from error
     except ValueError as error:
@@ -138,7 +137,7 @@ def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``rope_parameters`` holds, also where the file spells it ``rope_theta`` and ``rope_scaling``."""
+    """The content of ``rope_parameters``, or of the older fields ``rope_theta`` and ``rope_scaling``."""
     rope = dict(fields.get("rope_scaling") or {}) | dict(fields.get("rope_parameters") or {})
     if "rope_theta" not in rope and "rope_theta" in fields:
         rope["rope_theta"] = fields["rope_theta"]
@@ -175,12 +174,12 @@ def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | 
 
 
 def config_fields(config: LlamaConfig, context: int, dtype: str) -> dict[str, Any]:
-    """What ``config.json`` holds of a model.
+    """Returns the content of ``config.json`` for a model.
 
     Args:
-      config: of the model.
-      context: tokens that it was made for.
-      dtype: of its weights as they are stored.
+      config: configuration of the model.
+      context: context that the model was made for, in tokens.
+      dtype: storage dtype of the weights.
     """
     stack = config.transformer
     own = stack.query_scaling is not None

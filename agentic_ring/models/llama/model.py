@@ -1,7 +1,6 @@
-"""LLaMA (arXiv 2302.13971): the stack between a table of token embeddings and a vocabulary head."""
+"""LLaMA (arXiv 2302.13971): token embeddings, the transformer stack and a vocabulary head."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -18,42 +17,37 @@ from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The stack and its vocabulary."""
+    """Configuration of the stack, the vocabulary and the loss."""
 
     transformer: TransformerConfig
     vocab_size: int = 32_000
     tied: bool = False
-    """Whether tokens are predicted with the table that embeds them, as in small models."""
+    """Whether the head is the embedding table (tied embeddings), as in small models."""
     loss_chunk: int | None = None
-    """Tokens a device whose logits are alive at a time while the loss is computed; None is all of them."""
+    """Tokens per device whose logits are in memory at a time during the loss; None is all of them."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < 2:
             raise ConfigError(f"vocab_size is {self.vocab_size}; it must be at least 2")
 
     def build(self, key: jax.Array) -> "Llama":
-        """The model with fresh parameters."""
+        """Returns the model with fresh parameters."""
         return Llama(key, self)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tokens", "targets", "weight", "positions", "segment_ids"],
-    meta_fields=["layout"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of text, and what to predict at each token.
+    """Rows of text with the target at each token.
 
     Attributes:
       tokens: int32 [B, T].
-      targets: int32 [B, T], the token after each one: shifted before rows are cut up over a ring.
-      weight: float32 [B, T], how much each target counts in the loss.
-      positions: int32 [B, T] (or [1, T] where all rows share them), for rotary embeddings; from 0 in each
-        segment.
-      segment_ids: int32 [B, T] where several texts share a row, negative for padding; None where each
-        row is one text.
-      layout: the order of the tokens over the ring; None where ``positions`` alone tell it.
+      targets: int32 [B, T], the next token; shifted before rows are sharded over a ring.
+      weight: float32 [B, T], weight of each target in the loss.
+      positions: int32 [B, T], or [1, T] for all rows, for rotary embeddings; from 0 in each segment.
+      segment_ids: int32 [B, T] of the texts that share a row, negative for padding; None if each row is
+        one text.
+      layout: order of the tokens over the ring; None if only ``positions`` define it.
     """
 
     tokens: jax.Array
@@ -61,11 +55,11 @@ class TokenBatch:
     weight: jax.Array
     positions: jax.Array
     segment_ids: jax.Array | None
-    layout: Layout | None
+    layout: Layout | None = field(metadata={"static": True})
 
 
 class Llama(nnx.Module):
-    """Predicts each token from those before it."""
+    """Predicts each token from the earlier ones."""
 
     def __init__(self, key: jax.Array, config: LlamaConfig):
         embedding, stack, head = jax.random.split(key, 3)
@@ -80,7 +74,7 @@ class Llama(nnx.Module):
         self.config = config
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Logits float32 [B, T, V] of the token after each of ``tokens``, int32 [B, T] of any length."""
+        """Returns logits float32 [B, T, V] of the token after each of ``tokens``, int32 [B, T], any T."""
         length, ring = tokens.shape[1], ambient_axis_size("ring")
         padded = padded_length(length, ring, "zigzag")
         place = order("zigzag", padded, ring)
@@ -91,13 +85,13 @@ class Llama(nnx.Module):
     def prefill_chunk(
         self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
-        """The next tokens of a prompt, int32 [B, C] -> encoded [B, C, D]; as ``Transformer`` has it."""
+        """Encodes the next chunk of a prompt, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
         return self.transformer.prefill_chunk(self.embedded(tokens), positions, cache, prefix)
 
     def extend(
         self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
-        """A few new tokens, int32 [B, C] -> encoded [B, C, D]; as ``Transformer`` has it."""
+        """Encodes a few new tokens, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
         return self.transformer.extend(self.embedded(tokens), positions, cache, prefix)
 
     def logits(self, encoded: jax.Array) -> jax.Array:
@@ -107,17 +101,17 @@ class Llama(nnx.Module):
         return self._scores(self.transformer.norm(encoded), head)
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
-        """What the stack reads, [B, T, D], of tokens int32 [B, T]."""
-        # Looked up as it is stored, in training in float32: the gradient of a frequent token is a sum
-        # over all the places where it stands.
+        """Embeds tokens int32 [B, T] as the input of the stack, [B, T, D]."""
+        # The lookup keeps the storage dtype, float32 in training, because the gradient of a frequent token
+        # is a sum over all its occurrences.
         rules, dtype = self.config.transformer.rules, jnp.dtype(self.config.transformer.dtype)
-        # Few tokens are looked up where their rows lie and sent on; for many, rows cost less than tokens.
+        # For few tokens the results of a sharded lookup are sent; for many it is cheaper to gather the table.
         vocabulary = "vocab" if tokens.size < self.config.vocab_size else None
         table = whole(self.embedding[...], (vocabulary, "embed"), rules, self.embedding[...].dtype)
         return table[tokens].astype(dtype)
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
-        """Of each token's target, in nats: float32 [B, T]. Logits are alive for ``loss_chunk`` tokens."""
+        """Cross entropy of each target in nats, float32 [B, T], for ``loss_chunk`` tokens at a time."""
         encoded = self.transformer(
             self.embedded(batch.tokens), batch.positions, batch.segment_ids, batch.layout
         )
@@ -142,12 +136,15 @@ class Llama(nnx.Module):
         return self.embedding if self.head is None else self.head
 
     def _scores(self, normed: jax.Array, head: jax.Array) -> jax.Array:
-        """Float32 [..., V] of normed tokens [..., D] and the weights of ``_head`` in their dtype."""
+        """Logits float32 [..., V] from normalised tokens [..., D] and the weights of ``_head``."""
         return (normed @ (head.T if self.head is None else head)).astype(jnp.float32)
 
 
 def _cross_entropy(logits: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """[..., V], the part of the vocabulary that this device of ``axes`` holds, and int [...] -> [...]."""
+    """Cross entropy [...] from this device's part of the logits [..., V] and targets int [...].
+
+    The vocabulary is sharded over ``axes``.
+    """
     part = logits.shape[-1]
     first = jax.lax.axis_index(axes) * part if axes else 0
     here = (target >= first) & (target < first + part)

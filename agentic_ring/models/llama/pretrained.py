@@ -1,7 +1,7 @@
-"""LLaMA checkpoints as Hugging Face lays them out: read into sharded arrays, and written back.
+"""LLaMA checkpoints in Hugging Face's format: loaded into sharded arrays, and saved.
 
-A folder holds ``config.json`` and ``*.safetensors``. Each device's part of each array is read by itself,
-straight from the files: no host ever holds a whole model, and no process more than it needs.
+A folder holds ``config.json`` and ``*.safetensors``. Each device's part of each array is read directly from
+the files: no host ever holds a whole model.
 """
 
 import json
@@ -30,7 +30,7 @@ from agentic_ring.models.llama.weight_names import Weight, weights
 Dtype = Literal["float32", "bfloat16"]
 
 SHARD_BYTES = 4 * 2**30
-"""Largest file that is written, unless one tensor is larger; a process holds as much at a time."""
+"""Maximum size of a saved file, unless one tensor is larger, and of the host memory used while saving."""
 
 
 def load_pretrained(
@@ -41,18 +41,18 @@ def load_pretrained(
     rules: ShardingRules = ShardingRules(),
     context: int | None = None,
 ) -> Llama:
-    """A model from a folder, its weights where the mesh has them.
+    """Loads a model from a folder, sharded over a mesh.
 
     Args:
       path: folder with ``config.json`` and ``*.safetensors``.
-      mesh: where to put the weights; call the model under ``jax.set_mesh(mesh)``. One device where absent.
-      dtype: of weights and computation; as stored where absent, or float32 where that is float16.
-      rules: which mesh axes carry what.
-      context: tokens that it is to be used on; only "dynamic" rotary scaling asks for it.
+      mesh: devices of the weights; call the model under ``jax.set_mesh(mesh)``. None is one device.
+      dtype: dtype of weights and computation; None is the stored one, or float32 if that is float16.
+      rules: mesh axes of each logical axis.
+      context: context in use, in tokens; only "dynamic" rotary scaling needs it.
 
     Raises:
       DataError: a file is missing, damaged, pickled, or does not fit ``config.json``.
-      UnknownNameError: another architecture or kind of rotary scaling.
+      UnknownNameError: the architecture or the kind of rotary scaling is not supported.
     """
     path = Path(path)
     config = read_config(path, context)
@@ -61,7 +61,7 @@ def load_pretrained(
 
 
 def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtype) -> Llama:
-    """The model of ``config`` with weights from the folder ``path``, stored in ``dtype``."""
+    """Loads the weights of the model ``config`` from the folder ``path``, in ``dtype``."""
     layers, rules = config.transformer.layers, config.transformer.rules
     files, ours = TensorFiles(path), weights(config.tied)
     files.check_names({name for weight in ours for name in weight.names(layers)}, config.tied)
@@ -85,11 +85,13 @@ def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtyp
 
 @dataclass(frozen=True)
 class _Source:
-    """Where one of our arrays comes from.
+    """The tensors of one array.
 
     Attributes:
-      files, weight, layers: what it is.
-      shape: of ours.
+      files: the safetensors files.
+      weight: names of the array and its tensors.
+      layers: number of layers.
+      shape: shape of the array.
     """
 
     files: TensorFiles
@@ -99,29 +101,29 @@ class _Source:
 
     @property
     def _matrix(self) -> tuple[int, ...]:
-        """Shape of one of its tensors."""
+        """Shape of each tensor."""
         shape, inputs = self.shape[1:] if self.weight.stacked else self.shape, self.weight.input_dims
         return (prod(shape[inputs:]), prod(shape[:inputs])) if inputs else shape
 
     def check_shapes(self) -> None:
-        """Fails where a tensor's shape is not what the configuration makes it."""
+        """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
         for name in self.weight.names(self.layers):
             found = self.files.shape(name)
             if found != self._matrix:
                 raise DataError(
                     f"{name} has shape {list(found)}; by config.json it should be {list(self._matrix)}. "
-                    "One of the two is of another model"
+                    "Take both files from the same model"
                 )
 
     def read(self, index: Any) -> np.ndarray:
-        """One device's part of our array: a slice for each of its dimensions."""
+        """Reads one device's part of the array; ``index`` has a slice for each dimension."""
         names = self.weight.names(self.layers)
         if not self.weight.stacked:
             return self._read(names[0], index)
         return np.stack([self._read(name, index[1:]) for name in names[index[0]]])
 
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Part of one layer's array, from the rows and columns of its tensor that hold it."""
+        """Reads a part of one layer's array from the corresponding rows and columns of its tensor."""
         inputs = self.weight.input_dims
         if not inputs:
             return self.files.read(name, index)
@@ -129,7 +131,7 @@ class _Source:
         rows, columns = _flat(index[inputs:], shape[inputs:]), _flat(index[:inputs], shape[:inputs])
         matrix = self.files.read(name, (rows, columns)).T
         outer = [len(range(size)[part]) for part, size in zip(index, shape, strict=True)]
-        # Of heads and their numbers the slice took whole heads.
+        # The slice of the matrix contains whole heads.
         for inner in (i for i in range(len(shape)) if i not in (0, inputs)):
             outer[inner] = shape[inner]
         whole_heads = tuple(part if i not in (0, inputs) else slice(None) for i, part in enumerate(index))
@@ -137,29 +139,29 @@ class _Source:
 
 
 def _flat(index: tuple[slice, ...], shape: tuple[int, ...]) -> slice:
-    """The places in the flattened dimensions that the first one's slice covers."""
+    """The slice of the flattened dimensions that the slice of the first dimension covers."""
     first, inner = range(shape[0])[index[0]], prod(shape[1:])
     return slice(first.start * inner, first.stop * inner)
 
 
 def save_pretrained(model: Llama, path: str | Path, context: int | None = None) -> None:
-    """Writes ``config.json`` and safetensors that ``transformers`` opens, each file whole or not at all.
+    """Saves a model as ``config.json`` and safetensors that ``transformers`` opens, each file atomically.
 
     Every process of a job must call it; the first one writes. A process holds ``SHARD_BYTES`` at a time.
 
     Args:
-      model: of any mesh; weights are stored in the dtype that they have.
-      path: folder, made if need be. Other files there, such as the tokenizer's, stay.
-      context: tokens that the model was made for; where absent that of its rotary scaling, or 2048.
+      model: model on any mesh; weights are saved in their own dtype.
+      path: folder, created if missing. Other files in it, such as the tokenizer's, are kept.
+      context: context that the model was made for; None is that of its rotary scaling, or 2048.
 
     Raises:
-      ArgumentError: weights of several dtypes.
+      ArgumentError: the weights have several dtypes.
     """
     path, config = Path(path), model.config
     arrays = {place: leaf[...] for place, leaf in nnx.to_flat_state(nnx.split(model)[1])}
     dtypes = sorted({str(array.dtype) for array in arrays.values()})
     if len(dtypes) > 1:
-        raise ArgumentError(f"the model's weights are of several dtypes, {dtypes}; cast them to one")
+        raise ArgumentError(f"the model's weights have several dtypes, {dtypes}; cast them to one")
     tensors = [
         tensor
         for weight in weights(config.tied)
@@ -180,7 +182,7 @@ def save_pretrained(model: Llama, path: str | Path, context: int | None = None) 
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors)
         _write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
-    # What an earlier model of another size left would be read in place of this one.
+    # A file of an earlier model with another number of files would be read instead of this one.
     (path / (SINGLE if len(shards) > 1 else INDEX)).unlink(missing_ok=True)
     made_for = context or getattr(config.transformer.rope_scaling, "original_context", 2048)
     _write_json(path / "config.json", config_fields(config, made_for, dtypes[0]))
@@ -188,7 +190,7 @@ def save_pretrained(model: Llama, path: str | Path, context: int | None = None) 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor to write: its name, its bytes, and how to get it to this host."""
+    """A tensor to write: its name, its size in bytes, and a function that fetches it to this host."""
 
     name: str
     size: int
@@ -215,7 +217,7 @@ def _tensors(weight: Weight, array: jax.Array, layers: int) -> list[_Tensor]:
 
 
 def _shards(tensors: list[_Tensor]) -> list[list[_Tensor]]:
-    """The tensors of each file, in order, none larger than ``SHARD_BYTES``."""
+    """Divides the tensors in order over files of at most ``SHARD_BYTES``."""
     shards: list[list[_Tensor]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(held.size for held in shards[-1]) + tensor.size > SHARD_BYTES:

@@ -1,4 +1,4 @@
-"""The safetensors of a model's folder, one file or many: what is in them, and parts of them."""
+"""Reading of tensors, whole or in part, from the safetensors files of a model's folder."""
 
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +15,18 @@ SINGLE = "model.safetensors"
 
 _PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 _REDUNDANT = ("rotary_emb.inv_freq",)
-"""Endings of tensors in older files that follow from the configuration."""
+"""Name endings of tensors in older files that the configuration already determines."""
 _READABLE = ("F32", "F16", "BF16")
 
 
 class TensorFiles:
-    """Read-only access by tensor name.
+    """Read-only access to tensors by name.
 
     Args:
-      folder: with ``model.safetensors``, or with several files and their index.
+      folder: folder with ``model.safetensors``, or with several files and their index.
 
     Raises:
-      DataError: there is none, only pickled weights, or a file is missing or damaged.
+      DataError: there are no weights, only pickled ones, or a file is missing or damaged.
     """
 
     def __init__(self, folder: Path):
@@ -34,11 +34,11 @@ class TensorFiles:
         self._open: dict[Path, Any] = {}
 
     def check_names(self, wanted: set[str], tied: bool) -> None:
-        """Fails unless exactly the ``wanted`` tensors are there.
+        """Checks that the files hold exactly the ``wanted`` tensors.
 
         Raises:
-          DataError: names what is missing or unknown. Where the head is ``tied``, one that was stored all
-            the same is no fault, nor is a table of rotary frequencies.
+          DataError: names missing and unknown tensors. A head that is stored although it is ``tied``, and
+            tables of rotary frequencies, are ignored.
         """
         present = {name for name in self._files if not name.endswith(_REDUNDANT)}
         if tied:
@@ -56,10 +56,10 @@ class TensorFiles:
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor.
+        """Shape of a tensor.
 
         Raises:
-          DataError: its numbers are of a type that is not read, such as quantised ones.
+          DataError: its data type is not supported, for example a quantised one.
         """
         tensor = self._slice(name)
         if tensor.get_dtype() not in _READABLE:
@@ -70,7 +70,7 @@ class TensorFiles:
         return tuple(tensor.get_shape())
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Part of a tensor, as it is stored."""
+        """Reads a part of a tensor in its stored dtype."""
         return self._slice(name)[index]
 
     def _slice(self, name: str) -> Any:
@@ -103,8 +103,8 @@ class TensorFiles:
         pickles = sorted(path.name for pattern in _PICKLES for path in self._folder.glob(pattern))
         if pickles:
             raise DataError(
-                f"{self._folder} holds pickled weights alone ({pickles[0]}), which may run any code when "
-                "they are opened and so are not. Convert them where you trust them, with transformers: "
+                f"{self._folder} holds only pickled weights ({pickles[0]}), which can run any code when "
+                "they are opened and are not read. If you trust them, convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
             )
         raise DataError(f"{self._folder} holds neither {SINGLE} nor {INDEX}; give a model's folder")

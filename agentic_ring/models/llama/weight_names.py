@@ -1,8 +1,8 @@
-"""Which of Hugging Face's tensors each of our arrays is.
+"""The mapping between Hugging Face's weight names and the parameters of ``Llama``.
 
-A weight there is a matrix [outputs, inputs]. Here it is [inputs, outputs], heads are a dimension of their
-own, and layers are stacked along the first: all but the embedding are transposed on the way. Heads rotate
-in halves in both, so that no row changes its place.
+Hugging Face stores a weight as a matrix [outputs, inputs]. Here it is [inputs, outputs] with a separate
+dimension for heads, and layers are stacked along the first one, so all weights but the embedding are
+transposed. Both rotate the two halves of a head, so no rows are permuted.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Weight:
-    """One of our arrays and its tensors.
+    """One parameter and its tensors.
 
     Attributes:
       path: names of the modules and of the parameter.
-      name: of the tensor; where it has ``{}``, there is one a layer.
-      input_dims: leading dimensions of ours, of one layer, that together are the matrix's inputs; 0 where
-        ours is laid out as theirs.
+      name: name of the tensor; with ``{}`` there is one tensor per layer.
+      input_dims: number of leading dimensions, without layers, that form the inputs of the matrix; 0 if
+        the parameter has the same shape as the tensor.
     """
 
     path: tuple[str, ...]
@@ -25,16 +25,16 @@ class Weight:
 
     @property
     def stacked(self) -> bool:
-        """Whether the first dimension of ours is the layer."""
+        """Whether the first dimension of the parameter is the layer."""
         return "{}" in self.name
 
     def names(self, layers: int) -> list[str]:
-        """Of all its tensors."""
+        """Names of all its tensors."""
         return [self.name.format(layer) for layer in range(layers)] if self.stacked else [self.name]
 
 
 def weights(tied: bool) -> tuple[Weight, ...]:
-    """All arrays of a model; where the head is ``tied`` to the embedding it is none of its own."""
+    """All parameters of a model; there is no head if it is ``tied`` to the embedding."""
     return _WEIGHTS if tied else (*_WEIGHTS, _HEAD)
 
 
