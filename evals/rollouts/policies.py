@@ -99,12 +99,12 @@ def in_context_policies(
 
 
 def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
-    """The policy and twins of it, so many together."""
+    """The policy and copies of it, ``count`` in total."""
     return [policy, *(policy.fresh_copy() for _ in range(count - 1))]
 
 
 def context_bytes(policies: Sequence[InContextPolicy]) -> ContextBytes:
-    """What twins keep of their context: the prompt is theirs together."""
+    """Memory of the context of copies, which share one prompt."""
     each = [policy.context_bytes for policy in policies]
     return ContextBytes(each[0].prompt, sum(size.environments for size in each))
 
