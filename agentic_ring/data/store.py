@@ -12,7 +12,7 @@
     episodes/algorithm   string [E]
     episodes/source      string [E]        name of the file it came from
 
-Every array carries fletcher32 checksums, the file as a whole a digest (``sealed_file.py``). A store
+Every array carries fletcher32 checksums, the file as a whole a digest (``sealed_hdf5.py``). A store
 is never changed: ``store_writer.py`` writes a new one and renames it into place.
 """
 
@@ -25,8 +25,7 @@ from functools import cached_property
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed.sealed_file import FileKind
-from agentic_ring.data.sealed.sealed_reader import SealedReader
+from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
 from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError

@@ -1,14 +1,13 @@
 """Writes trajectory stores: beside their place, checksummed, and renamed into it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed.failsafe_file import FailsafeFile
-from agentic_ring.data.sealed.sealed_writer import sealed_writer
+from agentic_ring.data.sealed_hdf5 import write_sealed
 from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES
@@ -37,8 +36,8 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
       StoreError: there is no episode, two have one source, or one lacks the reward of a task.
       OSError: the disk is full.
     """
-    with sealed_writer(path, STORE) as (file, target):
-        return _write(file, target, description, episodes)
+    with write_sealed(path, STORE) as (file, check_disk):
+        return _write(file, check_disk, description, episodes)
 
 
 def merge_stores(path: Path, description: StoreDescription, stores: Sequence[TrajectoryStore]) -> int:
@@ -47,7 +46,10 @@ def merge_stores(path: Path, description: StoreDescription, stores: Sequence[Tra
 
 
 def _write(
-    file: h5py.File, target: FailsafeFile, description: StoreDescription, episodes: Iterable[StoredEpisode]
+    file: h5py.File,
+    check_disk: Callable[[], None],
+    description: StoreDescription,
+    episodes: Iterable[StoredEpisode],
 ) -> int:
     widths = {
         "observation": description.domain.observation_dim,
@@ -77,7 +79,7 @@ def _write(
         repeats.append(stored.action_repeat)
         algorithms.append(stored.algorithm)
         sources.append(stored.source)
-        target.check()
+        check_disk()
     if not lengths:
         raise StoreError("there is no episode to write; nothing was written")
     if len(set(sources)) != len(sources):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.sealed.sealed_file import HEADER_BYTES, seal
+from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
 from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import DOMAINS
@@ -152,7 +152,7 @@ def test_truncated_store_is_refused_on_opening(data, store_bytes, tmp_path_facto
     kept = data.draw(st.integers(0, len(store_bytes) - 1))
     path = tmp_path_factory.mktemp("cut") / "store.h5"
     path.write_bytes(store_bytes[:kept])
-    with pytest.raises(StoreError, match=r"cut short|is no agentic_ring|damaged"):
+    with pytest.raises(StoreError, match=r"is truncated|is not an agentic_ring|damaged"):
         TrajectoryStore.open(path)
 
 
@@ -168,7 +168,7 @@ def test_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "store.h5"
     with h5py.File(path, "w") as file:
         file["x"] = [1, 2]
-    with pytest.raises(StoreError, match=r"is no agentic_ring"):
+    with pytest.raises(StoreError, match=r"is not an agentic_ring"):
         TrajectoryStore.open(path)
     with pytest.raises(StoreError, match=r"there is no store at .*data_prep.exorl"):
         TrajectoryStore.open(tmp_path / "none.h5")

@@ -1,4 +1,4 @@
-"""Packed rows on disk: one HDF5 file, sealed (``sealed_file.py``), of R rows of T tokens.
+"""Packed rows on disk: one HDF5 file, sealed (``sealed_hdf5.py``), of R rows of T tokens.
 
     attributes     tokenizer (digest), vocab_size, template
     tokens         int32 [R, T]    0 where padding
@@ -8,7 +8,7 @@
 Targets, weights and positions follow from these; ``PackedRow`` derives them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from agentic_ring.data.sealed.failsafe_file import FailsafeFile
-from agentic_ring.data.sealed.sealed_file import FileKind
-from agentic_ring.data.sealed.sealed_reader import SealedReader
-from agentic_ring.data.sealed.sealed_writer import sealed_writer
+from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.data.text.packing import PackedRow
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, StoreError
@@ -57,8 +54,8 @@ class PackedDescription:
 class PackedWriter:
     """Adds rows to a new file; see ``packed_writer``."""
 
-    def __init__(self, file: h5py.File, target: FailsafeFile, length: int):
-        self._target = target
+    def __init__(self, file: h5py.File, check_disk: Callable[[], None], length: int):
+        self._check_disk = check_disk
         self._length = length
         chunks = (1, min(length, _CHUNK_TOKENS))
         self._arrays = {
@@ -92,7 +89,7 @@ class PackedWriter:
             array.resize(self.rows + 1, axis=0)
             array[self.rows] = getattr(row, name)
         self.rows += 1
-        self._target.check()
+        self._check_disk()
 
 
 @contextmanager
@@ -102,9 +99,9 @@ def packed_writer(path: Path, description: PackedDescription, length: int) -> It
     Raises:
       OSError: the disk is full.
     """
-    with sealed_writer(path, PACKED) as (file, target):
+    with write_sealed(path, PACKED) as (file, check_disk):
         file.attrs.update(asdict(description))
-        yield PackedWriter(file, target, length)
+        yield PackedWriter(file, check_disk, length)
 
 
 class PackedRows(SealedReader):

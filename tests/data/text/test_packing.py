@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.data.sealed.sealed_file import seal
+from agentic_ring.data.sealed_hdf5 import seal
 from agentic_ring.data.text.conversation_tokens import TokenizedText
 from agentic_ring.data.text.packed_file import PACKED, PackedDescription, PackedRows, packed_writer
 from agentic_ring.data.text.packing import RowPacker
