@@ -15,14 +15,18 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from bs4 import BeautifulSoup, ParserRejectedMarkup, Tag
+from markdownify import MarkdownConverter
+
 from agentic_ring.data.text.chat import Turn
 from data_prep.conversations.conversation_files import Conversation
-from data_prep.conversations.html_markdown import is_html, to_markdown
 
 BLOCKED = ("openai", "chatgpt", "too many requests")
 """Conversations about their own maker teach a model to take itself for another; the last is an error."""
 LEAST_CHARACTERS = 16
 
+_WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
+_DROPPED_TAGS = ("script", "style", "button", "svg", "head")
 _PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
 _COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
 _AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
@@ -31,6 +35,58 @@ _ALONE = re.compile(r"^[ \t]*Copy code[ \t]*$\n?", re.M)
 
 class Rejected(Exception):
     """A conversation that is left out; the message is the reason, the same for all of its kind."""
+
+
+class _Converter(MarkdownConverter):
+    def convert_br(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        return " " if "_inline" in parent_tags else "\n"
+
+
+def _code_language(block: Tag) -> str:
+    """The language that the class of a ``<pre>`` block's code names; empty if it names none."""
+    code = block.find("code")
+    match = re.search(r"language-([\w+#-]+)", " ".join(code.get_attribute_list("class"))) if code else None
+    return match[1] if match else ""
+
+
+_CONVERTER = _Converter(
+    autolinks=False,
+    bullets="-",
+    code_language_callback=_code_language,
+    escape_asterisks=False,
+    escape_underscores=False,
+    heading_style="atx",
+    wrap=True,  # joins lines, as white space means nothing in HTML,
+    wrap_width=None,  # and breaks none
+)
+
+
+def is_html(text: str) -> bool:
+    """Whether a text is HTML as a whole: one element from its first character to its last.
+
+    A text that speaks of tags, or shows some in a fence, is not.
+    """
+    return _WHOLLY_HTML.fullmatch(text) is not None
+
+
+def to_markdown(html: str) -> str:
+    """An HTML fragment as Markdown, without scripts, styles and buttons.
+
+    Raises:
+      Rejected: the HTML is malformed or nested too deeply for its parser.
+    """
+    try:
+        page = BeautifulSoup(html, "html.parser")
+        for tag in page(_DROPPED_TAGS):
+            tag.decompose()
+        for block in page("pre"):
+            # A page's own header of the block stands before the code, and is no part of it.
+            if (code := block.find("code")) is not None:
+                block.clear()
+                block.append(code)
+        return _CONVERTER.convert_soup(page)
+    except (ParserRejectedMarkup, RecursionError, ValueError):
+        raise Rejected("HTML that cannot be read") from None
 
 
 def clean_text(turn: Turn) -> Turn:

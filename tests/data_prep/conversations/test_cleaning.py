@@ -5,9 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_ring.data.text.chat import Turn
-from data_prep.conversations.cleaning import Deduplicator, Rejected, clean_text, clean_turns, is_test
+from data_prep.conversations.cleaning import (
+    Deduplicator,
+    Rejected,
+    clean_text,
+    clean_turns,
+    is_html,
+    is_test,
+    to_markdown,
+)
 from data_prep.conversations.conversation_files import Conversation
-from data_prep.conversations.html_markdown import is_html, to_markdown
 
 ANSWER = (
     '<div class="markdown prose"><p>Use <strong>this</strong>:</p><pre><div class="bg-black"><div>'
@@ -78,6 +85,12 @@ def test_html_that_a_user_asks_about_stays_as_it_is():
 @given(st.text(alphabet="<>/divpreco ulabtr\n&;=\"'#123x", max_size=60))
 def test_no_html_is_too_broken_to_be_read(html):
     assert isinstance(to_markdown(html), str)
+
+
+@pytest.mark.parametrize("inside", ["<![x", "<ol start=²><li>x</li></ol>", "<b>" * 2000])
+def test_html_that_its_parser_refuses_is_a_reason_to_leave_a_conversation_out(inside):
+    with pytest.raises(Rejected, match="HTML that cannot be read"):
+        clean_turns([user(), assistant(f"<p>{inside}</p>")])
 
 
 @pytest.mark.parametrize(
