@@ -27,13 +27,13 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import Advance, progress
+from data_prep.collection.collection_folder import LABEL, CollectionFolder
 from data_prep.collection.domain_plans import PLANS
 from data_prep.collection.environment_processes import Environments, open_environments
-from data_prep.collection.ledger import LABEL, Ledger
 from data_prep.collection.schedule import Job, Schedule, round_generator
+from data_prep.collectors.diayn import append_skill
 from data_prep.collectors.explorer import Explorer
-from data_prep.collectors.replay import Replay
-from data_prep.collectors.skills import append_skill
+from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder, data_root
 from data_prep.relabel import Relabeller
@@ -115,17 +115,17 @@ def collect(config: CollectConfig) -> CollectionSummary:
     settings["tasks"] = list(config.tasks)
     del settings["output"], settings["processes"]
     root = config.output or data_root()
-    ledgers = {job.folder: Ledger(collector_folder(root, domain.name, job.folder)) for job in jobs}
-    for ledger in ledgers.values():
-        ledger.begin(settings)
+    folders = {job.folder: CollectionFolder(collector_folder(root, domain.name, job.folder)) for job in jobs}
+    for folder in folders.values():
+        folder.begin(settings)
     with progress(f"collecting {domain.name}", sum(job.episodes for job in jobs)) as advance:
         for job in jobs:
-            _run_job(job, domain, action_repeat, config, ledgers, advance)
-    for ledger in ledgers.values():
-        ledger.forget_states()
+            _run_job(job, domain, action_repeat, config, folders, advance)
+    for folder in folders.values():
+        folder.forget_states()
     return CollectionSummary(
-        folders=tuple(ledger.folder for ledger in ledgers.values()),
-        episodes=sum(len(ledger.labels()) for ledger in ledgers.values()),
+        folders=tuple(folder.path for folder in folders.values()),
+        episodes=sum(len(folder.labels()) for folder in folders.values()),
         seconds=time.perf_counter() - start,
     )
 
@@ -135,16 +135,16 @@ def _run_job(
     domain: Domain,
     action_repeat: int,
     config: CollectConfig,
-    ledgers: dict[str, Ledger],
+    folders: dict[str, CollectionFolder],
     advance: Advance,
 ) -> None:
-    ledger = ledgers[job.folder]
-    done = sum(label["job"] == job.name for label in ledger.labels()) // len(job.tasks)
+    folder = folders[job.folder]
+    done = sum(label["job"] == job.name for label in folder.labels()) // len(job.tasks)
     if done == job.rounds:
         return
-    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, ledgers))
+    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, folders))
     if done:
-        explorer.restore(ledger.load_state(job.name, done, explorer.state()))
+        explorer.restore(folder.load_state(job.name, done, explorer.state()))
     settings = domain, job.tasks, job.reward_tasks, action_repeat
     with open_environments(*settings, config.processes) as environments:
         for number in range(done, job.rounds):
@@ -153,9 +153,9 @@ def _run_job(
             collected = _run_round(explorer, environments, generator, seeds)
             about = {"round": number, "action_repeat": action_repeat}
             labels = [label | about for label in explorer.labels()]
-            ledger.add_round(job.name, number + 1, collected, labels, explorer.state())
+            folder.add_round(job.name, number + 1, collected, labels, explorer.state())
             best = max(float(episode.reward.sum()) for episode in collected)
-            finished = sum(len(each.labels()) for each in ledgers.values())
+            finished = sum(len(each.labels()) for each in folders.values())
             advance(finished, f"{job.name}, best return of the round {best:.0f}")
 
 
@@ -173,19 +173,21 @@ def _run_round(
     return environments.episodes()
 
 
-def _fill_replay(job: Job, domain: Domain, action_repeat: int, ledgers: dict[str, Ledger]) -> Replay:
+def _fill_replay(
+    job: Job, domain: Domain, action_repeat: int, folders: dict[str, CollectionFolder]
+) -> ReplayBuffer:
     """A replay with room for the job, holding its episodes so far and those of the jobs it starts from."""
     used = (job.name, *job.starts_from)
-    labelled = [(ledger, label) for ledger in ledgers.values() for label in ledger.labels()]
-    before = [(ledger, label) for ledger, label in labelled if label["job"] in used]
+    labelled = [(folder, label) for folder in folders.values() for label in folder.labels()]
+    before = [(folder, label) for folder, label in labelled if label["job"] in used]
     size = len(before) + job.episodes
     seen = domain.observation_dim + job.skills
     decisions = domain.decisions(action_repeat)
-    replay = Replay(size, decisions, seen, domain.action_dim, len(job.reward_tasks))
+    replay = ReplayBuffer(size, decisions, seen, domain.action_dim, len(job.reward_tasks))
     names = [task.name for task in job.reward_tasks]
     relabeller = Relabeller(domain, names) if names else None
-    for ledger, label in before:
-        episode = read_episode(episode_file(ledger.buffer / label["file"]), domain)
+    for folder, label in before:
+        episode = read_episode(episode_file(folder.buffer / label["file"]), domain)
         rewards = relabeller.rewards(episode) if relabeller else {}
         observation, *taken = _decisions(episode, [rewards[name] for name in names], action_repeat)
         if job.skills:

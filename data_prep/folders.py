@@ -13,6 +13,8 @@ from pathlib import Path
 OWN_COLLECTOR = "mix"
 """What ``data_prep.collect`` makes unless told otherwise."""
 REWARD_FREE_SUFFIX = "_reward_free"
+SETTINGS_FILE = "collection.json"
+LABELS_FILE = "episodes.jsonl"
 
 
 def data_root() -> Path:

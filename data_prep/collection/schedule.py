@@ -10,15 +10,14 @@ from agentic_ring.data.tasks import Domain, Task, task_named
 from agentic_ring.training.td3 import TD3Config
 from data_prep.collection.domain_plans import PLANS
 from data_prep.collectors.apt import APT
-from data_prep.collectors.curious import Curiosity, CuriousLearner
-from data_prep.collectors.diayn import DIAYN
+from data_prep.collectors.diayn import DIAYN, SkillExplorer
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.icm import ICM
+from data_prep.collectors.intrinsic_reward import IntrinsicReward, IntrinsicRewardLearner
 from data_prep.collectors.noise import NoiseExplorer
 from data_prep.collectors.population import Learner, PopulationExplorer
-from data_prep.collectors.replay import Replay
+from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.collectors.rnd import RND
-from data_prep.collectors.skills import SkillExplorer
 from data_prep.collectors.td3 import TD3Learner
 
 # Half noise spoils imitation, and reward-free exploration alone has no good episodes to end a chain:
@@ -27,7 +26,12 @@ RND_SHARE = 0.3
 OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
 _NOISE_JOBS = ("random", "ou")
-_CURIOSITIES: dict[str, Curiosity] = {"rnd": RND(), "icm": ICM(), "icm_apt": APT(), "diayn": DIAYN()}
+_INTRINSIC_REWARDS: dict[str, IntrinsicReward] = {
+    "rnd": RND(),
+    "icm": ICM(),
+    "icm_apt": APT(),
+    "diayn": DIAYN(),
+}
 _SKILLS = {"diayn": DIAYN().skills}
 # Uniform actions fill a replay that starts empty up to here.
 _FIRST_LEARN_SIZE = 1000
@@ -52,7 +56,7 @@ class Job:
     rounds: int
     tasks: list[Task]
     reward_tasks: list[Task]
-    make_explorer: Callable[[Replay], Explorer]
+    make_explorer: Callable[[ReplayBuffer], Explorer]
     starts_from: tuple[str, ...] = ()
     skills: int = 0
 
@@ -96,12 +100,12 @@ class Schedule:
             return [
                 self._noise_job("random", reward_free, RANDOM_SHARE),
                 self._noise_job("ou", reward_free, OU_SHARE),
-                self._curious_job("rnd", reward_free, RND_SHARE),
+                self._intrinsic_job("rnd", reward_free, RND_SHARE),
                 self._td3_job(rest, 1 - RND_SHARE - OU_SHARE - RANDOM_SHARE),
             ]
         folder = f"mini_{collector}"
-        if collector in _CURIOSITIES:
-            return [self._curious_job(collector, folder, 1.0)]
+        if collector in _INTRINSIC_REWARDS:
+            return [self._intrinsic_job(collector, folder, 1.0)]
         if collector == "td3":
             return [self._td3_job(folder, 1.0)]
         return [self._noise_job(collector, folder, 1.0)]
@@ -117,18 +121,18 @@ class Schedule:
         return [member_tasks(self.domain, self.tasks, 1)[0]] * (self.members * self.environments)
 
     def _noise_job(self, kind: Any, folder: str, share: float) -> Job:
-        def make(_: Replay) -> Explorer:
+        def make(_: ReplayBuffer) -> Explorer:
             return NoiseExplorer(kind, self.members * self.environments, self.domain.action_dim)
 
         return Job(kind, folder, self._rounds(share), self._plain_tasks, [], make)
 
-    def _curious_job(self, name: str, folder: str, share: float) -> Job:
+    def _intrinsic_job(self, name: str, folder: str, share: float) -> Job:
         skills = _SKILLS.get(name, 0)
 
-        def make(replay: Replay) -> Explorer:
+        def make(replay: ReplayBuffer) -> Explorer:
             dims = self.domain.observation_dim + skills, self.domain.action_dim
             config = TD3Config(horizon=1)
-            learner = CuriousLearner(_CURIOSITIES[name], config, *dims, self._seeds(), skills)
+            learner = IntrinsicRewardLearner(_INTRINSIC_REWARDS[name], config, *dims, self._seeds(), skills)
             labels = [{"algorithm": name, "task": None, "learner_seed": seed} for seed in self._seeds()]
             explorer = self._population(learner, replay, labels, updates=1)
             return SkillExplorer(explorer, skills) if skills else explorer
@@ -142,7 +146,7 @@ class Schedule:
         reward_tasks = sorted(set(tasks), key=lambda task: task.name)
         columns = [reward_tasks.index(task) for task in tasks]
 
-        def make(replay: Replay) -> Explorer:
+        def make(replay: ReplayBuffer) -> Explorer:
             dims = self.domain.observation_dim, self.domain.action_dim
             learner = TD3Learner(TD3Config(), *dims, self._seeds(), columns)
             labels = [
@@ -156,7 +160,7 @@ class Schedule:
         return Job("td3", folder, self._rounds(share), environments, reward_tasks, make, _NOISE_JOBS)
 
     def _population(
-        self, learner: Learner, replay: Replay, labels: list[dict[str, Any]], updates: int
+        self, learner: Learner, replay: ReplayBuffer, labels: list[dict[str, Any]], updates: int
     ) -> Explorer:
         return PopulationExplorer(
             learner,

@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from data_prep.collectors.curious import Batch
 from data_prep.collectors.icm import ICM, encode
+from data_prep.collectors.intrinsic_reward import Batch
 
 
 @dataclass(frozen=True)
 class APT:
-    """See ``curious.Curiosity``.
+    """See ``intrinsic_reward.IntrinsicReward``.
 
     Attributes:
       icm: whose features the particles lie in.
@@ -33,8 +33,8 @@ class APT:
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
         return self.icm.init(key, observation_dim, action_dim)
 
-    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        loss, _ = self.icm.judge(parameters, batch)
+    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        loss, _ = self.icm.loss_and_reward(parameters, batch)
         particles = jax.lax.stop_gradient(encode(parameters, batch["next_observation"]))
         return loss, jax.nn.standardize(particle_reward(particles, self.neighbours))
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.models.perceptron import apply_mlp, init_mlp
-from data_prep.collectors.curious import Batch
+from data_prep.collectors.explorer import Explorer
+from data_prep.collectors.intrinsic_reward import Batch
 
 
 @dataclass(frozen=True)
 class DIAYN:
-    """See ``curious.Curiosity``; a batch's skill is one-hot.
+    """See ``intrinsic_reward.IntrinsicReward``; a batch's skill is one-hot.
 
     Attributes:
       skills: S.
@@ -30,7 +32,46 @@ class DIAYN:
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
         return init_mlp(key, (observation_dim, self.hidden, self.hidden, self.skills))
 
-    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         guess = jax.nn.log_softmax(apply_mlp(parameters, batch["next_observation"]))
         told = jnp.sum(guess * batch["skill"], -1)
         return -told.mean(), told + math.log(self.skills)
+
+
+class SkillExplorer:
+    """Shows ``explorer`` observations [E, O + S] that end in the skill, one-hot; see ``Explorer``."""
+
+    def __init__(self, explorer: Explorer, skills: int):
+        self._explorer, self._skills = explorer, skills
+
+    def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
+        self._skill = generator.integers(self._skills, size=len(observation))
+        self._explorer.begin_round(generator, self._with_skill(observation))
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        return self._explorer.act(self._with_skill(observation))
+
+    def learn(self) -> None:
+        self._explorer.learn()
+
+    def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
+        self._explorer.observe(action, reward, self._with_skill(observation))
+
+    def state(self) -> Any:
+        return self._explorer.state()
+
+    def restore(self, state: Any) -> None:
+        self._explorer.restore(state)
+
+    def labels(self) -> list[dict[str, Any]]:
+        labels = self._explorer.labels()
+        return [label | {"skill": int(skill)} for label, skill in zip(labels, self._skill, strict=True)]
+
+    def _with_skill(self, observation: np.ndarray) -> np.ndarray:
+        return append_skill(observation, self._skill, self._skills)
+
+
+def append_skill(observation: np.ndarray, skill: np.ndarray | int, skills: int) -> np.ndarray:
+    """[N, O] -> [N, O + S]: the skill of each observation, or of all of them, stands one-hot behind it."""
+    one_hot = np.eye(skills, dtype=np.float32)[np.broadcast_to(skill, len(observation))]
+    return np.concatenate([observation, one_hot], -1)

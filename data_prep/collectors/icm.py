@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.models.perceptron import apply_mlp, init_mlp
-from data_prep.collectors.curious import Batch
+from data_prep.collectors.intrinsic_reward import Batch
 
 
 @dataclass(frozen=True)
 class ICM:
-    """See ``curious.Curiosity``.
+    """See ``intrinsic_reward.IntrinsicReward``.
 
     Attributes:
       features: width of the learned features.
@@ -38,7 +38,7 @@ class ICM:
             "inverse": init_mlp(inverse, (2 * self.features, self.hidden, action_dim)),
         }
 
-    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         before = encode(parameters, batch["observation"])
         after = encode(parameters, batch["next_observation"])
         foretold = apply_mlp(parameters["forward"], jnp.concatenate([before, batch["action"]], -1))

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_prep.collectors.replay import Replay
+from data_prep.collectors.replay_buffer import ReplayBuffer
 
 
 class Learner(Protocol):
@@ -47,7 +47,7 @@ class PopulationExplorer:
     def __init__(
         self,
         learner: Learner,
-        replay: Replay,
+        replay: ReplayBuffer,
         labels: list[dict[str, Any]],
         environments_per_member: int,
         max_noise: float,

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.models.perceptron import apply_mlp, init_mlp
-from data_prep.collectors.curious import Batch
+from data_prep.collectors.intrinsic_reward import Batch
 
 
 @dataclass(frozen=True)
 class RND:
-    """See ``curious.Curiosity``.
+    """See ``intrinsic_reward.IntrinsicReward``.
 
     Attributes:
       features: width of the random features to predict (URLB: 512).
@@ -32,7 +32,7 @@ class RND:
             "predictor": init_mlp(jax.random.fold_in(key, 2), sizes),
         }
 
-    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         wanted = jax.lax.stop_gradient(apply_mlp(parameters["target"], batch["next_observation"]))
         predicted = apply_mlp(parameters["predictor"], batch["next_observation"])
         error = jnp.mean((predicted - wanted) ** 2, -1)

@@ -16,8 +16,8 @@ from agentic_ring.data.store_writer import StoreDescription, merge_stores, write
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
 from agentic_ring.progress import Advance, progress
+from data_prep.episodes.episode_files import Source, as_exorl_loads, find_sources, source_folders, spread
 from data_prep.episodes.episode_reader import Reading, read_all
-from data_prep.episodes.episode_sources import Source, as_exorl_loads, find_sources, source_folders, spread
 from data_prep.episodes.exorl_archive import COLLECTORS, how_to_get_episodes
 from data_prep.folders import OWN_COLLECTOR, data_root, store_path
 

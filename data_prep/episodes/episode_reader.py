@@ -13,8 +13,7 @@ from agentic_ring.data.store import StoredEpisode
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode, is_held
 from agentic_ring.errors import DataError
-from data_prep.episodes.episode_files import read_episode
-from data_prep.episodes.episode_sources import Source
+from data_prep.episodes.episode_files import Source, read_episode
 from data_prep.relabel import Relabeller
 
 # A process takes some seconds to start, in which another reads about as many episodes.

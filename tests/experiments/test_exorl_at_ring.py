@@ -12,8 +12,7 @@ from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
-from data_prep.folders import store_path
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE, store_path
 from evals import dmc_returns
 from evals.common.results import read_results
 from evals.compile.compile_target import CompilerMissingError

@@ -11,7 +11,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import load_config
 from agentic_ring.training.metrics import read_metrics
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from evals.common.results import read_results
 from evals.in_context import task_rollouts
 from experiments import in_context

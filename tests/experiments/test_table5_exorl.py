@@ -12,7 +12,7 @@ from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.provenance import provenance
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from evals.common.intervals import Interval
 from evals.common.results import Figure, Results
 from evals.common.rows import read_rows

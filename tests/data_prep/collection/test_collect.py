@@ -14,7 +14,7 @@ from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, UnknownNameError
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.ledger import Ledger
+from data_prep.collection.collection_folder import CollectionFolder
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder
@@ -189,13 +189,13 @@ def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stop
     whole = collected("whole", processes=1)
     assert {label["algorithm"] for label in labels_of(whole.folders[0])} == {"random", collector}
 
-    def interrupted(ledger, job, done, *contents):
+    def interrupted(folder, job, done, *contents):
         if done == 6:
             raise KeyboardInterrupt
-        add_round(ledger, job, done, *contents)
+        add_round(folder, job, done, *contents)
 
-    add_round = Ledger.add_round
-    monkeypatch.setattr(Ledger, "add_round", interrupted)
+    add_round = CollectionFolder.add_round
+    monkeypatch.setattr(CollectionFolder, "add_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         collected("stopped", processes=1)
     monkeypatch.undo()

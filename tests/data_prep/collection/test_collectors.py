@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from agentic_ring.models.perceptron import apply_mlp
 from agentic_ring.training.td3 import TD3Config
 from data_prep.collectors.apt import APT, particle_reward
-from data_prep.collectors.curious import CuriousLearner
-from data_prep.collectors.diayn import DIAYN
+from data_prep.collectors.diayn import DIAYN, SkillExplorer
 from data_prep.collectors.icm import ICM
+from data_prep.collectors.intrinsic_reward import IntrinsicRewardLearner
 from data_prep.collectors.noise import NoiseExplorer
 from data_prep.collectors.population import PopulationExplorer
-from data_prep.collectors.replay import Replay
+from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.collectors.rnd import RND
-from data_prep.collectors.skills import SkillExplorer
 from data_prep.collectors.td3 import TD3Learner
 
 
@@ -31,7 +30,7 @@ from data_prep.collectors.td3 import TD3Learner
 def test_replay_draws_every_transition_and_no_other(complete, running, steps, horizon, seed):
     """Each observation is its own name (episode, step), so a drawn transition can be looked up."""
     decisions, discount = 6, 0.5
-    replay = Replay(complete + running, decisions, observation_dim=2, action_dim=1, rewards=2)
+    replay = ReplayBuffer(complete + running, decisions, observation_dim=2, action_dim=1, rewards=2)
     generator = np.random.default_rng(seed)
     action = generator.normal(size=(complete + running, decisions, 1)).astype(np.float32)
     reward = generator.normal(size=(complete + running, decisions, 2)).astype(np.float32)
@@ -125,7 +124,7 @@ def test_population_members_do_not_touch_each_other():
 def test_curious_learner_comes_to_prefer_what_it_has_not_seen(curiosity):
     """Most actions lead to one place, some to ever new ones: the policy comes to prefer the latter."""
     config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
-    learner = CuriousLearner(curiosity, config, 3, 1, seeds=[0, 1])
+    learner = IntrinsicRewardLearner(curiosity, config, 3, 1, seeds=[0, 1])
     generator = np.random.default_rng(0)
     learner.begin_round(generator.normal(size=(1000, 3)).astype(np.float32))
     for _ in range(30):
@@ -144,7 +143,7 @@ def test_curious_learner_comes_to_prefer_what_it_has_not_seen(curiosity):
 
 def test_curious_learner_refuses_returns_over_several_decisions():
     with pytest.raises(ValueError, match=r"horizon is 3"):
-        CuriousLearner(RND(), TD3Config(horizon=3), 3, 1, seeds=[0])
+        IntrinsicRewardLearner(RND(), TD3Config(horizon=3), 3, 1, seeds=[0])
 
 
 @pytest.mark.parametrize("neighbours", [1, 3, 12])
@@ -159,7 +158,7 @@ def test_particle_reward_is_that_of_every_distance_measured(neighbours):
 def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
     """The action is what can be seen next: two skills end at actions far apart."""
     config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
-    learner = CuriousLearner(DIAYN(skills=2, hidden=32), config, 1 + 2, 1, seeds=[0, 1], skills=2)
+    learner = IntrinsicRewardLearner(DIAYN(skills=2, hidden=32), config, 1 + 2, 1, seeds=[0, 1], skills=2)
     generator = np.random.default_rng(0)
     one_hot = np.eye(2, dtype=np.float32)
     learner.begin_round(np.zeros((10, 3), np.float32))
@@ -181,13 +180,13 @@ def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
     actions = learner.act(np.stack([asked, asked]))
     assert (np.abs(actions[:, 0] - actions[:, 1]) > 0.5).all()
     followed = {"next_observation": learner._normalise(actions), "skill": np.stack([one_hot, one_hot])}
-    _, reward = jax.vmap(DIAYN(skills=2, hidden=32).judge)(learner.state.parameters, followed)
+    _, reward = jax.vmap(DIAYN(skills=2, hidden=32).loss_and_reward)(learner.state.parameters, followed)
     assert (reward > np.log(2) / 2).all()  # a guess is worth 0, certainty log 2
 
 
 def test_skill_of_an_episode_stands_behind_every_observation_and_in_its_label():
-    learner = CuriousLearner(DIAYN(skills=4), TD3Config(horizon=1), 3 + 4, 1, seeds=[0, 1], skills=4)
-    replay = Replay(6, decisions=2, observation_dim=3 + 4, action_dim=1, rewards=0)
+    learner = IntrinsicRewardLearner(DIAYN(skills=4), TD3Config(horizon=1), 3 + 4, 1, seeds=[0, 1], skills=4)
+    replay = ReplayBuffer(6, decisions=2, observation_dim=3 + 4, action_dim=1, rewards=0)
     labels = [{"algorithm": "diayn", "learner_seed": seed} for seed in (0, 1)]
     population = PopulationExplorer(learner, replay, labels, 3, 0.3, 2, 2, first_learn_size=1000)
     explorer = SkillExplorer(population, skills=4)

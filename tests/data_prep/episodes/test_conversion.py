@@ -16,12 +16,10 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import DOMAINS, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError, StoreError
-from data_prep.collection.ledger import LABELS_FILE, SETTINGS_FILE
 from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.episodes.conversion import ConvertConfig, convert
-from data_prep.episodes.episode_files import EpisodeFile, episode_file, write_episode
-from data_prep.episodes.episode_sources import Source, as_exorl_loads
-from data_prep.folders import collector_folder, store_path
+from data_prep.episodes.episode_files import EpisodeFile, Source, as_exorl_loads, episode_file, write_episode
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE, collector_folder, store_path
 
 DOMAIN = DOMAINS["cartpole"]
 

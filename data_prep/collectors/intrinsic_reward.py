@@ -19,19 +19,19 @@ Batch = dict[str, jax.Array]
 """observation [B, O], action [B, A], next_observation [B, O] and skill [B, S] of B transitions."""
 
 
-class Curiosity(Protocol):
+class IntrinsicReward(Protocol):
     """What one member finds worth seeing, and how it learns it; hashable, as it is compiled in."""
 
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
         """The parameters, a pytree; observation_dim does not count the skill."""
         ...
 
-    def judge(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The loss that the parameters descend, a scalar, and the reward of each transition, [B]."""
         ...
 
 
-class CuriousState(NamedTuple):
+class IntrinsicRewardState(NamedTuple):
     """Everything that an update changes; the leading axis is P."""
 
     td3: TD3State
@@ -39,10 +39,10 @@ class CuriousState(NamedTuple):
     optimizer: optax.OptState
 
 
-class CuriousLearner:
+class IntrinsicRewardLearner:
     """A population of curious learners; see ``population.Learner``.
 
-    Observations are normalised by all that was seen until the round began, for the curiosity alone.
+    Observations are normalised by all that was seen until the round began, for the intrinsic alone.
 
     Args:
       seeds: [P].
@@ -51,7 +51,7 @@ class CuriousLearner:
 
     def __init__(
         self,
-        curiosity: Curiosity,
+        intrinsic: IntrinsicReward,
         config: TD3Config,
         observation_dim: int,
         action_dim: int,
@@ -61,13 +61,13 @@ class CuriousLearner:
         self.config, self.horizon, self.discount = config, config.horizon, config.discount
         if config.horizon != 1:
             raise ValueError(f"horizon is {config.horizon}; novelty is known for one decision only, use 1")
-        self._curiosity, self._members = curiosity, len(seeds)
+        self._intrinsic, self._members = intrinsic, len(seeds)
         self._seen = observation_dim - skills
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))
-        parameters = jax.vmap(lambda key: curiosity.init(key, self._seen, action_dim))(keys)
+        parameters = jax.vmap(lambda key: intrinsic.init(key, self._seen, action_dim))(keys)
         optimizer = jax.vmap(optax.adam(config.learning_rate).init)(parameters)
         td3 = init_population(config, observation_dim, action_dim, jnp.array(seeds))
-        self.state = CuriousState(td3, parameters, optimizer)
+        self.state = IntrinsicRewardState(td3, parameters, optimizer)
 
     def batch_shape(self, updates: int) -> tuple[int, ...]:
         delay = self.config.policy_delay
@@ -81,18 +81,18 @@ class CuriousLearner:
         return np.asarray(act(self.state.td3.actor, observation))
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
-        judged = {
+        seen = {
             "observation": self._normalise(batches["observation"]),
             "action": batches["action"],
             "next_observation": self._normalise(batches["next_observation"]),
             "skill": batches["observation"][..., self._seen :],
         }
         td3, parameters, optimizer = self.state
-        parameters, optimizer, reward = _study(
-            self._curiosity, self.config.learning_rate, parameters, optimizer, judged
+        parameters, optimizer, reward = _train(
+            self._intrinsic, self.config.learning_rate, parameters, optimizer, seen
         )
         td3 = update(self.config, td3, batches | {"reward": reward})
-        self.state = CuriousState(td3, parameters, optimizer)
+        self.state = IntrinsicRewardState(td3, parameters, optimizer)
 
     def _normalise(self, observation: np.ndarray) -> np.ndarray:
         deviations = (observation[..., : self._seen] - self._mean) / self._deviation
@@ -100,8 +100,12 @@ class CuriousLearner:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _study(
-    curiosity: Curiosity, learning_rate: float, parameters: Any, optimizer: optax.OptState, batches: Batch
+def _train(
+    intrinsic: IntrinsicReward,
+    learning_rate: float,
+    parameters: Any,
+    optimizer: optax.OptState,
+    batches: Batch,
 ) -> tuple[Any, optax.OptState, jax.Array]:
     """Trains on batches [U, delay, P, B, ...], one step for each of U.
 
@@ -112,7 +116,7 @@ def _study(
     def member(parameters: Any, optimizer: optax.OptState, batch: Batch):
         count = batch["action"].shape[:2]
         together = {name: array.reshape(math.prod(count), -1) for name, array in batch.items()}
-        gradient, reward = jax.grad(curiosity.judge, has_aux=True)(parameters, together)
+        gradient, reward = jax.grad(intrinsic.loss_and_reward, has_aux=True)(parameters, together)
         updates, optimizer = optax.adam(learning_rate).update(gradient, optimizer)
         return jax.tree.map(jnp.add, parameters, updates), optimizer, reward.reshape(count)
 

@@ -22,20 +22,19 @@ from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files import replacing
 from data_prep.episodes.episode_files import write_episode
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 
 LABEL = "exorl-mini (ours)"
-SETTINGS_FILE = "collection.json"
-LABELS_FILE = "episodes.jsonl"
 
 
-class Ledger:
+class CollectionFolder:
     """The files of one collector's folder."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.buffer = folder / "buffer"
-        self._labels_path = folder / LABELS_FILE
-        self._resume = folder / "resume"
+    def __init__(self, path: Path):
+        self.path = path
+        self.buffer = path / "buffer"
+        self._labels_path = path / LABELS_FILE
+        self._resume = path / "resume"
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Makes the folder, or checks that what lies there was collected with the same settings.
@@ -45,7 +44,7 @@ class Ledger:
           DataError: its settings cannot be read.
         """
         self.buffer.mkdir(parents=True, exist_ok=True)
-        path = self.folder / SETTINGS_FILE
+        path = self.path / SETTINGS_FILE
         about = "made by data_prep.collect, no part of ExoRL"
         contents = {"label": LABEL, "about": about, "settings": settings}
         if path.exists():
@@ -53,7 +52,7 @@ class Ledger:
             different = {key: before.get(key) for key in settings if before.get(key) != settings[key]}
             if different:
                 raise ConfigError(
-                    f"{self.folder} holds episodes collected with {different}, not "
+                    f"{self.path} holds episodes collected with {different}, not "
                     f"{ {key: settings[key] for key in different} }; use those settings, another --output, "
                     "or remove the folder"
                 )
@@ -99,7 +98,7 @@ class Ledger:
             _check_shapes(saved, leaves)
         except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(
-                f"cannot go on from {path} ({error}); remove {self.folder} and start again"
+                f"cannot go on from {path} ({error}); remove {self.path} and start again"
             ) from error
         return jax.tree.unflatten(structure, saved)
 
@@ -112,7 +111,7 @@ class Ledger:
             return parse(path.read_text())
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is damaged ({error!r}); mend it, or remove {self.folder} and start again"
+                f"{path} is damaged ({error!r}); mend it, or remove {self.path} and start again"
             ) from error
 
     def _save_state(self, job: str, done: int, state: Any) -> None:

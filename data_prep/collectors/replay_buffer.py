@@ -3,7 +3,7 @@
 import numpy as np
 
 
-class Replay:
+class ReplayBuffer:
     """Fixed-size arrays [episodes, decisions, ...]; episodes are added in rounds of E.
 
     Args:

@@ -4,7 +4,7 @@ import zipfile
 import pytest
 
 from agentic_ring.errors import DataError
-from data_prep.episodes.episode_zip import unpack_episodes
+from data_prep.episodes.exorl_archive import unpack_episodes
 
 
 def make_zip(path, members):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import DataError
-from data_prep.episodes.download import download, http_client, look_up
+from data_prep.episodes.resumable_download import download, http_client, look_up
 from tests.data_prep.episodes.file_server import running_server
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
