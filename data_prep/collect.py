@@ -1,16 +1,16 @@
-"""Explores a dm_control domain and writes what it did as ExoRL episode files.
+"""Collects episodes of a dm_control domain with exploring agents and writes ExoRL episode files.
 
     python -m data_prep.collect --domain walker                    the `mix` that the demo trains on
-    python -m data_prep.collect --domain cartpole --collector rnd  one explorer alone
+    python -m data_prep.collect --domain cartpole --collector rnd  a single explorer
 
-The files are ExoRL's to the byte order of their rows, the data are not ExoRL's: they are labelled
-"exorl-mini (ours)", an episode at a time (``episodes.jsonl``) and as a whole (``collection.json``).
-What saw a task reward (TD3) and what saw none (RND, noise) are kept in two folders.
+The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``) and the whole collection
+(``collection.json``) are labelled "exorl-mini (ours)". Episodes of explorers that observe a task reward
+(TD3) and of those that observe none (RND, noise) are written to two folders.
 
-A collection goes round by round: one episode in each environment, then the episodes, the learners'
-weights and the labels are written. Killed at any moment and started again with the same flags, it
-goes on from the last complete round, and ends with the same files as if it had never stopped (bit
-for bit on the same machine and versions).
+Collection proceeds in rounds of one episode per environment. After each round the episodes, the learners'
+weights and the labels are written. A collection that was killed and is started again with the same flags
+continues after its last complete round, and produces the same files as an uninterrupted one (bit for bit
+on the same machine and versions).
 """
 
 import time
@@ -43,20 +43,21 @@ Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mi
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """What to collect.
+    """Settings of a collection.
 
     Attributes:
-      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
-      collector: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn), task reward (td3), or
-        the mix of noise, rnd and td3.
-      tasks: tasks whose reward TD3 sees, its seeds taking them in turn; the domain's plan if none.
-      episodes: how many, to the nearest whole round; the domain's plan if not given.
-      seed: fixes everything.
-      action_repeat: control steps an action is held for; the domain's plan if not given.
-      members: learners with seeds of their own, trained as one population; the domain's plan if not given.
-      environments: environments of each member.
-      processes: that the environments step in; the episodes are the same however many.
-      output: data folder; $AGENTIC_RING_DATA or ./data if not given.
+      domain: Domain to explore: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collector: What chooses the actions: noise (random, ou), curiosity (rnd, icm, icm_apt), skills (diayn),
+        task reward (td3), or the mix of noise, rnd and td3.
+      tasks: Tasks whose rewards TD3 observes, assigned to its members in turn. Default: the domain's plan.
+      episodes: Number of episodes, rounded to whole rounds. Default: the domain's plan.
+      seed: Seed of all randomness.
+      action_repeat: Control steps for which an action is held. Default: the domain's plan.
+      members: Number of learners, with seeds of their own, trained as one population. Default: the domain's
+        plan.
+      environments: Number of environments per member.
+      processes: Number of processes that step the environments; it does not change the episodes.
+      output: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
 
     domain: str = "walker"
@@ -82,11 +83,11 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class CollectionSummary:
-    """What a collection holds once it is complete.
+    """Contents of a complete collection.
 
     Attributes:
-      folders: collector folders with their ``buffer``.
-      episodes: over all folders, whether collected now or before.
+      folders: collector folders, each with a ``buffer``.
+      episodes: number of episodes in all folders, collected now or before.
       seconds: wall time of this call.
     """
 
@@ -96,7 +97,7 @@ class CollectionSummary:
 
 
 def collect(config: CollectConfig) -> CollectionSummary:
-    """Collects what is still missing of a collection.
+    """Collects the episodes that a collection still lacks.
 
     Raises:
       ConfigError: the folder holds a collection made with other settings.
@@ -162,12 +163,12 @@ def _run_job(
 def _run_round(
     explorer: Explorer, environments: Environments, generator: np.random.Generator, seeds: Sequence[int]
 ) -> list[Episode]:
-    """One episode in every environment."""
+    """Collects one episode in every environment."""
     observation = environments.reset(seeds)
     explorer.begin_round(generator, observation)
     for _ in range(environments.decisions):
         action = explorer.act(observation).astype(np.float32)
-        explorer.learn()  # runs on while the environments step
+        explorer.learn()  # runs in the background while the environments step
         observation, reward = environments.step(action)
         explorer.observe(action, reward, observation)
     return environments.episodes()
@@ -176,7 +177,7 @@ def _run_round(
 def _fill_replay(
     job: Job, domain: Domain, action_repeat: int, folders: dict[str, CollectionFolder]
 ) -> ReplayBuffer:
-    """A replay with room for the job, holding its episodes so far and those of the jobs it starts from."""
+    """A replay buffer with room for the job, filled with its episodes so far and those it starts from."""
     used = (job.name, *job.starts_from)
     labelled = [(folder, label) for folder in folders.values() for label in folder.labels()]
     before = [(folder, label) for folder, label in labelled if label["job"] in used]
@@ -199,7 +200,7 @@ def _fill_replay(
 def _decisions(
     episode: Episode, rewards: Sequence[np.ndarray], action_repeat: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the learners saw of an episode: observations [D + 1, O], actions [D, A], rewards [D, K]."""
+    """An episode as the learners observe it: observations [D + 1, O], actions [D, A], rewards [D, K]."""
     steps = len(episode)
     starts = np.arange(0, steps, action_repeat)
     observation = episode.observation[np.append(starts, steps)]
@@ -209,7 +210,7 @@ def _decisions(
 
 
 def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
-    """Explores a dm_control domain and writes ExoRL-format episode files."""
+    """Collects episodes of a dm_control domain and writes them in ExoRL's format."""
     summary = collect(config)
     print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
     collector = summary.folders[-1].name

@@ -1,12 +1,12 @@
-"""Brings ExoRL's episodes here, validates them, and converts them to the HDF5 store.
+"""Downloads ExoRL's episodes, validates them, and converts them to an HDF5 store.
 
-    python -m data_prep.exorl --domain walker --collector rnd --dry-run     how large the download is
-    python -m data_prep.exorl --domain walker --collector rnd --download    fetch, unpack, convert
+    python -m data_prep.exorl --domain walker --collector rnd --dry-run     list the download's size
+    python -m data_prep.exorl --domain walker --collector rnd --download    download, unpack, convert
     python -m data_prep.exorl --domain walker --collector rnd     {data}/exorl/walker/rnd/buffer -> store
     python -m data_prep.exorl --domain walker                     the same for our own `mix`
 
-A stopped run goes on where it was, the download as well. A file that is not a valid episode is left
-out and listed, and the exit status is then 1.
+An interrupted download or conversion resumes when it is started again. A file that is not a valid episode
+is skipped and listed, and the exit status is then 1.
 """
 
 import sys
@@ -22,12 +22,13 @@ from data_prep.episodes.exorl_archive import COLLECTORS, URL_BASE, archive_sizes
 
 @dataclass(frozen=True)
 class ExorlConfig(ConvertConfig):
-    """What to bring and convert.
+    """Settings of a download and conversion.
 
     Attributes:
-      download: fetch the collector's zip from ExoRL's server and unpack it first, or go on doing so.
-      dry_run: only list what there is to download, of the collector or, with our own, of all nine.
-      url_base: where the zips are, {url_base}/{domain}/{collector}.zip.
+      download: Download the collector's zip from ExoRL's server and unpack it before the conversion.
+      dry_run: List the sizes of the zips on the server (of all nine collectors unless --collector names one
+        of ExoRL's) and stop.
+      url_base: Address of the zips, {url_base}/{domain}/{collector}.zip.
     """
 
     download: bool = False
@@ -36,16 +37,16 @@ class ExorlConfig(ConvertConfig):
 
 
 def print_sizes(config: ExorlConfig) -> None:
-    """Lists the zips of a domain with their sizes; fetches none."""
+    """Prints the sizes of a domain's zips without downloading any."""
     collectors = (config.collector,) if config.collector in COLLECTORS else COLLECTORS
     sizes = archive_sizes(config.url_base, config.domain, collectors)
     for name, size in sizes.items():
         print(f"{config.domain}/{name}.zip  {'not on the server' if size is None else f'{size:,} bytes'}")
-    print(f"together {sum(size or 0 for size in sizes.values()):,} bytes, and as many again unpacked")
+    print(f"total {sum(size or 0 for size in sizes.values()):,} bytes, and as many again unpacked")
 
 
 def main(config: Annotated[ExorlConfig, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]) -> int:
-    """Downloads ExoRL's episodes if asked to, and converts episode files to the HDF5 store.
+    """Converts ExoRL episode files to an HDF5 store, and downloads them first with --download.
 
     Raises:
       DataError: there are no episodes, or the download failed.
@@ -60,9 +61,9 @@ def main(config: Annotated[ExorlConfig, tyro.conf.arg(name=""), tyro.conf.FlagCr
     summary = convert(config)
     print(f"{summary.store}: {summary.episodes} episodes, {summary.added} of them new")
     for file, reason in summary.skipped:
-        print(f"left out {file}: {reason}", file=sys.stderr)
+        print(f"skipped {file}: {reason}", file=sys.stderr)
     if summary.skipped:
-        print(f"left out {len(summary.skipped)} files; mend or remove them and run again", file=sys.stderr)
+        print(f"skipped {len(summary.skipped)} files; repair or remove them and run again", file=sys.stderr)
     return 1 if summary.skipped else 0
 
 

@@ -1,9 +1,9 @@
-"""The store as a Minari dataset, and back. Needs the extra ``minari``.
+"""Exports a store to a Minari dataset, or imports one. Needs the extra ``minari``.
 
     python -m data_prep.minari_io export --store data/store/walker-rnd.h5 --dataset exorl/walker/rnd-v0
     python -m data_prep.minari_io import --dataset exorl/walker/rnd-v0 --store data/store/walker-rnd.h5
 
-Datasets lie where the package ``minari`` keeps its own, below ``$MINARI_DATASETS_PATH``;
+Datasets are stored below ``$MINARI_DATASETS_PATH``, as the package ``minari`` does;
 ``minari.load_dataset`` opens them and ``recover_environment`` gives the task.
 """
 
@@ -20,12 +20,12 @@ from agentic_ring.errors import ConfigError
 
 @dataclass(frozen=True)
 class Export:
-    """A store becomes a Minari dataset.
+    """Writes a store's episodes to a new Minari dataset.
 
     Attributes:
-      store: the HDF5 store.
-      dataset: id of the new dataset, such as exorl/walker/rnd-v0.
-      task: whose rewards are the dataset's rewards; the store's first if not given.
+      store: HDF5 store to export.
+      dataset: Id of the new dataset, such as exorl/walker/rnd-v0.
+      task: Task whose rewards become the dataset's rewards. Default: the store's first.
     """
 
     store: Path
@@ -35,11 +35,11 @@ class Export:
 
 @dataclass(frozen=True)
 class Import:
-    """A Minari dataset that was exported from a store becomes a store again.
+    """Writes a Minari dataset that was exported from a store to a store again.
 
     Attributes:
-      dataset: its id.
-      store: the HDF5 store, which is replaced if it is there.
+      dataset: Id of the dataset.
+      store: HDF5 store to write; an existing one is replaced.
     """
 
     dataset: str
@@ -50,14 +50,14 @@ def main(
     config: Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Import, tyro.conf.subcommand("import")],
 ) -> None:
-    """Turns a trajectory store into a Minari dataset, or the other way.
+    """Exports a trajectory store to a Minari dataset, or imports such a dataset into a store.
 
     Raises:
       ConfigError: the package ``minari`` is missing.
     """
     if importlib.util.find_spec("minari") is None:
         raise ConfigError("minari is missing: pip install 'agentic_ring[minari]'")
-    # Only now: an installation without the extra gets the message above.
+    # Imported here, so that an installation without the extra shows the message above.
     from data_prep.episodes.minari_datasets import export_store, import_dataset
 
     if isinstance(config, Export):

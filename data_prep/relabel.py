@@ -1,10 +1,10 @@
-"""Rewards of any task of a domain, computed from the physics states that an episode stored.
+"""Computes rewards of any task of a domain from the physics states stored with an episode.
 
     python -m data_prep.relabel --store data/store/walker-rnd.h5 --tasks stand walk run
 
 ExoRL relabels in ``replay_buffer.py:relable_episode`` by resetting the simulator, which also clears
 the control. That is wrong where the reward reads the control (cartpole's ``small_control`` factor):
-the recorded action is restored here, and the rewards are then those that the environment paid.
+the recorded action is restored here, which gives exactly the rewards that the environment paid.
 """
 
 import time
@@ -31,9 +31,10 @@ _OBSERVATION_TOLERANCE = 1e-3
 
 
 class Relabeller:
-    """Computes rewards of several tasks at once: the simulator is set once a row for all of them.
+    """Computes rewards of several tasks, setting the simulator once per row for all of them.
 
     Args:
+      domain: the episodes' domain.
       tasks: short names, such as ``("stand", "run")``.
       control: restore the recorded action before asking for the reward; False zeroes it as ExoRL did.
 
@@ -59,9 +60,9 @@ class Relabeller:
         return rewards
 
     def check_physics(self, episode: Episode) -> None:
-        """Compares the observation that a few states give with the one that was stored.
+        """Compares a few stored observations with those computed from the stored physics.
 
-        Forces are left out (``Domain.force_entries``): the simulator has none without the step before.
+        Forces are not compared (``Domain.force_entries``): they depend on the preceding step as well.
 
         Raises:
           DataError: they differ, so the physics are of another domain or model.
@@ -73,12 +74,12 @@ class Relabeller:
             error = error[self._determined]
             if not error.max() <= _OBSERVATION_TOLERANCE:
                 raise DataError(
-                    f"physics and observation disagree in row {row} (by {error.max():.3g}, relatively): "
-                    "they are not of one domain, or of another version of it"
+                    f"physics and observation disagree in row {row} (relative error {error.max():.3g}): they "
+                    "are of different domains, or of another version of this one"
                 )
 
     def _entries_determined_by_state(self, domain: Domain) -> np.ndarray:
-        """Which dimensions of an observation are: bool [O]."""
+        """Whether each dimension of an observation depends on the state only: bool [O]."""
         entries = self._first_task.get_observation(self._physics).items()
         return np.concatenate(
             [np.full(np.size(entry), name not in domain.force_entries) for name, entry in entries]
@@ -100,12 +101,12 @@ class Relabeller:
 
 @dataclass(frozen=True)
 class RelabelConfig:
-    """Relabels a store, replacing it once the new one is complete.
+    """Settings of a relabelling.
 
     Attributes:
-      store: the HDF5 store.
-      tasks: tasks to compute; all of the domain if none is named. Rewards of others are dropped.
-      exorl_compat: zero the control as ExoRL's own relabelling does, which inflates cartpole's rewards.
+      store: HDF5 store to relabel; it is replaced once the new one is complete.
+      tasks: Tasks whose rewards to compute; rewards of other tasks are dropped. Default: all of the domain.
+      exorl_compat: Zero the control as ExoRL's own relabelling does, which inflates cartpole's rewards.
     """
 
     store: Path
@@ -137,7 +138,7 @@ def relabel(config: RelabelConfig) -> float:
 
 
 def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
-    """Computes task rewards of a store from its physics states."""
+    """Computes the task rewards of a store from its physics states."""
     rate = relabel(config)
     print(f"relabelled {config.store} at {rate:,.0f} rows/s")
 

@@ -1,10 +1,10 @@
-"""How much of the state space the episodes of each collector reach.
+"""Measures how much of the state space the episodes of each collector cover.
 
     python -m data_prep.state_coverage --domain point_mass_maze
     python -m data_prep.state_coverage --domain walker --collectors mini_random mini_icm
 
-A few coordinates of the state are cut into cells, and the cells that were entered are counted: of all
-episodes, and of the first so many as the smallest collection has, as only those can be compared.
+A few coordinates of the state are divided into cells, and the visited cells are counted: over all episodes,
+and over as many first episodes as the smallest collection has, since only equal numbers can be compared.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from data_prep.folders import collector_folder, data_root
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One number that tells states apart.
+    """One coordinate of the state, divided into cells.
 
     Attributes:
-      array: of an episode, ``physics`` or ``observation``.
-      column: in it.
-      cell: width of a cell, in the number's own unit.
-      angle: whether it is one, in radians; whole turns do not count.
+      array: array of an episode, ``physics`` or ``observation``.
+      column: column of the array.
+      cell: width of a cell, in the coordinate's own unit.
+      angle: whether the coordinate is an angle in radians, taken modulo a full turn.
     """
 
     array: str
@@ -41,8 +41,7 @@ class Coordinate:
 
 
 _TWELFTH_OF_A_TURN = np.pi / 6
-# Where a planar body's torso is from the ground, how it leans and how fast it goes forward: columns of
-# qpos and, after 9 of those, qvel.
+# Height, pitch and forward speed of a planar body's torso: columns of qpos (9) followed by qvel.
 _WALKER = (
     Coordinate("physics", 0, 0.1),
     Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
@@ -53,14 +52,14 @@ _CHEETAH = (
     Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
     Coordinate("physics", 9, 0.5),
 )
-_CARTPOLE = (  # cart, pole, and how fast the pole turns
+_CARTPOLE = (  # cart position, pole angle, pole angular velocity
     Coordinate("physics", 0, 0.2),
     Coordinate("physics", 1, _TWELFTH_OF_A_TURN, angle=True),
     Coordinate("physics", 3, 1.0),
 )
-_QUADRUPED = tuple(Coordinate("physics", axis, 0.25) for axis in range(3))  # the torso
+_QUADRUPED = tuple(Coordinate("physics", axis, 0.25) for axis in range(3))  # position of the torso
 _POINT_MASS_MAZE = tuple(Coordinate("physics", axis, 0.02) for axis in range(2))
-_JACO = tuple(Coordinate("observation", 30 + axis, 0.05) for axis in range(3))  # between the fingers
+_JACO = tuple(Coordinate("observation", 30 + axis, 0.05) for axis in range(3))  # point between the fingers
 
 COORDINATES = {
     "walker": _WALKER,
@@ -73,7 +72,7 @@ COORDINATES = {
 
 
 def cells_of(episode: Episode, coordinates: Sequence[Coordinate]) -> np.ndarray:
-    """The different cells that an episode enters: int [C, len(coordinates)], in lexical order."""
+    """The distinct cells that an episode visits: int [C, len(coordinates)], in lexical order."""
     columns = []
     for coordinate in coordinates:
         values = getattr(episode, coordinate.array)[:, coordinate.column]
@@ -83,18 +82,18 @@ def cells_of(episode: Episode, coordinates: Sequence[Coordinate]) -> np.ndarray:
 
 
 def coverage(episodes: Sequence[np.ndarray]) -> int:
-    """How many different cells several episodes enter together, given the ``cells_of`` each."""
+    """The number of distinct cells that several episodes visit, given ``cells_of`` each of them."""
     return len(np.unique(np.concatenate(episodes), axis=0))
 
 
 @dataclass(frozen=True)
 class CoverageConfig:
-    """What to count.
+    """Settings of the coverage table.
 
     Attributes:
-      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
-      collectors: folders; all those of the domain if none.
-      data: data folder; $AGENTIC_RING_DATA or ./data if not given.
+      domain: Domain of the episodes: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collectors: Collector folders to compare. Default: all of the domain.
+      data: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
 
     domain: str
@@ -126,13 +125,15 @@ def collector_cells(root: Path, domain_name: str, collector: str) -> list[np.nda
 
 
 def main(config: Annotated[CoverageConfig, tyro.conf.arg(name="")]) -> None:
-    """Counts the cells of the state space that the episodes of each collector enter."""
+    """Counts the cells of the state space that the episodes of each collector visit."""
     root = config.data or data_root()
     domain_folder = collector_folder(root, config.domain, "")
     present = sorted(buffer.parent.name for buffer in domain_folder.glob("*/buffer"))
     collectors = config.collectors or present
     if not collectors:
-        raise ConfigError(f"{domain_folder} holds no collector's folder; collect some first, or give --data")
+        raise ConfigError(
+            f"{domain_folder} holds no collector's folder; collect episodes first, or give --data"
+        )
     cells = {collector: collector_cells(root, config.domain, collector) for collector in collectors}
     fewest = min(map(len, cells.values()))
     print(f"{'collector':<20} {'episodes':>8} {'cells':>7} {f'of the first {fewest}':>20}")

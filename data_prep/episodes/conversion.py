@@ -1,9 +1,8 @@
-"""From episode files to the store, with the rewards of every task, on all cores.
+"""Converts episode files to a store, with the rewards of every task, on all cores.
 
-A file that is not a valid episode is left out and listed. Conversion goes in parts, each complete and
-beside the store, so that a run that was stopped goes on where it was; at the end all parts become one
-store, which takes the place of the old one in a single rename. Episodes that the old store holds stay,
-new files are added.
+A file that is not a valid episode is skipped and listed. The conversion writes parts, each a complete
+store beside the final one, so that an interrupted run can resume. At the end all parts become one store,
+which replaces the old one in a single rename. It keeps the old store's episodes and adds the new files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,18 +25,18 @@ _COMPAT_SUFFIX = "-exorl_compat"
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """What to convert.
+    """Settings of a conversion.
 
     Attributes:
-      domain: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
-      collector: folder below exorl/{domain}: ExoRL's collector, or one of data_prep.collect.
-      max_episodes: take this many, spread evenly over the order of collection: the first ones alone
-        would be the earliest and poorest exploration. All if not given.
-      part_episodes: episodes converted between two points that an interrupted run can go on from.
-      exorl_compat: do as ExoRL's own loader: the first million transitions alone, relabelled with
-        zeroed control. The store is one of its own, {domain}-{collector}-exorl_compat.h5.
-      processes: to read with; as many as pay, up to one a core, if not given.
-      data: data folder; $AGENTIC_RING_DATA or ./data if not given.
+      domain: Domain of the episodes: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collector: Folder below exorl/{domain}: a collector of ExoRL or of data_prep.collect.
+      max_episodes: Maximum number of episodes, spread evenly over the order of collection, as the first
+        ones are the earliest and poorest exploration. Default: all.
+      part_episodes: Number of episodes per part; an interrupted run resumes after its last complete part.
+      exorl_compat: Reproduce ExoRL's own loader: only the first million transitions, relabelled with zeroed
+        control, in a separate store {domain}-{collector}-exorl_compat.h5.
+      processes: Number of reading processes. Default: one per 128 episodes, at most one per core.
+      data: Data folder. Default: $AGENTIC_RING_DATA or ./data.
     """
 
     domain: str = "walker"
@@ -55,7 +54,9 @@ class ConvertConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if self.exorl_compat and self.max_episodes is not None:
-            raise ConfigError("exorl_compat takes what ExoRL's loader takes; leave max_episodes out")
+            raise ConfigError(
+                "exorl_compat reads the episodes that ExoRL's loader reads; leave max_episodes out"
+            )
 
     @property
     def root(self) -> Path:
@@ -64,19 +65,19 @@ class ConvertConfig:
 
     @property
     def folders(self) -> list[Path]:
-        """Those of the episodes; see ``source_folders``."""
+        """The folders of the episodes; see ``source_folders``."""
         return source_folders(self.root, self.domain, self.collector)
 
 
 @dataclass(frozen=True)
 class ConversionSummary:
-    """What came of it.
+    """Result of a conversion.
 
     Attributes:
       store: path of the store.
-      episodes: number it holds now.
-      added: how many of them are new.
-      skipped: (file, reason) of each that was left out.
+      episodes: number of episodes in the store.
+      added: number of them that are new.
+      skipped: (file, reason) of each file that is not a valid episode.
     """
 
     store: Path
@@ -86,7 +87,7 @@ class ConversionSummary:
 
 
 def convert(config: ConvertConfig) -> ConversionSummary:
-    """Brings the store up to date with the episode files; see the module.
+    """Adds to the store all episode files that it lacks; see the module's docstring.
 
     Raises:
       UnknownNameError: there are no episode files, and no such collector.
@@ -112,7 +113,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         converted: set[str] = set()
         for existing in _existing(path, parts):
             store = _open_verified(stack, existing, description)
-            # A run that was stopped between the last rename and tidying up left parts already merged.
+            # A run that was killed after the last rename may have left parts that are merged already.
             if not converted.issuperset(store.sources):
                 stores.append(store)
                 converted.update(store.sources)
@@ -139,20 +140,20 @@ def convert(config: ConvertConfig) -> ConversionSummary:
 def _valid(
     sources: Sequence[Source], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
 ) -> Iterator[StoredEpisode]:
-    """Valid episodes with their rewards; the others are added to ``skipped``."""
+    """Yields valid episodes with their rewards, and adds the other files to ``skipped``."""
     reading = Reading(config.domain, config.collector, control=not config.exorl_compat)
     for number, (source, result) in enumerate(read_all(sources, reading, config.processes), start=1):
         if isinstance(result, StoredEpisode):
             yield result
         else:
             skipped.append((source.file.path, result))
-        advance(number, f"{len(skipped)} left out" if skipped else "")
+        advance(number, f"{len(skipped)} skipped" if skipped else "")
 
 
 def _write_parts(
     folder: Path, size: int, description: StoreDescription, episodes: Iterator[StoredEpisode]
 ) -> Iterator[Path]:
-    """Writes stores of up to ``size`` episodes each, beside those that are there, and yields their paths."""
+    """Writes parts of up to ``size`` episodes each, after the existing ones, and yields their paths."""
     number = len(list(folder.glob("part-*.h5")))
     while chunk := [episode for _, episode in zip(range(size), episodes, strict=False)]:
         part = folder / f"part-{number:06d}.h5"
@@ -162,7 +163,7 @@ def _write_parts(
 
 
 def _existing(path: Path, parts: Path) -> list[Path]:
-    """The store, and the parts of an interrupted conversion."""
+    """The paths of the store and of the parts of an interrupted conversion."""
     return [*([path] if path.exists() else []), *sorted(parts.glob("part-*.h5"))]
 
 
