@@ -1,12 +1,12 @@
-"""Conversations to packed rows of tokens: cleaned, deduplicated, split, loss on the answers alone.
+"""Cleans, deduplicates and splits conversations and packs them into rows of tokens; only answers bear loss.
 
     python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
 
 Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations (``conversation_files.py``), cleans
 them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packed_file``).
-Files are streamed: what is held is one conversation, the texts of the rows that are being filled, and 32
-bytes for each conversation, by which it is known again. Records that are no conversation are left out and
-listed, and the exit status is then 1; what the cleaning leaves out is counted by its reason.
+Files are streamed: memory holds one conversation, the texts of the rows that are being filled, and 32 bytes
+per conversation to detect duplicates. Records that are not conversations are skipped and listed, and the
+exit status is then 1. Conversations that the cleaning rejects are counted by reason.
 """
 
 import sys
@@ -49,16 +49,16 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class ConversationsConfig:
-    """What to pack.
+    """Settings of the packing.
 
     Attributes:
-      inputs: JSON arrays or jsonl files.
-      tokenizer: folder with the model's tokenizer.json.
-      length: tokens of a row, such as 4096, 32k or 512k.
-      template: how conversations are written; "tokenizer" is the folder's own template.
-      test_share: share of the conversations that are kept for testing, chosen by their ids alone.
-      blocked: leave out conversations with one of these phrases; none if given without a value.
-      output: folder of train.h5 and test.h5; text/{first input}-{length} in the data folder if not given.
+      inputs: Files of conversations, JSON arrays or jsonl.
+      tokenizer: Folder with the model's tokenizer.json.
+      length: Row length in tokens, such as 4096, 32k or 512k.
+      template: Chat template: vicuna_v1.1, llama-3, plain, or tokenizer for the tokenizer folder's own.
+      test_share: Share of the conversations held out for testing, chosen by their ids only.
+      blocked: Phrases; conversations that contain one are rejected. Without a value, none is.
+      output: Folder for train.h5 and test.h5. Default: text/{first input}-{length} in the data folder.
     """
 
     inputs: tyro.conf.Positional[tuple[Path, ...]]
@@ -81,7 +81,7 @@ class ConversationsConfig:
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row."""
+        """Row length in tokens."""
         try:
             return parse_tokens(self.length)
         except ArgumentError as error:
@@ -89,19 +89,19 @@ class ConversationsConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the rows go."""
+        """The output folder."""
         return self.output or data_root() / "text" / f"{self.inputs[0].stem}-{self.length}"
 
 
 @dataclass
 class SplitCounts:
-    """Of one split.
+    """Counts of one split.
 
     Attributes:
-      conversations: that are in it.
-      rows: of its file.
-      tokens: in them, without padding.
-      answer_tokens: that count in the loss.
+      conversations: number of conversations.
+      rows: number of rows.
+      tokens: number of tokens, without padding.
+      answer_tokens: number of tokens that count in the loss.
     """
 
     conversations: int = 0
@@ -112,23 +112,23 @@ class SplitCounts:
 
 @dataclass
 class PackingSummary:
-    """What came of it.
+    """Result of the packing.
 
     Attributes:
-      splits: by name.
-      lengths: tokens of every conversation that is packed, its parts together.
-      left_out: conversations by reason.
-      malformed: records that are no conversation, with file, line and reason; the first 20.
-      malformed_count: all of them.
-      divided: conversations that were longer than a row and became several texts.
-      cut: single questions with their answers that were longer than a row and lost their end.
-      cut_tokens: what they lost.
-      unanswered: of these, those that lost the whole answer and are left out.
+      splits: counts by split name.
+      lengths: number of tokens of every packed conversation, all its parts together.
+      rejected: number of rejected conversations by reason.
+      malformed: file, line and reason of the first 20 records that are not conversations.
+      malformed_count: number of all such records.
+      divided: number of conversations that were longer than a row and became several texts.
+      cut: number of question-answer pairs that were longer than a row and were truncated.
+      cut_tokens: number of tokens removed by truncation.
+      unanswered: number of truncated pairs without any answer token left; they are not packed.
     """
 
     splits: dict[str, SplitCounts] = field(default_factory=lambda: {name: SplitCounts() for name in SPLITS})
     lengths: array = field(default_factory=lambda: array("q"))
-    left_out: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
     malformed: list[str] = field(default_factory=list)
     malformed_count: int = 0
     divided: int = 0
@@ -137,7 +137,7 @@ class PackingSummary:
     unanswered: int = 0
 
     def add_malformed(self, record: str, reason: str) -> None:
-        """Counts a record that is no conversation."""
+        """Counts a record that is not a conversation."""
         self.malformed_count += 1
         if len(self.malformed) < _MOST_NAMED:
             self.malformed.append(f"{record}: {reason}")
@@ -152,13 +152,13 @@ class _Split:
         self._counts = counts
 
     def add(self, texts: list[TokenizedText]) -> None:
-        """Takes the texts of a conversation."""
+        """Adds the texts of a conversation."""
         self._counts.conversations += 1
         for text in texts:
             self._write(self._packer.add(text))
 
     def finish(self) -> None:
-        """Writes what still waits for a fuller row."""
+        """Writes the texts that still wait for a fuller row."""
         self._write(self._packer.finish())
 
     def _write(self, rows: list[PackedRow]) -> None:
@@ -170,7 +170,7 @@ class _Split:
 
 
 class _Encoder:
-    """Reads, cleans and encodes conversations, and keeps count of what is left out."""
+    """Reads, cleans and encodes conversations, and counts the rejected ones."""
 
     def __init__(self, config: ConversationsConfig, tokenizer: Tokenizer, template: ChatTemplate):
         self._config = config
@@ -180,14 +180,14 @@ class _Encoder:
         self.summary = PackingSummary()
 
     def encode(self, path: Path, record: Record) -> tuple[str, list[TokenizedText]] | None:
-        """The key and the texts of a conversation; None where it is left out."""
+        """The key and the texts of a conversation; None if it is rejected or malformed."""
         summary = self.summary
         try:
             if record.fault:
                 raise DataError(record.fault)
             read = conversation(record.value)
         except OtherSpeakerError:
-            summary.left_out["someone else speaks in it"] += 1
+            summary.rejected["an unknown speaker"] += 1
             return None
         except DataError as error:
             summary.add_malformed(f"{path}, line {record.line}", str(error))
@@ -199,9 +199,9 @@ class _Encoder:
             key = self._seen.check(Conversation(read.key, turns))
             return key, self._texts(turns)
         except Rejected as rejection:
-            summary.left_out[str(rejection)] += 1
+            summary.rejected[str(rejection)] += 1
         except DataError as error:  # the template refuses it
-            summary.left_out[str(error)] += 1
+            summary.rejected[str(error)] += 1
         return None
 
     def _texts(self, turns: Sequence[Turn]) -> list[TokenizedText]:
@@ -219,11 +219,11 @@ class _Encoder:
 
 
 def prepare(config: ConversationsConfig) -> PackingSummary:
-    """Packs conversations into the files of the splits; see the module.
+    """Packs conversations into one file per split; see the module's docstring.
 
     Raises:
-      DataError: a file is missing or broken, the tokenizer or the template does not fit, or no
-        conversation is left.
+      DataError: a file is missing or malformed, the tokenizer or the template does not fit, or no
+        conversation is left to train on.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     template = chat_template(config.template, tokenizer)
@@ -249,7 +249,7 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
 
 
 def _all_records(paths: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
-    """The records of all files, with a bar of the bytes read."""
+    """Yields the records of all files and shows a progress bar of the bytes read."""
     sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
     total = max(1, sum(sizes) // _MEBIBYTE)
     shown = before = 0
@@ -266,12 +266,12 @@ def _all_records(paths: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
 
 
 def _reasons(summary: PackingSummary) -> str:
-    counts = [f"{count} left out: {reason}" for reason, count in summary.left_out.most_common()]
+    counts = [f"{count} rejected: {reason}" for reason, count in summary.rejected.most_common()]
     return "; ".join([*counts, *summary.malformed[:3]]) or "the files hold none"
 
 
 def length_table(lengths: Sequence[int]) -> TextTable:
-    """Conversations by their tokens, in powers of two."""
+    """A histogram of the conversations' lengths in tokens, with bins at powers of two."""
     tokens = np.asarray(lengths, np.int64)
     rows = []
     upper = 1 << max(6, int(tokens.min() - 1).bit_length())
@@ -280,25 +280,25 @@ def length_table(lengths: Sequence[int]) -> TextTable:
         inside = tokens[(tokens > below) & (tokens <= upper)]
         rows.append(
             {
-                "tokens up to": f"{upper:,}",
+                "length up to": f"{upper:,}",
                 "conversations": f"{len(inside):,}",
                 "share": f"{len(inside) / len(tokens):.1%}",
                 "share of tokens": f"{inside.sum() / tokens.sum():.1%}",
             }
         )
         below, upper = upper, 2 * upper
-    return TextTable("Lengths of conversations", rows)
+    return TextTable("Conversation lengths in tokens", rows)
 
 
 def split_table(summary: PackingSummary, length: int) -> TextTable:
-    """What each split's file holds."""
+    """The contents of each split's file."""
     rows = [
         {
             "split": name,
             "conversations": f"{counts.conversations:,}",
             "rows": f"{counts.rows:,}",
             "tokens": f"{counts.tokens:,}",
-            "of answers": f"{counts.answer_tokens:,}",
+            "answer tokens": f"{counts.answer_tokens:,}",
             "padding": f"{1 - counts.tokens / (counts.rows * length):.2%}" if counts.rows else "",
         }
         for name, counts in summary.splits.items()
@@ -306,36 +306,37 @@ def split_table(summary: PackingSummary, length: int) -> TextTable:
     return TextTable(f"Rows of {length:,} tokens", rows)
 
 
-def left_out_table(left_out: Mapping[str, int]) -> TextTable:
-    """Conversations that are in no split, by reason."""
+def rejected_table(rejected: Mapping[str, int]) -> TextTable:
+    """The number of rejected conversations by reason."""
     rows = [
-        {"left out because": reason, "conversations": f"{count:,}"}
-        for reason, count in sorted(left_out.items(), key=lambda item: -item[1])
+        {"reason": reason, "conversations": f"{count:,}"}
+        for reason, count in sorted(rejected.items(), key=lambda item: -item[1])
     ]
-    return TextTable("Left out", rows)
+    return TextTable("Rejected conversations", rows)
 
 
 def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
-    """Packs conversations into rows of tokens for finetuning."""
+    """Cleans conversations and packs them into rows of tokens for finetuning."""
     summary = prepare(config)
     console = Console()
     console.print(length_table(summary.lengths).rich())
-    if summary.left_out:
-        console.print(left_out_table(summary.left_out).rich())
+    if summary.rejected:
+        console.print(rejected_table(summary.rejected).rich())
     console.print(split_table(summary, config.row_length).rich())
     if summary.divided:
-        print(f"{summary.divided:,} conversations were longer than a row and were divided between turns")
+        print(f"{summary.divided:,} conversations were longer than a row and were split between turns")
     if summary.cut:
         print(
-            f"{summary.cut:,} questions with their answers were longer than a row: their ends were cut off, "
-            f"{summary.cut_tokens:,} tokens in all; {summary.unanswered:,} lost the answer and are left out"
+            f"{summary.cut:,} question-answer pairs were longer than a row and were truncated by "
+            f"{summary.cut_tokens:,} tokens in all; "
+            f"{summary.unanswered:,} lost the whole answer and are not packed"
         )
     print(f"{config.folder}: {' and '.join(f'{name}.h5' for name in SPLITS)}")
     for malformed in summary.malformed:
-        print(f"left out {malformed}", file=sys.stderr)
+        print(f"skipped {malformed}", file=sys.stderr)
     if summary.malformed_count:
         print(
-            f"{summary.malformed_count:,} records are no conversations; mend or remove them and run again",
+            f"{summary.malformed_count:,} records are not conversations; repair or remove them and run again",
             file=sys.stderr,
         )
     return 1 if summary.malformed_count else 0

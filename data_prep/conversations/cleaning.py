@@ -1,14 +1,14 @@
-"""What conversations copied out of a chat page need before a model learns from them.
+"""Cleans conversations that were copied out of a chat page.
 
-In this order, in the manner of FastChat's cleaning of ShareGPT, on which Vicuna was trained:
+The steps, in this order, follow FastChat's cleaning of ShareGPT, on which Vicuna was trained:
 
-    HTML          answers that are HTML as a whole become Markdown
-    debris        what the page wrote itself goes: "1 / 2", "Copy code", "Copy123 chars / 45 words"
-    ends          empty turns go, answers before the first question, questions after the last answer
-    alternation   user and assistant must take turns
-    length        under 16 characters of text there is nothing to learn
-    blocked       phrases of refusals and of the page's own errors, see ``BLOCKED``
-    again         a conversation whose id or whose first question and answer have been seen
+    HTML          converts answers that are HTML as a whole to Markdown
+    page text     removes the page's own text: "1 / 2", "Copy code", "Copy123 chars / 45 words"
+    ends          removes empty turns, answers before the first question, questions after the last answer
+    alternation   rejects conversations in which user and assistant do not alternate
+    length        rejects conversations of fewer than 16 characters
+    blocked       rejects conversations with a phrase of ``BLOCKED``
+    duplicates    rejects conversations whose id, or whose first question and answer, occurred before
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from agentic_ring.data.text.chat import Turn
 from data_prep.conversations.conversation_files import Conversation
 
 BLOCKED = ("openai", "chatgpt", "too many requests")
-"""Conversations about their own maker teach a model to take itself for another; the last is an error."""
+"""Phrases by which a model would learn to take itself for another one, and a server's error message."""
 LEAST_CHARACTERS = 16
 
 _WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
@@ -34,7 +34,7 @@ _ALONE = re.compile(r"^[ \t]*Copy code[ \t]*$\n?", re.M)
 
 
 class Rejected(Exception):
-    """A conversation that is left out; the message is the reason, the same for all of its kind."""
+    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
 
 
 class _Converter(MarkdownConverter):
@@ -90,7 +90,7 @@ def to_markdown(html: str) -> str:
 
 
 def clean_text(turn: Turn) -> Turn:
-    """A turn without markup of its page."""
+    """A turn without markup and text of the chat page."""
     text = turn.text
     if turn.role == "assistant" and is_html(text):
         text = to_markdown(text)
@@ -100,14 +100,14 @@ def clean_text(turn: Turn) -> Turn:
 
 
 def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
-    """The turns that a model can learn from: the system's if it opens, then questions and answers in pairs.
+    """The turns to train on: the system's if it comes first, then pairs of question and answer.
 
     Args:
       turns: as they were read.
-      blocked: phrases of which none may occur, in capitals or not.
+      blocked: phrases of which none may occur, in upper or lower case.
 
     Raises:
-      Rejected: there is nothing to learn from them.
+      Rejected: nothing is left to train on.
     """
     cleaned = [turn for turn in map(clean_text, turns) if turn.text]
     if not cleaned:
@@ -121,9 +121,9 @@ def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tupl
     if not spoken:
         raise Rejected("no answer")
     if any(turn.role != ("user", "assistant")[number % 2] for number, turn in enumerate(spoken)):
-        raise Rejected("user and assistant do not take turns")
+        raise Rejected("user and assistant do not alternate")
     if sum(len(turn.text) for turn in spoken) < LEAST_CHARACTERS:
-        raise Rejected(f"under {LEAST_CHARACTERS} characters")
+        raise Rejected(f"fewer than {LEAST_CHARACTERS} characters")
     folded = "\n".join(turn.text for turn in spoken).casefold()
     if any(phrase.casefold() in folded for phrase in blocked):
         raise Rejected("a blocked phrase")
@@ -131,32 +131,32 @@ def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tupl
 
 
 class Deduplicator:
-    """Remembers ids and first pairs, 16 bytes of each."""
+    """Detects duplicate conversations by 16-byte digests of their ids and first pairs."""
 
     def __init__(self):
         self._keys: set[bytes] = set()
         self._pairs: set[bytes] = set()
 
     def check(self, conversation: Conversation) -> str:
-        """The conversation's key, its id or else the digest of its first pair; cleaned turns are expected.
+        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair.
 
         Raises:
-          Rejected: its id or its first question and answer have been seen.
+          Rejected: its id, or its first question and answer, occurred before.
         """
         spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
         pair = _digest("\0".join(spoken[:2]))
         key = pair.hex() if conversation.key is None else conversation.key
         if _digest(key) in self._keys:
-            raise Rejected("the id was seen before")
+            raise Rejected("a duplicate id")
         if pair in self._pairs:
-            raise Rejected("the first question and answer were seen before")
+            raise Rejected("a duplicate first question and answer")
         self._keys.add(_digest(key))
         self._pairs.add(pair)
         return key
 
 
 def is_test(key: str, share: float) -> bool:
-    """Whether a conversation belongs to the test split; it stays there whatever else the data hold."""
+    """Whether a conversation belongs to the test split, which depends on its key only."""
     return int.from_bytes(_digest(key)[:8], "big") < share * 2**64
 
 

@@ -1,6 +1,9 @@
 """Reads conversations from JSON arrays and jsonl files of any size, one at a time.
 
-Known shapes of a record (ShareGPT's own, FastChat's, OpenAI's)::
+Arrays are decoded entry by entry by the standard library, not by ijson, which tells no line of a bad record,
+refuses NaN, large numbers and a byte order mark, and needs memory quadratic in the nesting of a broken file.
+
+Known formats of a record (ShareGPT's own, FastChat's, OpenAI's)::
 
     {"id": "x", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
@@ -19,11 +22,11 @@ from agentic_ring.errors import DataError
 
 _READ_BYTES = 1 << 20
 _MOST_CHARACTERS = 1 << 28
-"""Of one record; more means that a quote or a bracket is missing."""
+"""Limit for one record; a longer one means that a quote or a bracket is missing."""
 _NEAR_END = 16
-"""Characters within which a half-read token of JSON may stop."""
+"""Maximum length of a JSON token that may be cut in two at the end of the text read so far."""
 _MORE_OF_A_NUMBER = re.compile(r"|\.|[eE][+-]?")
-"""What may be held of a number behind the digits that already are one, before the rest is read."""
+"""Text after a complete number that may belong to it once more of the file is read."""
 _WHITE = " \t\r\n"
 _ROLES: dict[str, Role] = {
     "human": "user",
@@ -40,10 +43,10 @@ class Record:
     """One entry of a file.
 
     Attributes:
-      line: where it begins, from 1.
-      end: bytes of the file read so far.
-      value: what it holds; None where it is no JSON.
-      fault: what is wrong with it, where it is no JSON.
+      line: line on which it begins, from 1.
+      end: number of bytes of the file read so far.
+      value: the decoded JSON; None if it is not valid JSON.
+      fault: what is wrong if it is not valid JSON, else empty.
     """
 
     line: int
@@ -54,11 +57,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns as a file has them, their roles in our words.
+    """The turns of a record, with normalised roles.
 
     Attributes:
-      key: the record's id; None where it has none.
-      turns: in order; nothing is checked but types and roles.
+      key: the record's id; None if it has none.
+      turns: in order; only types and roles have been checked.
     """
 
     key: str | None
@@ -66,16 +69,16 @@ class Conversation:
 
 
 class OtherSpeakerError(DataError):
-    """A conversation with a speaker that is neither user, assistant nor system, such as a tool."""
+    """A conversation has a speaker that is neither user, assistant nor system, such as a tool."""
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The entries of a JSON array, or the lines of a jsonl file, told apart by the first character.
+    """Yields the entries of a JSON array or the lines of a jsonl file; the first character tells which it is.
 
-    Of a jsonl file a bad line is yielded with its fault, and reading goes on.
+    A malformed line of a jsonl file is yielded with its fault, and reading continues.
 
     Raises:
-      DataError: the file is missing, empty or not UTF-8, or its array is not JSON from some line on.
+      DataError: the file is missing, empty or not UTF-8, or its array is malformed.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl of conversations")
@@ -89,11 +92,11 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def conversation(value: Any) -> Conversation:
-    """The conversation that a record holds.
+    """Returns the conversation that a record holds.
 
     Raises:
-      OtherSpeakerError: someone else takes part.
-      DataError: the record has another shape.
+      OtherSpeakerError: it has another speaker.
+      DataError: the record has an unknown format.
     """
     if not isinstance(value, dict):
         raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
@@ -116,11 +119,11 @@ def _turn(value: Any) -> Turn:
     role = _ROLES.get(speaker.lower())
     if role is None:
         raise OtherSpeakerError(f"{speaker!r} speaks in it, expected one of {', '.join(_ROLES)}")
-    return Turn(role, _whole_characters(text))
+    return Turn(role, _replace_surrogates(text))
 
 
-def _whole_characters(text: str) -> str:
-    """The text with a replacement for each half of a character that was cut in two."""
+def _replace_surrogates(text: str) -> str:
+    """Replaces each unpaired surrogate in a text by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -136,7 +139,7 @@ def _lines(path: Path) -> Iterator[Record]:
                 if text.strip():
                     yield Record(number, end, json.loads(text))
             except (ValueError, RecursionError) as error:
-                yield Record(number, end, None, f"it is no JSON: {error}")
+                yield Record(number, end, None, f"it is not JSON: {error}")
 
 
 def _array(path: Path) -> Iterator[Record]:
@@ -155,7 +158,7 @@ def _array(path: Path) -> Iterator[Record]:
 
 
 class _Text:
-    """The text of a JSON file, of which only what one entry needs is held."""
+    """The text of a JSON file; memory holds only as much of it as one entry needs."""
 
     def __init__(self, path: Path, file: Any):
         self._path = path
@@ -167,7 +170,7 @@ class _Text:
         self.line = 1
 
     def peek(self) -> str:
-        """The next character that is not white; what is white is passed over."""
+        """Skips white space and returns the next character without consuming it."""
         while True:
             while self._place < len(self._held):
                 char = self._held[self._place]
@@ -179,14 +182,14 @@ class _Text:
                 raise self._broken("it ends before its array does")
 
     def skip(self, expected: str) -> None:
-        """Passes over one character."""
+        """Consumes one character, which must be ``expected``."""
         found = self.peek()
         if found != expected:
             raise self._broken(f"there is {found!r} where {expected!r} is expected")
         self._place += 1
 
     def value(self) -> Any:
-        """The next entry."""
+        """Consumes and decodes the next entry."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._held, self._place)
@@ -221,6 +224,6 @@ class _Text:
     def _broken(self, fault: str, place: int | None = None) -> DataError:
         passed = self._held.count("\n", self._place, place) if place is not None else 0
         return DataError(
-            f"{self._path}, line {self.line + passed}: {fault}; the file is no whole JSON array, so mend it "
-            "or fetch it again"
+            f"{self._path}, line {self.line + passed}: {fault}; the file is not a complete JSON array; "
+            "repair it or fetch it again"
         )

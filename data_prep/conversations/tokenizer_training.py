@@ -1,4 +1,4 @@
-"""A tokenizer of one's own, for a model that is trained from scratch."""
+"""Trains a tokenizer on conversations, for a model that is trained from scratch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,22 +14,22 @@ BOS, EOS = "<s>", "</s>"
 
 
 def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
-    """The text of every turn; records that are no conversation are passed over.
+    """Yields the text of every turn; records that are not conversations are skipped.
 
     Raises:
-      DataError: a file is missing or broken.
+      DataError: a file is missing or malformed.
     """
     for path in paths:
         for record in records(path):
             try:
                 turns = conversation(record.value).turns
-            except DataError:  # whoever packs the file lists them
+            except DataError:  # data_prep.sharegpt lists them
                 continue
             yield from (turn.text for turn in turns)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of at most ``vocab_size`` entries, all bytes, BOS and EOS among them."""
+    """Trains a byte-level BPE tokenizer of at most ``vocab_size`` entries, with all bytes, BOS and EOS."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""The script from a written file to rows of tokens, and what it says of what it left out."""
+"""The script from a file of conversations to rows of tokens, and its messages."""
 
 import json
 import re
@@ -75,11 +75,11 @@ def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder
         assert all(text.startswith(SYSTEM) for text, _ in found)
         by_question = {re.search(r"USER: (.*?) ASSISTANT:", text)[1]: said for text, said in found}
         assert by_question == conversations
-    assert not summary.left_out
+    assert not summary.rejected
     assert sum(summary.lengths) == sum(counts.tokens for counts in summary.splits.values())
 
 
-def test_whatever_is_left_out_is_counted_by_its_reason(folder):
+def test_rejected_conversations_are_counted_by_reason(folder):
     good = entry("good", "Which one?", answer(1))
     summary = prepare(
         config(
@@ -94,13 +94,13 @@ def test_whatever_is_left_out_is_counted_by_its_reason(folder):
             test_share=0,
         )
     )
-    assert summary.left_out == {
-        "the id was seen before": 1,
-        "the first question and answer were seen before": 1,
+    assert summary.rejected == {
+        "a duplicate id": 1,
+        "a duplicate first question and answer": 1,
         "no answer": 1,
         "a blocked phrase": 1,
         "a special token of the tokenizer in its text": 1,
-        "someone else speaks in it": 1,
+        "an unknown speaker": 1,
     }
     ((_, said),) = texts(folder / "packed" / "train.h5")
     assert said == [answer(1)]
@@ -119,8 +119,8 @@ def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
             test_share=0,
         )
     )
-    assert (summary.divided, summary.cut) == (1, 1)  # what is left out is not counted as cut
-    assert summary.left_out == {"its questions alone fill a row": 1}
+    assert (summary.divided, summary.cut) == (1, 1)  # a rejected conversation is not counted as cut
+    assert summary.rejected == {"its questions alone fill a row": 1}
     tokenizer = sentencepiece()
     lengths = [int((row.segment_ids >= 0).sum()) for row in rows_of(folder / "packed" / "train.h5")]
     assert max(lengths) == 256
@@ -151,9 +151,9 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     result = command(path, *options)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert re.search(r"chats\.jsonl, line 4: it is no JSON", result.stderr)
+    assert re.search(r"chats\.jsonl, line 4: it is not JSON", result.stderr)
     assert re.search(r"chats\.jsonl, line 8: it has no list of conversations", result.stderr)
-    assert "Lengths of conversations" in result.stdout
+    assert "Conversation lengths in tokens" in result.stdout
     assert re.search(r"train +\d+ +\d+", result.stdout)
     path.write_text("\n".join(lines[:3]))
     result = command(path, *options)
@@ -183,7 +183,7 @@ def test_a_broken_array_leaves_the_old_rows(folder):
 
 
 def test_without_any_conversation_the_reasons_are_told(folder):
-    with pytest.raises(DataError, match="no conversation is left to train on; 1 left out: no answer"):
+    with pytest.raises(DataError, match="no conversation is left to train on; 1 rejected: no answer"):
         prepare(config(folder, entry("a", "Which one, and no answer?")))
     assert not (folder / "packed").exists() or not list((folder / "packed").iterdir())
 
@@ -206,5 +206,5 @@ def test_settings_that_do_not_fit_are_refused(folder, changes, error, message):
 
 def test_lengths_are_told_in_powers_of_two():
     table = length_table([10, 64, 65, 128, 500])
-    cells = [(row["tokens up to"], row["conversations"]) for row in table.rows]
+    cells = [(row["length up to"], row["conversations"]) for row in table.rows]
     assert cells == [("64", "2"), ("128", "2"), ("256", "0"), ("512", "1")]

@@ -1,4 +1,4 @@
-"""What cleaning takes away, what it leaves alone, and what it leaves out."""
+"""Cleaning of conversations: what it removes, keeps and rejects."""
 
 import pytest
 from hypothesis import given
@@ -123,13 +123,13 @@ def test_ends_without_a_question_or_an_answer_go():
         ([user(" "), assistant("1 / 2")], "empty"),
         ([user(), user()], "no answer"),
         ([assistant(), user()], "no answer"),
-        ([user(), assistant(), assistant()], "do not take turns"),
-        ([user(), Turn("system", "Be brief."), assistant()], "do not take turns"),
-        ([user("Hi"), assistant("Hello")], "under 16 characters"),
+        ([user(), assistant(), assistant()], "do not alternate"),
+        ([user(), Turn("system", "Be brief."), assistant()], "do not alternate"),
+        ([user("Hi"), assistant("Hello")], "fewer than 16 characters"),
         ([user(), assistant("I am ChatGPT, a model.")], "a blocked phrase"),
     ],
 )
-def test_conversations_without_anything_to_learn_are_left_out(turns, reason):
+def test_conversations_with_nothing_to_learn_are_rejected(turns, reason):
     with pytest.raises(Rejected, match=reason):
         clean_turns(turns)
 
@@ -145,9 +145,9 @@ def test_ids_and_first_pairs_are_met_once():
     seen = Deduplicator()
     first = (user(), assistant())
     assert seen.check(Conversation("a", first)) == "a"
-    with pytest.raises(Rejected, match="the id was seen"):
+    with pytest.raises(Rejected, match="a duplicate id"):
         seen.check(Conversation("a", (user("x"), assistant("y"))))
-    with pytest.raises(Rejected, match="first question and answer were seen"):
+    with pytest.raises(Rejected, match="a duplicate first question and answer"):
         seen.check(Conversation("b", (Turn("system", "s"), *first, user("more"), assistant("still"))))
     assert seen.check(Conversation("c", (user(), assistant("Lyon, I say.")))) == "c"
     unnamed = Conversation(None, (user("x"), assistant("y")))
