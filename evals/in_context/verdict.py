@@ -60,7 +60,7 @@ class Verdict:
         return "\n".join([f"verdict: {found}", *map(str, self.checks)])
 
 
-def loss_and_reward(
+def judge(
     first: Interval, last: Interval, controls: Mapping[str, Interval], right: Interval, wrong: Interval
 ) -> Verdict:
     """The verdict on one task, or on several pooled on one scale.
