@@ -1,13 +1,13 @@
 # make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
 # make test   the test suite
-# make install, make lint, make constraints, make clean
+# make install, make lint, make docs, make constraints, make clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install lint constraints clean
+.PHONY: help demo test install lint docs constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -25,11 +25,18 @@ lint: $(VENV)/installed-dev ## style and types
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
+docs: $(VENV)/installed-docs ## the documentation, in site/
+	rm -rf build/pages site
+	mkdir -p build/pages/experiments
+	cp -r README.md CONTRIBUTING.md CHANGELOG.md CITATION.cff docs build/pages
+	cp -r experiments/results build/pages/experiments
+	$(BIN)/zensical build --strict --clean
+
 constraints: ## resolve every dependency anew, on python3.11 and python3.12, into constraints.txt
 	python3 .ci/constraints.py python3.11 python3.12
 
 clean: ## removes the environment and caches; data/ and runs/ stay
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .jax_cache
 	find agentic_ring data_prep evals experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable
@@ -37,8 +44,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(PIP_INSTALL) -e '.[dev]'
+$(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[$*]'
 	@touch $@
 
 # An environment that is there already and has pip is kept. Else the first Python of a right version makes it.

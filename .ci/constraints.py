@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "dev,minari"
+EXTRAS = "dev,docs,minari"
 """Those that are small; torch, CUDA and the like follow the machine."""
 HEADER = "# Written by `make constraints`; Python 3.11 and 3.12 differ where a line has a marker.\n"
 

@@ -46,7 +46,8 @@ def test_the_wheel_holds_agentic_ring_alone(tmp_path):
 @pytest.mark.parametrize("python_version", ["3.11", "3.12"])
 def test_constraints_pin_every_dependency_within_its_bounds(python_version):
     versions = pinned(python_version)
-    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
+    extras = PROJECT["optional-dependencies"]
+    for line in PROJECT["dependencies"] + extras["dev"] + extras["docs"]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), line
 
