@@ -51,7 +51,7 @@ class ChainConfig:
       loss_extent: which members bear loss, the "last" and best one (of hidden tasks: every one that is
         among the best of the data) or "all" that a policy acted in.
         A poor member aims, in hindsight, at the same return as the good one: imitating it as well
-        teaches the model to act badly on purpose (measured in experiments/README.md).
+        teaches the model to act badly on purpose (measured in docs/notebook.md).
       layout: order of the steps over the ring.
       seed: decides every chain.
       opening: decisions at a member's start that count in the loss as much as all its others together; 0

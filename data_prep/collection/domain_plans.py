@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """Defaults of a domain; see ``data_prep/README.md``.
+    """Defaults of a domain; see ``docs/data.md``.
 
     Attributes:
       action_repeat: control steps for which an action is held, in collections and in the demo's decisions.

@@ -1,6 +1,6 @@
 """Where the small retriever's training starts: weights drawn at random, and given two habits.
 
-From plain random weights nothing is learned in thousands of updates (experiments/README.md): the lookup
+From plain random weights nothing is learned in thousands of updates (docs/notebook.md): the lookup
 cannot begin before the words of a key stand beside its number, and they need not stand there before the
 lookup uses them. So the start is mimetic, as in arXiv 2305.09828, for this task:
 

@@ -1,0 +1,68 @@
+"""The Markdown pages of the documentation, cut into code blocks, links and headings."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in (
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted(
+            path for name in ("agentic_ring", "data_prep", "evals") for path in (ROOT / name).rglob("*.md")
+        ),
+        ROOT / "experiments/README.md",
+    )
+)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of code.
+
+    Attributes:
+      language: named after the fence, or empty.
+      line: of the page, at which the code begins.
+    """
+
+    language: str
+    code: str
+    line: int
+
+
+@cache
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(match[1], match[2], text(page).count("\n", 0, match.start(2)) + 1)
+        for match in _FENCE.finditer(text(page))
+    ]
+
+
+def prose(page: str) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", text(page))
+
+
+def inline_code(page: str) -> list[str]:
+    return _INLINE.findall(prose(page))
+
+
+def links(page: str) -> list[str]:
+    return _LINK.findall(_INLINE.sub("", prose(page)))
+
+
+def anchors(page: str) -> list[str]:
+    """What a link may name after ``#``, by the rule of GitHub."""
+    headings = [_LINK.sub("]", heading) for heading in _HEADING.findall(prose(page))]
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]

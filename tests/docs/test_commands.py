@@ -1,0 +1,93 @@
+"""Every command of the documentation is parsed by the program that it starts; nothing is run."""
+
+import functools
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+
+import pytest
+import tyro
+
+from tests.docs.pages import PAGES, ROOT, blocks, inline_code
+
+START = re.compile(r"(?:XLA_\w+=\S+ )?(?:\.venv/bin/)?(?:python|pip|make) ")
+
+
+def commands(page: str) -> list[str]:
+    """The lines of blocks without a language that are commands, and such inline code.
+
+    Inline code may name a script without its required flags: that one is asked for its help.
+    """
+    lines = [line for block in blocks(page) if not block.language for line in block.code.splitlines()]
+    for code in inline_code(page):
+        bare = (
+            "pytest" not in code
+            and code.startswith(("python", ".venv"))
+            and " -" not in code.replace(" -m ", " ")
+        )
+        lines.append(f"{code} --help" if bare else code)
+    return [line.removeprefix("$ ") for line in lines if START.match(line.removeprefix("$ "))]
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+def make(targets: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def pip(arguments: list[str]) -> None:
+    assert arguments[0] == "install"
+    *options, project = arguments[1:]
+    assert options in (["-e"], ["-c", "constraints.txt", "-e"])
+    extras = re.fullmatch(r"\.\[(.+)\]", project)
+    assert extras is not None
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras[1].split(",")) <= set(known)
+
+
+def python(arguments: list[str]) -> None:
+    """Starts the script as ``__main__``; ``tyro.cli`` parses its flags, as patched, and calls nothing."""
+    as_module = arguments[0] == "-m"
+    target, *flags = arguments[as_module:]
+    if target == "pytest":
+        assert flags in ([], ["-m", "slow"])
+        return
+    sys.argv = [target, *flags]
+    if as_module:
+        runpy.run_module(target, run_name="__main__")
+    else:
+        runpy.run_path(str(ROOT / target), run_name="__main__")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_understood(command, monkeypatch, capsys):
+    real = tyro.cli
+
+    def parse_only(main, **options):
+        parsed.append(main)
+        real(functools.wraps(main)(lambda *_, **__: None), **options)
+
+    parsed: list = []
+    monkeypatch.setattr(tyro, "cli", parse_only)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    program, *arguments = shlex.split(re.sub(r"^XLA_\w+=\S+ ", "", command), comments=True)
+    program = program.removeprefix(".venv/bin/")
+    status = None
+    try:
+        {"make": make, "pip": pip, "python": python}[program](arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    assert not status, capsys.readouterr().err
+    if program == "python" and "pytest" not in arguments:
+        assert len(parsed) == 1
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 40
+    for command in ("make demo", "python evals/line_retrieval.py --ctx 512k"):
+        assert command in COMMANDS
