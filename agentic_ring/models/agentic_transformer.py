@@ -23,7 +23,7 @@ from flax import nnx
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import check_at_least_one
-from agentic_ring.models.layers import Linear, embedding_table, gathered, input_projections
+from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
@@ -185,9 +185,9 @@ class AgenticTransformer(nnx.Module):
             [self.embed_return(returns[..., None].astype(dtype)), observed, acted, rewarded], axis=2
         )
         rules = self.config.transformer.rules
-        place = gathered(self.embed_timestep, rules, dtype)[steps.timestep]
+        place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
-            place = place + gathered(self.embed_trajectory, rules, dtype)[steps.trajectory]
+            place = place + gather_param(self.embed_trajectory, rules, dtype)[steps.trajectory]
         tokens = tokens + place[:, :, None]
         batch, length = steps.position.shape
         return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)

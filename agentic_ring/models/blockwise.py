@@ -23,7 +23,7 @@ Weights = tuple[jax.Array, ...]
 TokenFunction = Callable[[Weights, jax.Array, Any, tuple[str, ...]], jax.Array]
 
 
-def over_tokens(
+def apply_blockwise(
     function: TokenFunction,
     parameters: tuple[nnx.Param, ...],
     x: jax.Array,
@@ -38,7 +38,7 @@ def over_tokens(
     Args:
       function: maps weights, x [b, t, D] and labels [b, t, ...] to an array [b, t, ...], each token
         independently. If a device holds only its part of the ``contracted`` dimension, ``axes`` are the
-        mesh axes over which the function must sum (``sum_over``); otherwise ``axes`` is empty.
+        mesh axes over which the function must sum (``sum_over_axes``); otherwise ``axes`` is empty.
       parameters: float32, sharded as they are stored. Those of two dimensions or more are passed to the
         function in x's dtype.
       x: [B, T, D], sharded as batch and sequence.
@@ -56,7 +56,7 @@ def over_tokens(
     rows, sequence = (tuple(a for a in axes if a in sizes) for axes in (rules.batch, rules.sequence))
     uneven = x.shape[0] % prod(sizes[a] for a in rows) or x.shape[1] % prod(sizes[a] for a in sequence)
     if chunk is None or uneven or x.shape[1] // prod(sizes[a] for a in sequence) <= chunk:
-        return function(tuple(gathered(p, rules, x.dtype) for p in parameters), x, labels, ())
+        return function(tuple(gather_param(p, rules, x.dtype) for p in parameters), x, labels, ())
     shards = tuple(parameter[...] for parameter in parameters)
     if mesh.empty:
         return _Pass(function, x.dtype, chunk)(shards, x, labels)
@@ -73,7 +73,7 @@ def over_tokens(
     return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
 
 
-def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def sum_over_axes(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Returns the sum over the devices of these mesh axes, or x itself if ``axes`` is empty."""
     return jax.lax.psum(x, axes) if axes else x
 
@@ -83,12 +83,12 @@ def logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
     return parameter.get_metadata()["logical_axes"]
 
 
-def gathered(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
+def gather_param(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
     """Returns the parameter in the compute dtype, gathered over the fsdp and ring axes."""
-    return whole(parameter[...], logical_axes(parameter), rules, dtype)
+    return gather_weight(parameter[...], logical_axes(parameter), rules, dtype)
 
 
-def whole(
+def gather_weight(
     value: jax.Array, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype
 ) -> jax.Array:
     """Returns a weight with these logical axes, gathered along embed and, unless it is a vector, cast.
@@ -105,7 +105,7 @@ class _Pass:
     """The computation of one device on its shards of the weights and its tokens.
 
     Attributes:
-      function, chunk: as in ``over_tokens``.
+      function, chunk: as in ``apply_blockwise``.
       dtype: dtype of weights of two dimensions or more.
       stored: sharding of each weight; empty if nothing is sharded.
       kept: mesh axes over which weights stay sharded.
@@ -129,15 +129,15 @@ class _Pass:
         """Applies the function to one chunk."""
         return self.function(weights, x, labels, self.kept)
 
-    def whole(self, shards: Weights) -> Weights:
+    def gather(self, shards: Weights) -> Weights:
         """Gathers the weights from their float32 shards, in the compute dtype."""
         gathered = [shard.astype(self.dtype) if shard.ndim > 1 else shard for shard in shards]
         for index, dimension, axes in self._gathers():
             gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
         return tuple(gathered)
 
-    def scattered(self, sums: Weights) -> Weights:
-        """Sums over the devices and returns each device's shard; the transpose of ``whole``."""
+    def scatter(self, sums: Weights) -> Weights:
+        """Sums over the devices and returns each device's shard; the transpose of ``gather``."""
         scattered = list(sums)
         for index, dimension, axes in reversed(self._gathers()):
             scattered[index] = jax.lax.psum_scatter(
@@ -173,7 +173,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _over_chunks(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
-    weights = the_pass.whole(shards)
+    weights = the_pass.gather(shards)
     return jax.lax.map(lambda chunk: the_pass.apply(weights, *chunk), (x, labels))
 
 
@@ -184,7 +184,7 @@ def _forward(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> tup
 def _backward(the_pass: _Pass, residuals: tuple, d_output: jax.Array) -> tuple:
     """Recomputes every chunk with its derivative; nothing of a chunk is saved in the forward pass."""
     shards, x, labels = residuals
-    weights = the_pass.whole(shards)
+    weights = the_pass.gather(shards)
 
     def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
         x, labels, d_output = chunk
@@ -195,7 +195,7 @@ def _backward(the_pass: _Pass, residuals: tuple, d_output: jax.Array) -> tuple:
     nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
     nothing = vary_alike(nothing, like=(weights, x, d_output))
     sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
-    return the_pass.scattered(sums), d_x, None
+    return the_pass.scatter(sums), d_x, None
 
 
 _over_chunks.defvjp(_forward, _backward)

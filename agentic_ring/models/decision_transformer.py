@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.errors import check_at_least_one
-from agentic_ring.models.layers import Linear, embedding_table, gathered, input_projections
+from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 from agentic_ring.models.windows import Windows
 
@@ -86,6 +86,6 @@ class DecisionTransformer(nnx.Module):
             ],
             axis=2,
         )
-        place = gathered(self.embed_timestep, config.rules, dtype)[windows.timestep]
+        place = gather_param(self.embed_timestep, config.rules, dtype)[windows.timestep]
         batch, length = windows.timestep.shape
         return (tokens + place[:, :, None]).reshape(batch, TOKENS_PER_DECISION * length, -1)

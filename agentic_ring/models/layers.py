@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_over
+from agentic_ring.models.blockwise import Weights, apply_blockwise, gather_param, sum_over_axes
 
 
-def weight(
+def init_weight(
     key: jax.Array, shape: tuple[int, ...], logical_axes: tuple[str | None, ...], fan_in: int
 ) -> nnx.Param:
     """A float32 parameter with logical axes, drawn from a truncated normal with variance 1 / fan_in."""
@@ -30,13 +30,13 @@ class Linear(nnx.Module):
     def __init__(self, key: jax.Array, inputs: int, outputs: int, rules: ShardingRules, embed_axis: int):
         axes: list[str | None] = [None, None]
         axes[embed_axis] = "embed"
-        self.kernel = weight(key, (inputs, outputs), tuple(axes), fan_in=inputs)
+        self.kernel = init_weight(key, (inputs, outputs), tuple(axes), fan_in=inputs)
         self.bias = nnx.Param(jnp.zeros(outputs), logical_axes=(None,))
         self.rules = rules
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the map, in x's dtype."""
-        kernel = gathered(self.kernel, self.rules, x.dtype)
+        kernel = gather_param(self.kernel, self.rules, x.dtype)
         return x @ kernel + self.bias[...].astype(x.dtype)
 
 
@@ -85,9 +85,9 @@ class FeedForward(nnx.Module):
     ):
         gate, up, down = jax.random.split(key, 3)
         self.norm = RMSNorm(width, norm_epsilon)
-        self.gate = weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
-        self.up = weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
-        self.down = weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
+        self.gate = init_weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
+        self.up = init_weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
+        self.down = init_weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
         self.chunk = chunk
         self.rules = rules
 
@@ -98,8 +98,10 @@ class FeedForward(nnx.Module):
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
             scale, gate, up, down = weights
             normed = rms_norm(x, scale, epsilon)
-            return sum_over((jax.nn.silu(normed @ gate) * (normed @ up)) @ down, axes)
+            return sum_over_axes((jax.nn.silu(normed @ gate) * (normed @ up)) @ down, axes)
 
         parameters = (self.norm.scale, self.gate, self.up, self.down)
-        added = over_tokens(feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn")
+        added = apply_blockwise(
+            feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn"
+        )
         return x + added

@@ -85,7 +85,7 @@ class Llama3Scaling:
 RotaryScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 
 
-def rotary(
+def apply_rotary(
     x: jax.Array, positions: jax.Array, theta: float, scaling: RotaryScaling | None = None
 ) -> jax.Array:
     """Rotates the two halves of each head by its position.

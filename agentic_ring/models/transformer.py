@@ -23,9 +23,9 @@ from agentic_ring.attention.ring.derivative import SAVED_NAMES
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules, constrain
-from agentic_ring.models.blockwise import gathered, whole
-from agentic_ring.models.layers import FeedForward, RMSNorm, weight
-from agentic_ring.models.rotary import RotaryScaling, rotary
+from agentic_ring.models.blockwise import gather_param, gather_weight
+from agentic_ring.models.layers import FeedForward, RMSNorm, init_weight
+from agentic_ring.models.rotary import RotaryScaling, apply_rotary
 
 _PROJECTION = ("embed", "heads", None)
 _BLOCK_INPUT = "block_input"
@@ -122,11 +122,11 @@ class Attention(nnx.Module):
         query, keys, value, output = jax.random.split(key, 4)
         width, head_dim = config.width, config.head_dim
         self.norm = RMSNorm(width, config.norm_epsilon)
-        self.query = weight(query, (width, config.heads, head_dim), _PROJECTION, fan_in=width)
-        self.key = weight(keys, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
-        self.value = weight(value, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
-        inner = config.heads * head_dim
-        self.output = weight(output, (config.heads, head_dim, width), ("heads", None, "embed"), fan_in=inner)
+        self.query = init_weight(query, (width, config.heads, head_dim), _PROJECTION, fan_in=width)
+        self.key = init_weight(keys, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
+        self.value = init_weight(value, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
+        shape = (config.heads, head_dim, width)
+        self.output = init_weight(output, shape, ("heads", None, "embed"), fan_in=config.heads * head_dim)
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -135,7 +135,8 @@ class Attention(nnx.Module):
 
     def combine(self, heads: jax.Array) -> jax.Array:
         """Output projection: heads [B, T, N, H] -> [B, T, D]."""
-        return jnp.einsum("btnh,nhd->btd", heads, gathered(self.output, self.config.rules, heads.dtype))
+        output = gather_param(self.output, self.config.rules, heads.dtype)
+        return jnp.einsum("btnh,nhd->btd", heads, output)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
@@ -155,7 +156,7 @@ class Attention(nnx.Module):
         weights = tuple(self._grouped(weight, axis=1) for weight in self._projections)
         _, heads = jax.lax.scan(attend, None, weights)
         output = self._grouped(self.output[...], axis=0)
-        output = whole(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
+        output = gather_weight(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
         return jnp.einsum("gbtnh,gnhd->btd", heads, output)
 
     def attend(
@@ -196,12 +197,14 @@ class Attention(nnx.Module):
         config = self.config
         x = self.norm(x)
         query, key, value = (
-            jnp.einsum("btd,dnh->btnh", x, whole(weight, _PROJECTION, config.rules, x.dtype))
+            jnp.einsum("btd,dnh->btnh", x, gather_weight(weight, _PROJECTION, config.rules, x.dtype))
             for weight in weights
         )
-        query, key = (rotary(x, positions, config.rope_theta, config.rope_scaling) for x in (query, key))
+        query, key = (
+            apply_rotary(x, positions, config.rope_theta, config.rope_scaling) for x in (query, key)
+        )
         if config.query_scaling is not None:
-            query = _sharpened(query, positions, config.query_scaling)
+            query = _scale_queries(query, positions, config.query_scaling)
         return query, key, value
 
     def _grouped(self, weight: jax.Array, axis: int) -> jax.Array:
@@ -216,7 +219,7 @@ class Attention(nnx.Module):
         return jnp.moveaxis(parts, axis + 1, 0).reshape(groups, *before, -1, *after)
 
 
-def _sharpened(query: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
+def _scale_queries(query: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
     """Scales queries [B, T, N, H] by their positions [B, T] or [1, T]; see ``QueryScaling``."""
     passed = ((positions + 1) // scaling.floor).astype(jnp.float32)
     factor = 1.0 + scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))

@@ -9,5 +9,4 @@ Requires the extra ``serve``. One request is processed at a time; others wait in
     openai_replies.py   format of replies
     request_queue.py    waiting and refused requests
     generation.py       answers and log probabilities
-    scored_tokens.py    text and log probability of each token
 """

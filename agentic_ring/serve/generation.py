@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn
@@ -9,9 +10,8 @@ from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError
 from agentic_ring.inference import Completion, Document, Sampling, Score, TextEngine
-from agentic_ring.inference.detokenizer import AnswerText, generate_answers
+from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
-from agentic_ring.serve.scored_tokens import ScoredToken, scored_tokens
 
 OnText = Callable[[str], None]
 
@@ -57,6 +57,23 @@ class GenerationJob:
     echo: bool = False
     scored: bool = False
     continues: bool = True
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token of a prompt or an answer.
+
+    Attributes:
+      text: text that the token adds; special tokens are spelled out.
+      offset: number of characters of prompt and answer before it.
+      log_probability: log probability given all earlier tokens; None for the first token.
+      likeliest: text and log probability of the most likely token at its place; None for the first token.
+    """
+
+    text: str
+    offset: int
+    log_probability: float | None
+    likeliest: tuple[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -212,7 +229,7 @@ class TextGenerator:
         scores = self._scores(wholes, firsts, None if job.echo else document)
         for prompt, whole, score, text in zip(prompts, wholes, scores, texts, strict=True):
             shown, offset = (prompt.added, 0) if job.echo else (len(prompt.tokens), len(prompt.text))
-            found = scored_tokens(self._tokenizer, whole, score, shown, offset)
+            found = _scored_tokens(self._tokenizer, whole, score, shown, offset)
             end = len(prompt.text) + len(text.text)
             # Tokens of a stop string were generated, but are not part of the answer.
             yield [token for token in found if not text.stopped or token.offset < end]
@@ -227,3 +244,31 @@ class TextGenerator:
         scores = iter(self._engine.score(asked, document=document) if asked else ())
         for _, continuation in pairs:
             yield next(scores) if continuation else Score([], [], [], [])
+
+
+def _scored_tokens(
+    tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
+) -> Iterator[ScoredToken]:
+    """Yields the tokens from index ``shown`` on.
+
+    Args:
+      tokenizer: tokenizer of the model.
+      tokens: tokens of prompt and answer.
+      score: score of the last tokens.
+      shown: index of the first token to return.
+      offset: number of characters before that token.
+    """
+    decode = partial(tokenizer.decode, skip_special=False)
+    pieces = IncrementalDetokenizer(decode, tokens[:shown])
+    first_scored = len(tokens) - len(score.tokens)
+    for place in range(shown, len(tokens)):
+        text = pieces.add(tokens[place])
+        if place + 1 == len(tokens):
+            text += pieces.rest()
+        index = place - first_scored
+        if index < 0:
+            yield ScoredToken(text, offset, None, None)
+        else:
+            likeliest = decode([score.likeliest[index]]), score.likeliest_log_probabilities[index]
+            yield ScoredToken(text, offset, score.log_probabilities[index], likeliest)
+        offset += len(text)

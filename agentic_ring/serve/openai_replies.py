@@ -3,8 +3,7 @@
 import json
 from typing import Any, Literal
 
-from agentic_ring.serve.generation import GeneratedText, GenerationJob
-from agentic_ring.serve.scored_tokens import ScoredToken
+from agentic_ring.serve.generation import GeneratedText, GenerationJob, ScoredToken
 
 Kind = Literal["text_completion", "chat.completion"]
 

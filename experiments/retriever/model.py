@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.models.layers import weight
+from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama import Llama, LlamaConfig
 from agentic_ring.models.transformer import QueryScaling, TransformerConfig
 from experiments.retriever.lessons import Lesson, Vocabulary
@@ -68,8 +68,8 @@ class TaughtRetriever(nnx.Module):
         llama, adjective, noun = jax.random.split(key, 3)
         self.llama = Llama(llama, config.llama)
         width = config.llama.transformer.width
-        self.read_adjective = weight(adjective, (width, width), ("embed", None), fan_in=width)
-        self.read_noun = weight(noun, (width, width), ("embed", None), fan_in=width)
+        self.read_adjective = init_weight(adjective, (width, width), ("embed", None), fan_in=width)
+        self.read_noun = init_weight(noun, (width, width), ("embed", None), fan_in=width)
         self.config = config
 
 

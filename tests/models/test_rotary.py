@@ -11,9 +11,9 @@ from agentic_ring.models.rotary import (
     LinearScaling,
     Llama3Scaling,
     YarnScaling,
+    apply_rotary,
     attention_factor,
     inverse_frequencies,
-    rotary,
 )
 
 HEAD_DIM = 64
@@ -40,7 +40,7 @@ def reference(x, positions, theta, scaling):
 def test_rotation_is_exact_at_any_position(start, theta, scaling):
     positions = np.arange(start, start + 8, dtype=np.int32)[None]
     x = np.random.default_rng(0).standard_normal((1, 8, 2, HEAD_DIM)).astype(np.float32)
-    found = jax.jit(lambda x, p: rotary(x, p, theta, scaling))(x, positions)
+    found = jax.jit(lambda x, p: apply_rotary(x, p, theta, scaling))(x, positions)
     np.testing.assert_allclose(found, reference(x, positions, theta, scaling), atol=5e-6)
 
 
@@ -54,7 +54,7 @@ def test_angles_in_float32_would_fail_the_same_test():
 def test_bfloat16_queries_are_rotated_by_exact_angles():
     positions = np.array([[1_000_003]], np.int32)
     x = jnp.ones((1, 1, 1, HEAD_DIM), jnp.bfloat16)
-    found = rotary(x, jnp.asarray(positions), 1e4)
+    found = apply_rotary(x, jnp.asarray(positions), 1e4)
     assert found.dtype == jnp.bfloat16
     expected = reference(np.ones((1, 1, 1, HEAD_DIM)), positions, 1e4, None)
     np.testing.assert_allclose(np.float64(found), expected, atol=2**-8)
@@ -66,7 +66,7 @@ def test_only_the_distance_counts_also_far_out():
 
     def score(far: int) -> float:
         place = jnp.array([[far]], jnp.int32)
-        return float(jnp.sum(rotary(query, place + 100, 1e4) * rotary(key, place, 1e4)))
+        return float(jnp.sum(apply_rotary(query, place + 100, 1e4) * apply_rotary(key, place, 1e4)))
 
     assert score(1_000_000) == pytest.approx(score(0), abs=1e-5)
 

@@ -10,8 +10,14 @@ from agentic_ring.attention.cache import KVCache
 from agentic_ring.attention.ring.layout import Layout, inverse_order, order, padded_length
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ambient_axis_size
-from agentic_ring.models.blockwise import Weights, gathered, over_tokens, sum_over, whole
-from agentic_ring.models.layers import rms_norm, weight
+from agentic_ring.models.blockwise import (
+    Weights,
+    apply_blockwise,
+    gather_param,
+    gather_weight,
+    sum_over_axes,
+)
+from agentic_ring.models.layers import init_weight, rms_norm
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 
@@ -64,12 +70,12 @@ class Llama(nnx.Module):
     def __init__(self, key: jax.Array, config: LlamaConfig):
         embedding, stack, head = jax.random.split(key, 3)
         width = config.transformer.width
-        self.embedding = weight(embedding, (config.vocab_size, width), ("vocab", "embed"), fan_in=width)
+        self.embedding = init_weight(embedding, (config.vocab_size, width), ("vocab", "embed"), fan_in=width)
         self.transformer = Transformer(stack, config.transformer)
         self.head = (
             None
             if config.tied
-            else weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
+            else init_weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
         )
         self.config = config
 
@@ -97,7 +103,7 @@ class Llama(nnx.Module):
     def logits(self, encoded: jax.Array) -> jax.Array:
         """Of the next token, from what the stack made of each: [..., D] -> float32 [..., V]."""
         rules = self.config.transformer.rules
-        head = gathered(self._head, rules, encoded.dtype)
+        head = gather_param(self._head, rules, encoded.dtype)
         return self._scores(self.transformer.norm(encoded), head)
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
@@ -107,7 +113,7 @@ class Llama(nnx.Module):
         rules, dtype = self.config.transformer.rules, jnp.dtype(self.config.transformer.dtype)
         # For few tokens the results of a sharded lookup are sent; for many it is cheaper to gather the table.
         vocabulary = "vocab" if tokens.size < self.config.vocab_size else None
-        table = whole(self.embedding[...], (vocabulary, "embed"), rules, self.embedding[...].dtype)
+        table = gather_weight(self.embedding[...], (vocabulary, "embed"), rules, self.embedding[...].dtype)
         return table[tokens].astype(dtype)
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
@@ -121,7 +127,7 @@ class Llama(nnx.Module):
             scale, head = weights
             return _cross_entropy(self._scores(rms_norm(x, scale, epsilon), head), target, axes)
 
-        return over_tokens(
+        return apply_blockwise(
             predict,
             (self.transformer.norm.scale, self._head),
             encoded,
@@ -153,5 +159,5 @@ def _cross_entropy(logits: jax.Array, target: jax.Array, axes: tuple[str, ...]) 
     largest = jax.lax.stop_gradient(logits.max(axis=-1))
     if axes:
         largest = jax.lax.pmax(largest, axes)
-    total = sum_over(jnp.exp(logits - largest[..., None]).sum(axis=-1), axes)
-    return largest + jnp.log(total) - sum_over(jnp.where(here, of_target, 0.0), axes)
+    total = sum_over_axes(jnp.exp(logits - largest[..., None]).sum(axis=-1), axes)
+    return largest + jnp.log(total) - sum_over_axes(jnp.where(here, of_target, 0.0), axes)
