@@ -15,6 +15,8 @@ from agentic_ring.models.model import Config, Model, Params
 
 Path = tuple[Any, ...]
 """Names of the modules and of the parameter."""
+_Matrix = tuple[tuple[int, ...], tuple[str | None, ...]]
+"""Shape of A [layers, inputs, R] or B [layers, R, outputs], and its logical axes without the layers."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +62,6 @@ class LowRankWeight:
         return self.base.astype(jnp.float32) + self.scale * product
 
 
-@dataclass(frozen=True)
-class _Adapted:
-    """A stacked matrix to which an A and a B are added.
-
-    Attributes:
-      shape: [layers, inputs, outputs].
-      axes: logical axes of inputs and outputs.
-      inputs: number of input dimensions.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
-    inputs: int
-
-    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of A [layers, inputs, R] and B [layers, R, outputs]."""
-        layers, sizes = self.shape[0], self.shape[1:]
-        return {"a": (layers, *sizes[: self.inputs], rank), "b": (layers, rank, *sizes[self.inputs :])}
-
-    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Logical axes of A and B without the layers; they follow those of the weight."""
-        return {"a": (*self.axes[: self.inputs], None), "b": (None, *self.axes[self.inputs :])}
-
-
 class LoraModel(Model[Config]):
     """A model in which only an A and a B for each matrix of the blocks are trained.
 
@@ -101,12 +79,17 @@ class LoraModel(Model[Config]):
         super().__init__(config)
         self.lora = lora
         self._dtype = dtype
-        self._adapted: dict[Path, _Adapted] = {}
+        self._adapters: dict[Path, dict[str, _Matrix]] = {}
         for path, parameter in nnx.to_flat_state(self._abstract):
             shape, axes = parameter.shape, parameter.get_metadata()["logical_axes"]
             if len(shape) > len(axes) >= 2:
+                layers, *sizes = shape
                 # A projection maps from the model width or to it.
-                self._adapted[path] = _Adapted(shape, axes, 1 if axes[0] == "embed" else len(axes) - 1)
+                inputs = 1 if axes[0] == "embed" else len(axes) - 1
+                self._adapters[path] = {
+                    "a": ((layers, *sizes[:inputs], lora.rank), (*axes[:inputs], None)),
+                    "b": ((layers, lora.rank, *sizes[inputs:]), (None, *axes[inputs:])),
+                }
 
     def bind(self, params: Params, frozen: Params | None = None) -> Any:
         """Returns the module with the frozen weights; A B is added to an adapted weight when it is read."""
@@ -120,7 +103,7 @@ class LoraModel(Model[Config]):
         trained: dict[Path, Any] = flatten_dict(params)
         return [
             (path, LowRankWeight(base[path], trained[*path, "a"], trained[*path, "b"], self.lora.scale))
-            for path in self._adapted
+            for path in self._adapters
         ]
 
     def merged(self, params: Params, frozen: Params) -> Params:
@@ -140,12 +123,12 @@ class LoraModel(Model[Config]):
     def init_params(self, key: jax.Array) -> Params:
         """Returns a fresh A with variance 1 / inputs and B = 0 for each adapted weight."""
         params = {}
-        keys = jax.random.split(key, len(self._adapted))
-        for own_key, (path, adapted) in zip(keys, self._adapted.items(), strict=True):
-            shapes = adapted.shapes(self.lora.rank)
-            fan_in = jnp.prod(jnp.array(shapes["a"][1:-1]))
-            params[*path, "a"] = jax.random.normal(own_key, shapes["a"]) / jnp.sqrt(fan_in)
-            params[*path, "b"] = jnp.zeros(shapes["b"])
+        keys = jax.random.split(key, len(self._adapters))
+        for own_key, (path, matrices) in zip(keys, self._adapters.items(), strict=True):
+            (shape_a, _), (shape_b, _) = matrices["a"], matrices["b"]
+            fan_in = jnp.prod(jnp.array(shape_a[1:-1]))
+            params[*path, "a"] = jax.random.normal(own_key, shape_a) / jnp.sqrt(fan_in)
+            params[*path, "b"] = jnp.zeros(shape_b)
         return unflatten_dict(params)
 
     def abstract_params(self) -> Params:
@@ -164,9 +147,10 @@ class LoraModel(Model[Config]):
 
     def param_shardings(self, mesh: Mesh, rules: ShardingRules) -> Params:
         """A NamedSharding for every A and B."""
-        shardings = {}
-        for path, adapted in self._adapted.items():
-            shapes = adapted.shapes(self.lora.rank)
-            for name, axes in adapted.logical_axes().items():
-                shardings[*path, name] = rules.sharding(mesh, shapes[name], axes)
-        return unflatten_dict(shardings)
+        return unflatten_dict(
+            {
+                (*path, name): rules.sharding(mesh, shape, axes)
+                for path, matrices in self._adapters.items()
+                for name, (shape, axes) in matrices.items()
+            }
+        )

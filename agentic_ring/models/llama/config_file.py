@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -209,28 +210,8 @@ def config_fields(config: LlamaConfig, context: int, dtype: str) -> dict[str, An
 
 
 def _scaling_fields(scaling: RotaryScaling | None) -> dict[str, Any] | None:
-    match scaling:
-        case None:
-            return None
-        case LinearScaling(factor):
-            fields: dict[str, Any] = {"factor": factor}
-        case DynamicScaling(factor, original, _):
-            fields = {"factor": factor, "original_max_position_embeddings": original}
-        case YarnScaling():
-            fields = {
-                "factor": scaling.factor,
-                "original_max_position_embeddings": scaling.original_context,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "truncate": scaling.truncate,
-            }
-            if scaling.attention_factor is not None:
-                fields["attention_factor"] = scaling.attention_factor
-        case Llama3Scaling(factor, low, high, original):
-            fields = {
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-    return {"rope_type": scaling.rope_type, **fields}
+    if scaling is None:
+        return None
+    fields = {"rope_type": scaling.rope_type} | asdict(scaling)
+    fields["original_max_position_embeddings"] = fields.pop("original_context", None)
+    return {name: value for name, value in fields.items() if name != "context" and value is not None}
