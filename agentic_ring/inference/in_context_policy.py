@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -171,7 +171,10 @@ class InContextPolicy:
           prompt: as for the constructor.
           advance: called after each chunk with the number of prompt steps encoded so far.
         """
-        self._prompt_end = _End.of(prompt)
+        # Position of the next step, and index of the last trajectory.
+        self._prompt_end = (0, -1)
+        if prompt is not None:
+            self._prompt_end = int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory))
         self._prefix = self._cache = None  # freed before new ones are made
         if prompt is not None:
             with jax.set_mesh(self._mesh):
@@ -262,19 +265,6 @@ class InContextPolicy:
             trajectory=integers(max(self._trial, 0)),
             position=integers(position),
         )
-
-
-class _End(NamedTuple):
-    """The end of a prompt: position of the next step, and index of the last trajectory."""
-
-    position: int
-    trajectory: int
-
-    @classmethod
-    def of(cls, prompt: ChainSteps | None) -> "_End":
-        if prompt is None:
-            return cls(0, -1)
-        return cls(int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory)))
 
 
 def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:

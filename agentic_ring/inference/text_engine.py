@@ -146,10 +146,10 @@ class TextEngine:
         self._check([tokens])
         programs = self.programs
         # Every group of devices along data and fsdp encodes a copy.
-        rows = RaggedBatch([tokens] * self._copies, 0, self.chunk, unit=self.chunk)
+        rows = RaggedBatch([tokens] * programs.copies, 0, self.chunk, unit=self.chunk)
         with jax.set_mesh(self._mesh):
-            cache = programs.empty(self._copies, bucket_size(len(tokens), self.chunk))
-            last = programs.nothing_read(self._copies)
+            cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
+            last = programs.nothing_read(programs.copies)
             for chunk in rows.chunks():
                 last, cache = programs.encode(
                     programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, None
@@ -294,8 +294,8 @@ class TextEngine:
         with jax.set_mesh(self._mesh):
             return DocumentBytes(
                 weights=sum(leaf.nbytes for leaf in jax.tree.leaves(self.programs.weights)),
-                cache=self.programs.cache_bytes(self._copies, slots),
-                activations=self.programs.encode_bytes(self._copies, slots) * self._mesh.size,
+                cache=self.programs.cache_bytes(self.programs.copies, slots),
+                activations=self.programs.encode_bytes(self.programs.copies, slots) * self._mesh.size,
             )
 
     @cached_property
@@ -311,13 +311,9 @@ class TextEngine:
     def _ring(self) -> int:
         return self._mesh.shape["ring"]
 
-    @property
-    def _copies(self) -> int:
-        return self.programs.copies
-
     def _ragged(self, rows: Sequence[Tokens], document: Document | None) -> RaggedBatch:
         """The rows, padded with empty ones to a batch size that fits the mesh and limits recompilation."""
-        count = bucket_size(len(rows), self._copies, steps=2)
+        count = bucket_size(len(rows), self.programs.copies, steps=2)
         unit = -(-PROMPT_UNIT // self._ring) * self._ring
         start = 0 if document is None else document.length
         return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)

@@ -200,7 +200,7 @@ def _sampling(body: CompletionRequest | ChatRequest) -> Sampling:
     return Sampling(body.temperature, body.top_p, seed)
 
 
-def _refusal(
+def _error(
     status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
     return JSONResponse(error_body(message, status, code), status, headers)
@@ -215,16 +215,16 @@ def _register_error_handlers(app: FastAPI) -> None:
 
         app.add_exception_handler(kind, handler)
 
-    handle(RequestValidationError, lambda error: _refusal(400, _validation_message(error)))
-    handle(HTTPException, lambda error: _refusal(error.status_code, str(error.detail), headers=error.headers))
-    handle(AgenticRingError, lambda error: _refusal(400, str(error)))
-    handle(ContextLengthError, lambda error: _refusal(400, str(error), "context_length_exceeded"))
+    handle(RequestValidationError, lambda error: _error(400, _validation_message(error)))
+    handle(HTTPException, lambda error: _error(error.status_code, str(error.detail), headers=error.headers))
+    handle(AgenticRingError, lambda error: _error(400, str(error)))
+    handle(ContextLengthError, lambda error: _error(400, str(error), "context_length_exceeded"))
     handle(
         BusyError,
-        lambda error: _refusal(429, str(error), "busy", {"Retry-After": str(error.retry_after)}),
+        lambda error: _error(429, str(error), "busy", {"Retry-After": str(error.retry_after)}),
     )
     handle(AbandonedError, lambda error: Response(status_code=499))
-    handle(Exception, lambda error: _refusal(500, INTERNAL_ERROR))
+    handle(Exception, lambda error: _error(500, INTERNAL_ERROR))
 
 
 def _validation_message(error: RequestValidationError) -> str:

@@ -15,7 +15,13 @@ from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model
-from tests.models.sizes import ACTION_DIM, MAX_TIMESTEP, OBSERVATION_DIM, random_steps, tiny_config
+from tests.models.tiny_agentic_transformer import (
+    ACTION_DIM,
+    MAX_TIMESTEP,
+    OBSERVATION_DIM,
+    random_steps,
+    tiny_config,
+)
 
 ENVIRONMENTS, TRIALS, TARGET = 4, 3, 6.0
 SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)

@@ -16,7 +16,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
-from tests.models.sizes import ACTION_DIM, on_mesh, random_steps, tiny_config
+from tests.models.tiny_agentic_transformer import ACTION_DIM, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=64, valid=61)
 

@@ -4,13 +4,18 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -22,13 +27,29 @@ from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.app import make_app
 from agentic_ring.serve.generation import TextGenerator
 from evals import line_retrieval
-from tests.models.tiny_model import write_tiny_model
-from tests.serve.running import running
+from tests.models.tiny_llama import write_tiny_model
 
 CONTEXT, CHUNK, BODY_BYTES = 2048, 64, 100_000
 PROMPT = "the other one"
 LONG = "a record of lines, one after the other: " * 6
 NEW = 12
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """Runs the server in a thread at a free port; yields the base address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.step_memory import chain_step
-from tests.models.sizes import tiny_config
+from tests.models.tiny_agentic_transformer import tiny_config
 
 STEPS = 256  # on a device
 WIDTH = 128

@@ -9,7 +9,7 @@ from agentic_ring.inference import Sampling, TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals.harness_model.engine_requests import Generation, HarnessRequests, chat_prompt
 from tests.data.text.tokenizers_for_tests import byte_level
-from tests.models.tiny_model import write_tiny_model
+from tests.models.tiny_llama import write_tiny_model
 
 LIMIT, CHUNK = 100, 32
 QUESTION = "the other one and the user"

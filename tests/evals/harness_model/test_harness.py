@@ -11,7 +11,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals import harness
-from tests.models.tiny_model import write_tiny_model
+from tests.models.tiny_llama import write_tiny_model
 
 CONTEXT = 128
 TASK = """
