@@ -1,4 +1,4 @@
-"""Pieces of an answer are its text, cut nowhere within a character and before a stop string."""
+"""Parts of an answer add up to its text, never split a character and end before a stop string."""
 
 import itertools
 
@@ -28,13 +28,13 @@ def test_a_character_comes_whole_with_the_last_of_its_tokens():
     tokens = tokenizer.encode("🙂!")
     pieces = IncrementalDetokenizer(tokenizer.decode)
     assert [pieces.add(token) for token in tokens] == ["", "", "", "🙂", "!"]
-    # Bytes that never become a character are shown in the end.
+    # Bytes that never form a character are returned at the end.
     broken = IncrementalDetokenizer(tokenizer.decode)
     assert [broken.add(token) for token in tokens[:2]] == ["", ""]
     assert broken.rest() == tokenizer.decode(tokens[:2]) == "\ufffd"
 
 
-def test_an_answer_goes_on_from_its_prompt_with_the_space_between():
+def test_an_answer_continues_its_prompt_with_the_space_between():
     tokenizer = sentencepiece("first")
     whole = tokenizer.encode("The capital of France is Paris.")
     prompt = tokenizer.encode("The capital of France")
@@ -56,7 +56,7 @@ def test_an_answer_goes_on_from_its_prompt_with_the_space_between():
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     st.lists(st.integers(0, 12), max_size=5),
 )
-def test_text_is_handed_on_up_to_the_first_stop_string(text, strings, cuts):
+def test_text_is_passed_on_up_to_the_first_stop_string(text, strings, cuts):
     ends = (
         (end, string) for end in range(len(text) + 1) for string in strings if text[:end].endswith(string)
     )
@@ -71,7 +71,7 @@ def test_text_is_handed_on_up_to_the_first_stop_string(text, strings, cuts):
     assert until.stopped == (met is not None)
 
 
-def test_what_may_become_a_stop_string_waits():
+def test_the_possible_beginning_of_a_stop_string_is_held_back():
     until = StopStringFilter(["\n\nUser", "###"])
     assert [until.add(piece) for piece in ("one", "\n", "\n", "two#", "#", "x##")] == [
         "one",

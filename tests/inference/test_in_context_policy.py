@@ -1,4 +1,4 @@
-"""Decoding step by step from the cache gives the actions that re-encoding the whole context gives."""
+"""Decoding with the cache gives the same actions as encoding the whole context again."""
 
 import re
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
 
 @cache
 def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], np.ndarray]]:
-    """A policy with all that hidden tasks use, and the same model encoding whole contexts."""
+    """A policy with all options of hidden tasks, and the same model encoding whole contexts."""
     config = replace(tiny_config(layers=1), return_conditioning=False, fused_reward=True, action_modes=3)
     model = Model(config)
     params = jax.jit(model.init_params)(jax.random.key(0))
@@ -108,7 +108,7 @@ def test_a_reward_that_carries_its_step_is_decoded_as_it_is_encoded():
     np.testing.assert_allclose(steps.action, encode(steps), atol=1e-4)
 
 
-def test_starting_over_forgets_everything():
+def test_starting_over_discards_everything():
     policy, _ = hidden_task_policy()
     policy.start_over(None)
     first = roll_out(policy).action
@@ -131,7 +131,7 @@ def test_copies_share_their_prompt_and_nothing_else():
 
 @cache
 def first_actions(prompt_chunk: int | None = None, cache_dtype: str | None = None):
-    """The first actions of a policy with a prompt, the policy's cache of it, and how reading went."""
+    """The first actions of a policy with a prompt, its cache of the prompt, and the progress of encoding."""
     model = Model(tiny_config(layers=1))
     params = jax.jit(model.init_params)(jax.random.key(0))
     mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
@@ -156,13 +156,13 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options,
     np.testing.assert_allclose(actions, expected, atol=tolerance)
     assert np.abs(np.diff(actions, axis=1)).max() > 0.01
     assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
-    # No device holds more of the one row than its share of the ring.
+    # Each device holds only its share of the one row.
     assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
 
 
 @pytest.mark.parametrize("shape", [MeshShape(ring=1), MeshShape(ring=2)], ids=str)
 def test_a_step_copies_no_cache(shape):
-    """Each layer's keys and values are read and written where they lie."""
+    """The keys and values of each layer are read and written in place."""
     model = Model(tiny_config())
     params = jax.jit(model.init_params)(jax.random.key(0))
     mesh = make_mesh(shape, jax.devices()[: shape.ring])

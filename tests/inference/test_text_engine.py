@@ -1,4 +1,4 @@
-"""What is written and scored is what the whole model computes, however the work is cut up."""
+"""Generated text and scores equal those of the whole model for any division of the work."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def whole(model):
     compute = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
 
     def log_probabilities(tokens: list[int]) -> np.ndarray:
-        # One length for all, so that one program serves; what comes later changes nothing.
+        # One length for all, so that one program suffices; later tokens change nothing.
         padded = np.zeros((1, 128), np.int32)
         padded[0, : len(tokens)] = tokens
         return np.asarray(compute(model, padded))[0, : len(tokens)]
@@ -45,7 +45,7 @@ def whole(model):
 
 @pytest.fixture(scope="module")
 def greedy(whole):
-    """Answers written by encoding everything anew for each token, with their log probabilities."""
+    """Greedy answers with log probabilities, encoding the whole text again for each token."""
 
     def write(prompt: list[int]) -> tuple[list[int], list[float]]:
         tokens, values = list(prompt), []
@@ -82,7 +82,7 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chu
     document = engine.read(TEXT)
     assert document.length == len(TEXT)
     answers = engine.generate(PROMPTS, NEW, document=document)
-    # The document is only read: asked once more, it answers alike.
+    # The document is only read: a second call gives the same answer.
     again = engine.generate(PROMPTS[:1], NEW, document=document)
     assert again[0].tokens == answers[0].tokens
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -101,7 +101,7 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chu
     ],
     ids=str,
 )
-def test_one_engine_goes_on_from_what_another_read(reader, writer, dtype, folder, greedy):
+def test_one_engine_continues_the_document_of_another(reader, writer, dtype, folder, greedy):
     document = engine_on(folder, *reader, cache_dtype=dtype).read(TEXT)
     engine = engine_on(folder, *writer)
     adopted = engine.adopt(document)
@@ -173,7 +173,7 @@ def test_an_answer_ends_at_a_stop_token_and_at_a_stop_string(model, greedy):
     assert len(stopped.log_probabilities) == 3
 
 
-def test_tokens_are_handed_on_as_they_come(model, greedy):
+def test_tokens_are_passed_on_as_they_are_generated(model, greedy):
     seen = []
     TextEngine(model).generate(PROMPTS[:2], NEW, on_token=lambda row, token: seen.append((row, token)))
     assert [token for row, token in seen if row == 1] == greedy(PROMPTS[1])[0]
@@ -181,7 +181,7 @@ def test_tokens_are_handed_on_as_they_come(model, greedy):
 
 
 @pytest.mark.slow
-def test_what_is_drawn_depends_neither_on_the_batch_nor_on_the_mesh(folder, model):
+def test_samples_depend_neither_on_the_batch_nor_on_the_mesh(folder, model):
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
     alone = TextEngine(model).generate(PROMPTS[:1], NEW, sampling=sampling)[0].tokens
     engine = engine_on(folder, MeshShape(ring=4), 4, 16)
@@ -209,7 +209,7 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     np.testing.assert_allclose(likelihoods, np.log(probabilities)[np.asarray(tokens)], rtol=1e-5)
 
 
-def test_one_program_draws_whatever_is_asked_for(model):
+def test_all_sampling_settings_share_one_program(model):
     engine = TextEngine(model)
     for seed, temperature in enumerate((0.0, 0.7, 1.0)):
         engine.generate(PROMPTS[:1], 2, sampling=Sampling(temperature, 0.9, seed))
@@ -250,7 +250,7 @@ def test_documents_of_one_bucket_share_their_programs(model):
     assert engine.programs.next_token._cache_size() == 1
 
 
-def test_memory_of_a_document_is_told_before_it_is_read(model):
+def test_memory_of_a_document_is_known_before_it_is_read(model):
     engine = TextEngine(model, chunk=64)
     small, large = engine.document_bytes(1024), engine.document_bytes(4096)
     assert small.weights == large.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(model))
@@ -274,12 +274,12 @@ def test_memory_of_a_document_is_told_before_it_is_read(model):
         (lambda e: e.score([([1], [])]), "a continuation is empty"),
     ],
 )
-def test_calls_that_make_no_sense_say_so(call, message, model):
+def test_invalid_calls_are_errors(call, message, model):
     with pytest.raises(ArgumentError, match=message):
         call(TextEngine(model))
 
 
-def test_settings_that_make_no_sense_say_so(folder):
+def test_invalid_settings_are_errors(folder):
     with pytest.raises(ConfigError, match="chunk 12 is not a positive multiple of the ring of 8"):
         engine_on(folder, MeshShape(ring=8), 8, 12)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
@@ -299,7 +299,7 @@ def test_buckets_hold_their_lengths_and_are_few():
     ("rows", "shared"),
     [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[5]], 1), ([[], [1]], 0), ([[2], [1]], 0)],
 )
-def test_what_rows_begin_with(rows, shared):
+def test_common_prefix_of_rows(rows, shared):
     assert common_prefix_length(rows) == shared
 
 

@@ -1,7 +1,7 @@
-"""Small LLaMAs of every kind, in the words of config.json, and the weights that they share.
+"""Small LLaMAs of every kind as fields of config.json, and the weights that they share.
 
-Weights are far larger than a fresh model's: where they are small, logits hardly depend on what attention
-does (a wrong rotary order moves those of a standard initialisation by less than a hundredth).
+Weights are far larger than those of a fresh model: with small ones, logits hardly depend on attention (with
+a standard initialisation a wrong rotary order moves them by less than a hundredth).
 """
 
 import json
@@ -82,7 +82,7 @@ def config_json(case: str) -> dict[str, Any]:
 
 
 def weights(case: str) -> dict[str, np.ndarray]:
-    """Each kind's tensors: the first rows and columns of one shared set."""
+    """The tensors of each kind: the first rows and columns of one shared set."""
     fields, shared = config_json(case), load_file(GOLDEN / "weights.safetensors")
     query, keys = HEADS * fields["head_dim"], fields["num_key_value_heads"] * fields["head_dim"]
 
@@ -101,7 +101,7 @@ def weights(case: str) -> dict[str, np.ndarray]:
 
 
 def write_model(folder: Path, case: str = "two_key_heads", **changes: Any) -> Path:
-    """A folder as Hugging Face lays it out; ``changes`` go to config.json."""
+    """Writes a folder in Hugging Face's layout; ``changes`` go to config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config_json(case), **changes}))
     save_file(weights(case), folder / "model.safetensors", metadata={"format": "pt"})

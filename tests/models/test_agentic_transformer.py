@@ -1,4 +1,4 @@
-"""What the model may see, and that neither mesh, chunks nor remat change what it computes."""
+"""The inputs that each action depends on; mesh, chunks and remat do not change the results."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -75,7 +75,7 @@ def test_the_loss_does_not_change_with_the_mesh(shape, expected_losses):
     ],
     ids=str,
 )
-def test_the_ways_to_compute_agree(changes, expected_losses):
+def test_chunks_remat_and_strategies_agree(changes, expected_losses):
     np.testing.assert_allclose(
         losses(tiny_config(**changes), MeshShape(data=4, ring=2)), expected_losses, rtol=2e-5
     )
@@ -93,7 +93,7 @@ def predict(steps, config=None) -> np.ndarray:
     return np.asarray(jax.jit(lambda p, s: model.bind(p)(s))(params, steps))
 
 
-def test_an_action_is_predicted_from_its_past_alone():
+def test_an_action_depends_only_on_earlier_tokens():
     before = predict(STEPS)
     step = 30
     for name in ("action", "reward", "completion"):
@@ -118,14 +118,14 @@ def test_padding_changes_nothing():
 
 
 @pytest.mark.slow
-def test_the_trajectory_index_is_not_seen_unless_asked():
+def test_the_trajectory_index_is_no_input_by_default():
     other = dataclasses.replace(STEPS, trajectory=STEPS.trajectory[:, ::-1])
     np.testing.assert_array_equal(predict(other), predict(STEPS))
     ablation = dataclasses.replace(tiny_config(), trajectory_index=8)
     assert not np.allclose(predict(other, ablation), predict(STEPS, ablation))
 
 
-def test_returns_to_go_are_not_seen_without_return_conditioning():
+def test_returns_to_go_are_no_input_without_return_conditioning():
     other = dataclasses.replace(STEPS, return_to_go=STEPS.return_to_go + 1)
     blind = dataclasses.replace(tiny_config(layers=1), return_conditioning=False)
     model = Model(blind)
@@ -134,7 +134,7 @@ def test_returns_to_go_are_not_seen_without_return_conditioning():
     np.testing.assert_array_equal(seen, changed)
 
 
-def test_the_likeliest_of_several_actions_is_taken():
+def test_the_most_likely_of_several_actions_is_taken():
     random = np.random.default_rng(0)
     actions = random.normal(size=(2, 8, 3, ACTION_DIM)).astype(np.float32)
     log_probs = random.normal(size=(2, 8, 3)).astype(np.float32)
@@ -142,7 +142,7 @@ def test_the_likeliest_of_several_actions_is_taken():
     np.testing.assert_array_equal(most_likely_action(actions, log_probs), expected)
 
 
-def test_the_loss_of_modes_asks_for_one_that_is_near():
+def test_the_mixture_loss_needs_one_component_near_the_action():
     steps = random_steps(batch=1, length=4, valid=4)
     batch = ChainBatch(steps, np.ones((1, 4), np.float32), "contiguous")
 

@@ -1,4 +1,4 @@
-"""Functions over chunks of tokens give what they give over all tokens, with every gradient."""
+"""Functions over chunks of tokens equal those over all tokens, gradients included."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ MESHES = [
 
 
 def feedforward_and_gradients(shape: MeshShape | None, chunk: int | None, dtype: str = "float32") -> dict:
-    """Of 4 rows of 48 tokens, width 16: weights as they are stored, tokens over the mesh."""
+    """Loss gradients for 4 rows of 48 tokens of width 16 on the mesh."""
     rules = ShardingRules()
     module = FeedForward(jax.random.key(0), 16, 24, chunk, rules, norm_epsilon=1e-5)
     graphdef, state = nnx.split(module)
@@ -63,7 +63,7 @@ def test_gradients_of_weights_add_up_in_float32():
 
 
 def test_a_weight_gradient_is_summed_over_devices_once():
-    """No collective stands in the loop over chunks."""
+    """The loop over chunks contains no collective."""
     mesh, rules = make_mesh(MeshShape(ring=8)), ShardingRules()
     graphdef, state = nnx.split(FeedForward(jax.random.key(0), 16, 24, 2, rules, norm_epsilon=1e-5))
 

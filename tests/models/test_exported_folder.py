@@ -1,4 +1,4 @@
-"""A folder that was saved opens in transformers, which then writes what the text engine writes."""
+"""A saved folder opens in transformers, which generates the same text as the text engine."""
 
 import jax
 import pytest
@@ -19,14 +19,14 @@ def test_transformers_writes_the_same_and_stops_where_the_tokenizer_says(tmp_pat
     model = LlamaConfig(shape, byte_level().vocab_size).build(jax.random.key(0))
     engine, prompt = TextEngine(model), byte_level().encode_prompt("The capital")
     unstopped = engine.generate([prompt], NEW)[0].tokens
-    # What ends an answer is a token that comes in this one.
+    # The stop token is one that occurs in the unstopped answer.
     end = unstopped[5]
     tokenizer = byte_level(eos=["</s>", byte_level().token(end)])
     save_pretrained(model, tmp_path)
     tokenizer.save(tmp_path)
 
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    # That class puts BOS in front only where a post-processor in tokenizer.json does.
+    # That class adds BOS only if a post-processor in tokenizer.json does.
     assert theirs("The capital").input_ids == tokenizer.encode("The capital")
     other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     written = other.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)

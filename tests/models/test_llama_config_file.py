@@ -1,4 +1,4 @@
-"""A model is used on longer texts than it was made for only where that is asked for."""
+"""A model is used beyond its context only on request."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_a_context_is_checked_against_the_model(tmp_path, capsys):
         usable_context(tmp_path, 0, False)
 
 
-def test_a_model_that_does_not_say_needs_to_be_told(tmp_path):
+def test_a_context_must_be_given_if_the_model_states_none(tmp_path):
     with pytest.raises(DataError, match=r"config\.json does not exist"):
         usable_context(tmp_path, 64, False)
     (tmp_path / "config.json").write_text("{}")

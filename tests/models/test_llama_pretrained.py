@@ -1,4 +1,4 @@
-"""Models from Hugging Face folders compute what transformers does, on any mesh, and go back unchanged."""
+"""Models from Hugging Face folders compute the logits of transformers on any mesh and are saved unchanged."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 
 def load(folder: Path, **arguments) -> Llama:
-    # Dynamic scaling is the one kind that has to know how long the sequence will be.
+    # Only dynamic scaling depends on the context in use.
     return load_pretrained(folder, context=LENGTH, **arguments)
 
 
@@ -72,7 +72,7 @@ def regrouped(tensor: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mistake", [interleaved, regrouped])
-def test_a_wrong_order_of_heads_would_be_seen(mistake, tmp_path):
+def test_a_wrong_order_of_heads_changes_the_logits(mistake, tmp_path):
     folder = write_model(tmp_path)
     changed = {
         name: mistake(tensor, 8)
@@ -108,7 +108,7 @@ def test_a_model_on_a_mesh_is_saved_in_several_files_and_read_from_them(tmp_path
 
 
 @pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000)], ids=["fewer files", "more files"])
-def test_a_model_that_is_saved_over_another_is_the_one_that_is_read(sizes, tmp_path, monkeypatch):
+def test_a_model_saved_over_another_one_replaces_it(sizes, tmp_path, monkeypatch):
     old = load(write_model(tmp_path / "from"))
     new = jax.tree.map(lambda x: 2 * x, old)
     for model, size in zip((old, new), sizes, strict=True):
@@ -118,7 +118,7 @@ def test_a_model_that_is_saved_over_another_is_the_one_that_is_read(sizes, tmp_p
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(new))
 
 
-def test_weights_are_stored_and_used_in_the_dtype_that_is_asked_for(tmp_path):
+def test_weights_are_stored_and_used_in_the_requested_dtype(tmp_path):
     model = load(write_model(tmp_path), dtype="bfloat16")
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(model)} == {"bfloat16"}
     assert model.config.transformer.dtype == "bfloat16"
@@ -161,7 +161,7 @@ OLD_AND_NEW = [
 
 
 @pytest.mark.parametrize(("old", "new"), OLD_AND_NEW)
-def test_old_and_new_spelling_of_rotary_settings_are_one(old, new, tmp_path):
+def test_old_and_new_names_of_rotary_settings_are_equivalent(old, new, tmp_path):
     configs = [load(write_model(tmp_path / str(n), **changes)).config for n, changes in enumerate((old, new))]
     assert configs[0] == configs[1]
 
@@ -244,7 +244,7 @@ def missing_shard(folder: Path) -> None:
         (missing_shard, "model-00001-of-00002.safetensors does not exist, though"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why(damage, message, tmp_path):
+def test_errors_name_the_fault_of_a_folder(damage, message, tmp_path):
     damage(write_model(tmp_path))
     with pytest.raises(AgenticRingError, match=message):
         load_pretrained(tmp_path)
@@ -258,7 +258,7 @@ def test_kinds_of_failure_are_typed(tmp_path):
 
 
 def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):
-    """The loss of training and the logits of inference are one function."""
+    """The loss of training and the logits of inference agree."""
     from agentic_ring.models.llama import TokenBatch
 
     model = load(write_model(tmp_path, "tied"))

@@ -1,4 +1,4 @@
-"""LoRA beside a plain model: the same outputs where it should, and nothing frozen moves."""
+"""LoRA against a plain model: equal outputs, and frozen weights do not change."""
 
 from dataclasses import replace
 from functools import cache
@@ -53,7 +53,7 @@ def batch():
 
 
 def random_adapters(model):
-    """As after training: neither A nor B is zero."""
+    """Adapters as after training: neither A nor B is zero."""
     key = jax.random.key(3)
     return jax.tree.map(lambda p: 0.3 * jax.random.normal(key, p.shape), model.abstract_params())
 
@@ -96,7 +96,7 @@ def test_the_sum_is_base_and_scaled_product():
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_an_update_moves_adapters_alone_and_lowers_the_loss(dtype):
+def test_an_update_changes_only_adapters_and_lowers_the_loss(dtype):
     model, frozen = LoraModel(CONFIG, LoraConfig(4), dtype), frozen_weights(dtype)
     before = jax.tree.map(np.asarray, frozen)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 10)
@@ -109,14 +109,14 @@ def test_an_update_moves_adapters_alone_and_lowers_the_loss(dtype):
             losses.append(float(measured["loss"]))
     assert losses[-1] < 0.9 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), before)
-    # Of the optimiser: a mean and a square for each adapter, and counters.
+    # The optimiser holds a mean and a square for each adapter, and counters.
     held = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer))
     assert held <= 2 * model.parameter_count() + 4
 
 
 @pytest.mark.slow
 def test_gradients_are_those_of_the_sum():
-    """Of A and B, through the merged weight that a plain model has."""
+    """Gradients of A and B agree with those through the merged weight."""
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)
 
@@ -133,7 +133,7 @@ def test_gradients_are_those_of_the_sum():
 
 
 @pytest.mark.slow
-def test_no_sum_of_all_layers_is_ever_there():
+def test_the_sums_of_all_layers_are_never_in_memory_together():
     def temporary(layers):
         deep = replace(CONFIG, transformer=replace(STACK, width=64, ffn_width=512, layers=layers))
         model = LoraModel(deep, LoraConfig(2), "float32")

@@ -1,4 +1,4 @@
-"""Rotary positions against float64 arithmetic, at positions where float32 angles have long been wrong."""
+"""Rotary positions against float64 arithmetic, also at positions where float32 angles are inaccurate."""
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def test_stretched_waves_by_hand():
     np.testing.assert_allclose(inverse_frequencies(1e4, 8, DynamicScaling(4.0, 100, 100)), plain)
     longer = inverse_frequencies(1e4, 8, DynamicScaling(4.0, 100, 200))
     np.testing.assert_allclose(longer, (1e4 * 5 ** (8 / 6)) ** -np.array([0, 0.25, 0.5, 0.75]))
-    # Of 1000 tokens the waves have 159, 16, 1.6 and 0.16 turns: kept from 4, divided below 1, mixed between.
+    # In 1000 tokens the waves make 159, 16, 1.6 and 0.16 turns: kept from 4, divided below 1, mixed between.
     llama = inverse_frequencies(1e4, 8, Llama3Scaling(8.0, 1.0, 4.0, 1000))
     kept = (1000 * 0.01 / (2 * np.pi) - 1) / 3
     np.testing.assert_allclose(llama, [1, 0.1, 0.01 * (kept + (1 - kept) / 8), 0.001 / 8])

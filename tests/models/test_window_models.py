@@ -1,4 +1,4 @@
-"""Behaviour cloning and the Decision Transformer: what they may see, and that they learn it."""
+"""Behaviour cloning and the Decision Transformer: their inputs, and learning of a known policy."""
 
 from dataclasses import replace
 from functools import cache
@@ -56,7 +56,7 @@ def changed(given, field, place):
     return replace(given, **{field: values})
 
 
-def test_cloning_sees_observations_and_nothing_else():
+def test_cloning_depends_only_on_observations():
     given = windows(np.random.default_rng(0))
     before = predictions(CLONING, given)
     assert before.shape == (6, 1, ACTION)
@@ -70,7 +70,7 @@ def test_cloning_sees_observations_and_nothing_else():
 @pytest.mark.parametrize(
     ("field", "own"), [("return_to_go", True), ("observation", True), ("timestep", True), ("action", False)]
 )
-def test_the_decision_transformer_sees_the_past_and_its_own_state_but_not_its_action(field, own):
+def test_the_decision_transformer_depends_on_the_past_and_its_state_but_not_its_action(field, own):
     given = windows(np.random.default_rng(0))
     before = predictions(DECISION, given)
     assert before.shape == (6, WINDOW, ACTION)
@@ -79,7 +79,7 @@ def test_the_decision_transformer_sees_the_past_and_its_own_state_but_not_its_ac
     assert moved.tolist() == [False, False, own, True]
 
 
-def test_the_decision_transformer_does_not_see_what_is_absent():
+def test_the_decision_transformer_ignores_padding():
     given = windows(np.random.default_rng(0))
     given.present[:, :2] = False
     before = predictions(DECISION, given)[:, 2:]
@@ -124,8 +124,8 @@ def test_cloning_recovers_a_linear_policy():
     assert error < 0.02 * np.square(test.action[:, -1]).mean()
 
 
-def test_the_decision_transformer_does_what_its_target_says():
-    """Data acts well where the return to go is high and the other way where it is low."""
+def test_the_decision_transformer_follows_its_target_return():
+    """In the data the action is good for a high return-to-go and the opposite for a low one."""
     generator = np.random.default_rng(0)
 
     def batch_of():

@@ -23,7 +23,7 @@ def tiny_config(**changes) -> AgenticTransformerConfig:
 
 
 def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSteps:
-    """Random steps [batch, length] in contiguous order, of which ``valid`` are no padding."""
+    """Random steps [batch, length] in contiguous order, the first ``valid`` of them without padding."""
     random = np.random.default_rng(seed)
 
     def floats(*width: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSte
 
 
 def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBatch:
-    """The steps as a batch on the mesh, in the ring's layout; every valid step bears loss."""
+    """The steps as a batch on the mesh, in the ring's layout; every valid step has loss weight 1."""
     rules = ShardingRules()
     permutation = order(layout, steps.position.shape[1], mesh.shape["ring"])
 

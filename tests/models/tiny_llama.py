@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """A letter is a token, and so are a few pairs; capitals become small."""
+    """Each letter and a few pairs are tokens; capitals become lower case."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     backend.normalizer = normalizers.Lowercase()
     backend.decoder = decoders.Fuse()

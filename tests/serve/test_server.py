@@ -1,4 +1,4 @@
-"""A real client and our own reader get from a real server what the engine says."""
+"""The OpenAI client and the line retrieval reader get the answers of the engine from a real server."""
 
 import json
 import re
@@ -113,7 +113,7 @@ def test_completions_are_those_of_the_engine(client, answer, tokenizer):
     assert several.usage.completion_tokens == 2 * NEW
     assert several.usage.prompt_tokens == len(ids) + len(tokenizer.encode("the user", bos=True))
     assert several.usage.total_tokens == several.usage.prompt_tokens + 2 * NEW
-    # A text that begins with the token that begins texts gets no second one.
+    # A text that begins with the BOS token gets no second one.
     assert complete(client, "<s>" + PROMPT).usage.prompt_tokens == len(ids)
 
 
@@ -131,7 +131,7 @@ def test_log_probabilities_are_what_evaluation_harnesses_read(client, engine, to
         found = choice.logprobs
         (score,) = engine.score([(tokens[:1], tokens[1:])])
         assert found.token_logprobs[0] is found.top_logprobs[0] is None
-        # The last one is that of the token that was written.
+        # The last one belongs to the generated token.
         assert len(found.token_logprobs) == len(found.tokens) == len(tokens) + 1
         np.testing.assert_allclose(found.token_logprobs[1:-1], score.log_probabilities, atol=1e-4)
         best = [max(top.values()) for top in found.top_logprobs[1:]]
@@ -140,14 +140,14 @@ def test_log_probabilities_are_what_evaluation_harnesses_read(client, engine, to
         assert found.token_logprobs[-1] == best[-1]
         assert "".join(found.tokens) == choice.text
         assert found.text_offset == [len("".join(found.tokens[:n])) for n in range(len(found.tokens))]
-    # What the model wrote is its likeliest, after the prompt.
+    # After the prompt the model generated its most likely tokens.
     assert all(greedy[len(ids[0]) - 1 :])
 
 
 def test_a_prompt_is_scored_without_an_answer(client, tokenizer):
     choice = complete(client, PROMPT, max_tokens=0, logprobs=0, echo=True).choices[0]
     assert choice.text == PROMPT
-    # The token that begins the text was not given, and is not shown.
+    # The BOS token was not given and is not returned.
     assert "".join(choice.logprobs.tokens) == PROMPT
     assert len(choice.logprobs.token_logprobs) == len(tokenizer.encode(PROMPT))
     assert None not in choice.logprobs.token_logprobs
@@ -158,7 +158,7 @@ def test_log_probabilities_of_an_answer_stop_where_it_stops(client, answer):
     whole = answer(PROMPT)
     choice = complete(client, PROMPT, stop=whole[4:6], logprobs=1).choices[0]
     assert choice.text == whole[: whole.index(whole[4:6])]
-    # The last one may go on into the stop string.
+    # The last one may extend into the stop string.
     assert "".join(choice.logprobs.tokens).startswith(choice.text)
     assert choice.logprobs.text_offset[-1] < len(PROMPT + choice.text)
     assert choice.logprobs.text_offset[0] == len(PROMPT)
@@ -166,7 +166,7 @@ def test_log_probabilities_of_an_answer_stop_where_it_stops(client, answer):
     assert choice.logprobs.token_logprobs == likeliest
 
 
-def test_what_is_drawn_depends_on_the_seed(client):
+def test_samples_depend_on_the_seed(client):
     def drawn(seed):
         return complete(client, PROMPT, temperature=1, top_p=0.9, seed=seed).choices[0].text
 
@@ -207,7 +207,7 @@ def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, an
         assert 0 < len(rest) <= CHUNK
     assert read[-1] == len(prompts[0]) - 1
     assert read == sorted(set(read))
-    # Another text takes its place, and a short one leaves it.
+    # Another text replaces it, and a short one does not.
     assert last.split(prompts[0][:CHUNK], read.append) == (None, prompts[0][:CHUNK])
     count = len(read)
     last.split([5, *prompts[0]], read.append)
@@ -217,7 +217,7 @@ def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, an
 
 
 @pytest.mark.slow
-def test_line_retrieval_asks_it(address, folder, tmp_path):
+def test_line_retrieval_uses_the_server(address, folder, tmp_path):
     for completions in (True, False):
         output = tmp_path / str(completions)
         status = line_retrieval.main(
@@ -282,7 +282,7 @@ def test_line_retrieval_asks_it(address, folder, tmp_path):
         ("embeddings", {}, 404, "Not Found"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_openais_form(path, body, status, message, address):
+def test_invalid_requests_are_errors_in_openais_format(path, body, status, message, address):
     reply = httpx.post(f"{address}/{path}", json={"model": "tiny", "max_tokens": 2, **body}, timeout=60)
     assert reply.status_code == status
     if status != 200:
@@ -292,14 +292,14 @@ def test_what_cannot_be_served_is_said_in_openais_form(path, body, status, messa
         assert re.search(message, error["message"])
 
 
-def test_a_body_that_is_no_json_is_refused(address):
+def test_a_body_that_is_not_json_is_refused(address):
     headers = {"Content-Type": "application/json"}
     reply = httpx.post(f"{address}/completions", content=b"{", headers=headers)
     assert reply.status_code == 400
     assert "JSON" in reply.json()["error"]["message"]
 
 
-def test_who_finds_no_place_is_told_when_to_come_back_and_who_leaves_frees_his(client):
+def test_a_full_queue_says_when_to_retry_and_a_disconnect_frees_a_place(client):
     stream = complete(client, PROMPT, stream=True, max_tokens=1900)
     next(iter(stream))
     with pytest.raises(openai.RateLimitError) as refused:
@@ -321,7 +321,7 @@ def test_without_a_template_chats_are_refused(engine, tokenizer):
     assert "start the server with --template" in reply.json()["error"]["message"]
 
 
-def test_a_fault_of_ours_shows_nothing_of_itself(engine, tokenizer, folder):
+def test_an_internal_error_reveals_nothing(engine, tokenizer, folder):
     class Broken(TextGenerator):
         def generate(self, *arguments, **options):
             raise RuntimeError("secret")
@@ -366,7 +366,7 @@ def test_the_command_says_what_is_missing(folder, monkeypatch):
         main(folder, queue_size=-1)
     with pytest.raises(ConfigError, match="--port is 70000"):
         main(folder, port=70_000)
-    # As an import finds a package that is not there.
+    # Imports then behave as if the package were missing.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[serve\]'"):
         main(folder)

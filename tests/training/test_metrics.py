@@ -1,4 +1,4 @@
-"""Metrics on disk: every row once, whatever a crash or a resumed run does."""
+"""Metrics on disk: every row occurs once, also after a crash and in a resumed run."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_a_resumed_run_repeats_no_row(tmp_path):
     ]
 
 
-def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert [row["step"] for row in read_metrics(path)] == [1]

@@ -21,7 +21,7 @@ CONFIG = OfflineTD3Config(LEARNER, updates=600, updates_per_call=50, checkpoint_
 
 @pytest.fixture(scope="module")
 def bandit() -> TransitionDataset:
-    """Episodes of one decision: uniform actions, which earn the more, the nearer they are to ``BEST``."""
+    """Episodes of one decision: uniform actions with a higher reward closer to ``BEST``."""
     generator = np.random.default_rng(0)
     rows = np.arange(0, 4000, 2)
     observation = generator.normal(size=(4000, 2)).astype(np.float32)
@@ -45,10 +45,10 @@ def actions(state):
     return np.asarray(act(state.actor, observation))
 
 
-def test_td3_finds_the_best_action_and_imitation_holds_it_back(bandit, tmp_path):
+def test_td3_finds_the_best_action_and_imitation_restrains_it(bandit, tmp_path):
     best = actions(policy_of(CONFIG, bandit, tmp_path / "td3"))
     np.testing.assert_allclose(best.mean(), BEST, atol=0.1)
-    # A small alpha counts values little: the policy stays with the mean of the data.
+    # With a small alpha values count little, and the policy stays near the mean of the data.
     cautious = replace(CONFIG, learner=replace(LEARNER, bc_alpha=0.01))
     held = actions(policy_of(cautious, bandit, tmp_path / "td3_bc"))
     np.testing.assert_allclose(held.mean(), 0.0, atol=0.1)

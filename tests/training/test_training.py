@@ -1,4 +1,4 @@
-"""The loop as its user relies on it: it learns, resumes bit for bit, and stops at nonsense."""
+"""The training loop learns, resumes bit for bit, and stops at non-finite values."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def losses(directory: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(store, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(store, tmp_path):
     steps = 30
     undisturbed = train_tiny(store, tmp_path / "undisturbed", steps)
     killed = tmp_path / "killed"
@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_bit_for_bit(store, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(store, tmp_path):
+def test_two_processes_train_the_same_weights_as_one(store, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -106,9 +106,9 @@ def test_it_learns(store, tmp_path):
     assert np.mean(measured[-5:]) < 0.8 * np.mean(measured[:5])
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_before_it_is_saved(store, tmp_path):
+def test_a_non_finite_gradient_stops_the_run_before_a_checkpoint(store, tmp_path):
     def cusp(model, steps):
-        """The slope of a root at 0 is infinite, its value is not."""
+        """A loss with a finite value and an infinite slope at 0."""
         weights = jax.tree.leaves(nnx.state(model, nnx.Param))
         return action_loss(model, steps) + jnp.sqrt(0.0 * weights[0].sum())
 
@@ -116,7 +116,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_it_is_saved(store, tm
         train_tiny(store, tmp_path / "run", steps=2, checkpoint_every=1, loss=cusp)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
+def test_a_non_finite_loss_stops_the_run(store, tmp_path):
     message = r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"
     with pytest.raises(NonFiniteLossError, match=message):
         train_tiny(store, tmp_path / "run", steps=400, learning_rate=1e30)

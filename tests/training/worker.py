@@ -1,4 +1,4 @@
-"""Trains a tiny model in a process of its own, so that tests can kill it or start two of them.
+"""Trains a tiny model in a separate process, so that tests can kill it or start two of them.
 
 python -m tests.training.worker --store s.h5 --directory run --steps 6
 """
@@ -38,7 +38,7 @@ def train_tiny(
     checkpoint_every: int = 2,
     loss: Loss = action_loss,
 ) -> np.ndarray:
-    """Trains with a ring over all devices that ``data`` leaves; returns all weights as one array."""
+    """Trains on a ring of the devices that ``data`` leaves; returns all weights as one array."""
     mesh = make_mesh(MeshShape(data=data))
     checkpoints = Checkpoints(directory / "checkpoints")
     metrics = MetricsLog(directory / "metrics.jsonl", checkpoints.last_step or 0)
@@ -77,7 +77,7 @@ def main(
     distributed: bool = False,
     checkpoint_every: int = 2,
 ) -> None:
-    """Trains and leaves the weights in weights-PROCESS.npy."""
+    """Trains and saves the weights in weights-PROCESS.npy."""
     simulate_cpu_devices(devices)
     if distributed:
         join_processes()
