@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.docs.pages import PAGES, blocks
-from tests.models.tiny_model import write_tiny_model
+from tests.models.tiny_llama import write_tiny_model
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 
