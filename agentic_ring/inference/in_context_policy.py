@@ -138,10 +138,7 @@ class InContextPolicy:
         prompt_chunk: int | None = None,
         cache_dtype: CacheDtype | None = None,
     ):
-        # Gathers the weights over the ring once instead of at every step.
-        whole = model.param_shardings(mesh, replace(model.config.transformer.rules, embed=()))
-        self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
-        copies, ring = self._programs.copies, self._programs.ring
+        copies, ring = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["ring"]
         if num_environments % copies:
             raise ConfigError(
                 f"{num_environments} environments do not divide over data x fsdp = {copies} devices; "
@@ -152,6 +149,9 @@ class InContextPolicy:
                 f"prompt_chunk {prompt_chunk} is not a positive multiple of the ring of {ring} devices; "
                 "choose one that is"
             )
+        # Gathers the weights over the ring once instead of at every step.
+        whole = model.param_shardings(mesh, replace(model.config.transformer.rules, embed=()))
+        self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
         self._mesh = mesh
         self._scaling = scaling
         self._target = target

@@ -266,7 +266,7 @@ def test_memory_of_a_document_is_known_before_it_is_read(model):
     [
         (lambda e: e.read([]), "there is no text, or one is empty"),
         (lambda e: e.read([1, VOCAB]), f"token {VOCAB} is outside the model's vocabulary of {VOCAB}"),
-        (lambda e: e.read([-1]), "token -1 is not"),
+        (lambda e: e.read([-1]), "token -1 is outside"),
         (lambda e: e.generate([], 4), "there is no text"),
         (lambda e: e.generate([[1], []], 4), "there is no text, or one is empty"),
         (lambda e: e.generate([[1]], 0), "max_new_tokens is 0"),
