@@ -1,12 +1,13 @@
-"""Strategies of attention side by side with each other and with other people's, in time and memory.
+"""Benchmark of the attention strategies, and of other libraries' attention, in time and memory.
 
     python evals/attention_speed.py --tokens 8192 32768 --rows-to attention.csv --plot attention.png
 
-Causal, batch 1, forward and forward+backward. All contenders take turns, a matrix product before each
-(``turns``); how operations are counted and rates compared stands in ``contest``, who the peers are in
-``peers``. A contender that does not serve a case, or needs more memory than the machine has, is left
-out with the reason: jax.nn beyond the length whose T x T scores fit. On simulated devices a transfer
-is a copy within one memory, so what is compared is compute, balance between devices, and overheads.
+Causal, batch 1, forward and forward+backward. Implementations are timed interleaved, each after a matrix
+product; ``evals.speed.attention_benchmark`` says how operations are counted and rates compared, and
+``evals.speed.peers`` which other libraries there are. An implementation that does not support a problem,
+or needs more memory than the machine has, is left out with the reason: jax.nn beyond the length whose
+T x T scores fit. On simulated devices a transfer is a copy within one memory, so the comparison is of
+compute, balance between devices, and overheads.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,16 @@ from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import (
-    Contender,
     Dtype,
-    LeftOutError,
+    Implementation,
     Problem,
     SpeedRow,
-    contest,
+    UnsupportedError,
+    benchmark,
     print_rows,
 )
+from evals.speed.attention_speed_plot import plot_speed
 from evals.speed.peers import PEERS, peer
-from evals.speed_plot import plot_speed
 
 SHARDED: tuple[Strategy, ...] = ("ring", "all_gather", "ulysses", "ulysses_ring")
 LOCAL = "ours local"
@@ -48,18 +49,19 @@ def attention_speed(
     turns: int = 5,
     calls: int = 1,
 ) -> tuple[list[SpeedRow], list[str]]:
-    """Times our strategies and the peers on one problem.
+    """Times our strategies and other libraries on one problem.
 
     Args:
-      problem: what all of them compute.
-      devices: of the ring.
-      strategies: ours, of those that share a sequence; attention on one device is always timed.
-      peers: of ``PEERS``.
-      kernel: of our own contenders.
-      turns, calls: see ``take_turns``.
+      problem: the problem that all of them compute.
+      devices: number of devices of the ring.
+      strategies: our strategies that shard the sequence; attention on one device is always timed.
+      peers: some of ``PEERS``.
+      kernel: kernel of our own implementations.
+      turns: timed rounds.
+      calls: see ``time_interleaved``.
 
     Returns:
-      The rows, and a line for each contender that was left out.
+      The rows, and a line for each implementation that was left out.
 
     Raises:
       ArgumentError: the tokens do not divide over the devices, or a kernel of another platform.
@@ -75,24 +77,26 @@ def attention_speed(
         raise ArgumentError(
             f"tokens is {problem.tokens}, which does not divide over {devices} devices; choose a multiple"
         )
-    contenders, left_out = _ours(mesh, strategies, kernel), []
+    implementations, left_out = _ours(mesh, strategies, kernel), []
     for name in PEERS:
         if name in peers:
             try:
-                contenders.append(peer(name, problem, mesh))
-            except LeftOutError as reason:
+                implementations.append(peer(name, problem, mesh))
+            except UnsupportedError as reason:
                 left_out.append(f"{name}: {reason}")
-    rows, refused = contest(problem, contenders, (LOCAL, *peers), turns, calls)
+    rows, refused = benchmark(problem, implementations, (LOCAL, *peers), turns, calls)
     return rows, left_out + refused
 
 
-def _ours(mesh: Mesh, strategies: Sequence[Strategy], kernel: str) -> list[Contender]:
+def _ours(mesh: Mesh, strategies: Sequence[Strategy], kernel: str) -> list[Implementation]:
     sequence = NamedSharding(mesh, PartitionSpec(None, "ring"))
     sharded = [
-        Contender.of(f"ours {name}", partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence)
+        Implementation.of(
+            f"ours {name}", partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence
+        )
         for name in strategies
     ]
-    return [*sharded, Contender.of(LOCAL, partial(attention, kernel=kernel))]
+    return [*sharded, Implementation.of(LOCAL, partial(attention, kernel=kernel))]
 
 
 def main(
@@ -110,22 +114,22 @@ def main(
     rows_to: Path | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Times attention at each length and prints seconds, rates, memory, and ratios to the peers.
+    """Times attention at each length and prints seconds, rates, memory, and ratios to other libraries.
 
     Args:
-      tokens: Lengths; each is measured on its own.
-      devices: Devices of the ring; simulated where there is only a CPU.
-      heads: Query heads.
-      kv_heads: Key and value heads; as many as query heads if left out.
-      head_dim: Numbers a head.
-      dtype: Of everything, and of the matrix product that rates are compared with.
-      strategies: Ours to time, beside attention on one device.
-      peers: Whom to compare with: jax.nn, ringattention; none for our own alone.
-      kernel: Kernel of our own contenders.
-      turns: Timed turns; medians are reported, with the least and the greatest.
-      calls: Calls of each contender in a turn; some ten on a GPU.
+      tokens: Sequence lengths; each is measured separately.
+      devices: Number of devices of the ring; simulated where there is only a CPU.
+      heads: Number of query heads.
+      kv_heads: Number of key and value heads; as many as query heads if left out.
+      head_dim: Size of a head.
+      dtype: Type of all arrays, and of the matrix product that rates are compared with.
+      strategies: Our strategies to time, beside attention on one device.
+      peers: Other libraries to time: jax.nn, ringattention, or none.
+      kernel: Kernel of our own implementations.
+      turns: Timed rounds; medians are reported with minimum and maximum.
+      calls: Calls of each implementation per round; about ten on a GPU.
       rows_to: CSV file for the rows; none is written if left out.
-      plot: PNG file for time and memory against length; none is drawn if left out.
+      plot: PNG file for the plot of time and memory against length; none is drawn if left out.
     """
     simulate_cpu_devices(devices)
     rows: list[SpeedRow] = []

@@ -1,10 +1,10 @@
-"""Time of one decode step against a long cache, beside the time to read the cache once.
+"""Time of one decode step with a long cache, relative to the time of reading the cache once.
 
     python evals/decode_speed.py --cached 524288
 
-A step computes little and reads every key and value, so it can be no faster than memory. That speed is
-measured in the same process, by summing an array of the cache's bytes in float32, turn and turn about
-with the step, and the ratio is of the two medians: another program that slows one down slows both.
+A step computes little and reads every key and value, so memory bandwidth limits its speed. The bandwidth
+is measured in the same process, interleaved with the step, by summing a float32 array of as many bytes as
+the cache has. The ratio is of the two medians: another program that slows one down slows both.
 """
 
 import statistics
@@ -25,23 +25,23 @@ from agentic_ring.attention.cache.decode import attend
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, simulate_cpu_devices
 from evals.common.rows import write_rows
-from evals.speed.interleaved import take_turns
+from evals.speed.interleaved import time_interleaved
 
 
 @dataclass(frozen=True)
 class DecodeSpeed:
-    """One measured row.
+    """Speed of decoding with one type of cache.
 
     Attributes:
-      dtype: of the cache.
-      ring: devices that share it.
-      cached: tokens in it.
-      heads, kv_heads, head_dim: of the layer.
-      cache_bytes: of the layer's keys and values, scales included.
-      bandwidth: bytes a second of summing float32.
-      step_seconds: median of one token's attention.
-      ratio: of ``step_seconds`` to ``cache_bytes`` at that bandwidth.
-      repeats: steps timed.
+      dtype: type of the cache.
+      ring: number of devices that share it.
+      cached: number of tokens in it.
+      heads, kv_heads, head_dim: sizes of the layer.
+      cache_bytes: bytes of the layer's keys and values, scales included.
+      bandwidth: bytes per second of summing float32.
+      step_seconds: median seconds of one token's attention.
+      ratio: ``step_seconds`` over the seconds of reading ``cache_bytes`` at this bandwidth.
+      repeats: number of timed steps.
     """
 
     dtype: str
@@ -69,13 +69,13 @@ def decode_speed(
     """Times one layer's attention of one new token to ``cached`` tokens, batch 1.
 
     Args:
-      cached: tokens in the cache, a multiple of the devices.
-      dtype: of the cache.
-      heads: query heads.
-      kv_heads: key/value heads.
-      head_dim: numbers a head.
-      repeats: steps timed; the medians are reported.
-      devices: devices of the ring; all of them where absent.
+      cached: number of tokens in the cache, a multiple of the devices.
+      dtype: type of the cache.
+      heads: number of query heads.
+      kv_heads: number of key and value heads.
+      head_dim: size of a head.
+      repeats: number of timed steps; the medians are reported.
+      devices: number of devices of the ring; all by default.
     """
     devices = devices or jax.device_count()
     mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
@@ -87,19 +87,19 @@ def decode_speed(
         like = jax.eval_shape(partial(empty, shape, dtype))
         fill = jax.jit(partial(_filled, shape, like), out_shardings=shardings)
         past = fill(jax.random.key(0))
-        # As many bytes as the cache has, but at least what no processor's cache holds.
+        # As many bytes as the cache has, but more than any processor's cache holds.
         cache_bytes = sum(x.nbytes for x in jax.tree.leaves((past.keys, past.values)))
         numbers = max(cache_bytes, 1 << 28) // (4 * devices) * devices
-        yardstick = jax.device_put(
+        read_array = jax.device_put(
             jnp.ones((devices, numbers // devices)), NamedSharding(mesh, PartitionSpec("ring"))
         )
         new = jnp.ones((1, 1, kv_heads, head_dim))
         query, positions = jnp.ones((1, 1, heads, head_dim)), jnp.full((1, 1), cached, jnp.int32)
         step = jax.jit(lambda past: attend(query, new, new, positions, past, rules))
         read = jax.jit(lambda x: x.sum(axis=1))
-        times = take_turns(repeats, partial(step, past), partial(read, yardstick))
+        times = time_interleaved(repeats, partial(step, past), partial(read, read_array))
     step_seconds, read_seconds = (statistics.median(seconds) for seconds in times)
-    bandwidth = yardstick.nbytes / read_seconds
+    bandwidth = read_array.nbytes / read_seconds
     return DecodeSpeed(
         dtype=dtype,
         ring=devices,
@@ -130,21 +130,23 @@ def main(
     devices: int = 1,
     rows_to: Path | None = None,
 ) -> None:
-    """Times a decode step and prints how it compares with reading the cache once.
+    """Times a decode step and prints its ratio to reading the cache once.
 
     Args:
-      cached: Tokens in the cache.
-      dtypes: How the cache is kept; one row of the table each.
-      heads: Query heads.
-      kv_heads: Key/value heads.
-      head_dim: Numbers a head.
-      repeats: Steps timed; medians are reported.
-      devices: Devices of the ring; simulated where there is only a CPU.
+      cached: Number of tokens in the cache.
+      dtypes: Types of the cache; one row of the table each.
+      heads: Number of query heads.
+      kv_heads: Number of key and value heads.
+      head_dim: Size of a head.
+      repeats: Number of timed steps; medians are reported.
+      devices: Number of devices of the ring; simulated where there is only a CPU.
       rows_to: CSV file for the rows; none is written if left out.
     """
     simulate_cpu_devices(devices)
     rows = [decode_speed(cached, dtype, heads, kv_heads, head_dim, repeats, devices) for dtype in dtypes]
-    table = Table(title=f"one token against {cached:,} cached", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"decoding one token with {cached:,} in the cache", title_justify="left", box=SIMPLE_HEAD
+    )
     for column in ("cache", "ring", "MB", "memory GB/s", "step ms", "step / read"):
         table.add_column(column, justify="right")
     for row in rows:

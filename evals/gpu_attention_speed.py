@@ -1,16 +1,16 @@
-"""What the ring code costs over its kernel, on one GPU, and how long a sequence one GPU takes.
+"""Overhead of the ring code over its kernel on one GPU, and speed of a long sequence on one GPU.
 
     python evals/gpu_attention_speed.py --rows-to gpu.csv
 
-Two sections, each forward and forward+backward, timed and counted as in ``contest``:
+Two sections, each forward and forward+backward, timed as in ``evals.speed.attention_benchmark``:
 
-1. One call of the bare kernel, beside ``attention`` on one device (the same call with everything
-   around it), beside all hops of all devices of a ring, one after another on this GPU, beside JAX's own
-   cuDNN attention. A ring that hides its transfers takes as long as its hops, so the third is what a
-   ring can reach: smaller tiles, merges in float32, and the sums of gradients.
+1. One call of the bare kernel; ``attention`` on one device (the same call with everything around it); all
+   hops of all devices of a ring, one after another on this GPU; and JAX's own cuDNN attention. A ring that
+   overlaps its transfers takes as long as its hops, so the third is the speed that a ring can reach: smaller
+   tiles, merges in float32, and the sums of gradients.
 2. One layer of ``attention`` over a long sequence.
 
-On another platform name its kernel and small sizes: ``--kernel xla --tokens 1024 --long-tokens 0 ...``.
+On another platform give its kernel and small sizes: ``--kernel xla --tokens 1024 --long-tokens 0 ...``.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.errors import ArgumentError
 from evals.common.rows import write_rows
-from evals.speed.attention_benchmark import Contender, Dtype, Problem, SpeedRow, contest, print_rows
+from evals.speed.attention_benchmark import Dtype, Implementation, Problem, SpeedRow, benchmark, print_rows
 
 CAUSAL = MaskSpec(causal=True)
 BARE = "bare kernel"
@@ -39,17 +39,17 @@ BARE = "bare kernel"
 
 @dataclass(frozen=True)
 class OneCall:
-    """One call of a kernel for the whole sequence, and nothing around it."""
+    """One call of a kernel for the whole sequence, without the code around it."""
 
     kernel: Kernel
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> SoftmaxState:
-        """Attention of q, k, v [B, T, N or K, H]; the output in q's dtype."""
+        """Computes attention of q, k, v [B, T, N or K, H]; the output has q's dtype."""
         state = self.kernel.forward(q, k, v, _WHOLE, _scores(q))
         return state._replace(output=state.output.astype(q.dtype))
 
     def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
-        """The output and the gradients, in q's dtype."""
+        """Computes the output and the gradients, in q's dtype."""
         saved = Saved(*self.forward(q, k, v), d_output)
         gradients = self.kernel.backward(q, k, v, *saved, _WHOLE, _scores(q))
         return saved.output, *(gradient.astype(q.dtype) for gradient in gradients)
@@ -60,8 +60,8 @@ class EmulatedRing:
     """All hops of all devices of a ring, one after another on one device, without the transfers.
 
     Attributes:
-      kernel: computes the tiles.
-      devices: of the ring.
+      kernel: kernel that computes the tiles.
+      devices: number of devices of the ring.
     """
 
     kernel: Kernel
@@ -72,11 +72,11 @@ class EmulatedRing:
         return Hop(self.kernel, CAUSAL, "zigzag")
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> SoftmaxState:
-        """Attention of q, k, v [B, T, N or K, H], T in zigzag order; the output in q's dtype."""
+        """Computes attention of q, k, v [B, T, N or K, H], T in zigzag order; the output has q's dtype."""
         scores, (queries, keys_values) = _scores(q), self._blocks(q, k, v)
 
-        def device(given: tuple[jax.Array, jax.Array]) -> SoftmaxState:
-            index, query = given
+        def device(indexed: tuple[jax.Array, jax.Array]) -> SoftmaxState:
+            index, query = indexed
 
             def attend(source: jax.Array, distance: int | None = None) -> SoftmaxState:
                 block = Block(keys_values[source], TokenLabels())
@@ -94,13 +94,13 @@ class EmulatedRing:
         return SoftmaxState(*(_joined(x) for x in states))
 
     def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
-        """The output and the gradients, in q's dtype and zigzag order."""
+        """Computes the output and the gradients, in q's dtype and zigzag order."""
         state, scores = self.forward(q, k, v), _scores(q)
         queries, keys_values = self._blocks(q, k, v)
         rows = (queries, *(self._split(x) for x in (*state, d_output)))
 
-        def device(d_blocks: jax.Array, given: tuple) -> tuple[jax.Array, jax.Array]:
-            index, query, *saved = given
+        def device(d_blocks: jax.Array, indexed: tuple) -> tuple[jax.Array, jax.Array]:
+            index, query, *saved = indexed
 
             def differentiate(source: jax.Array, distance: int | None = None) -> tuple[jax.Array, jax.Array]:
                 block = Block(keys_values[source], TokenLabels())
@@ -145,13 +145,13 @@ def _joined(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def ring_on_one_device(kernel: str, devices: int, tokens: int) -> list[Contender]:
-    """The contenders of the first section.
+def ring_on_one_device(kernel: str, devices: int, tokens: int) -> list[Implementation]:
+    """Returns the implementations of the first section.
 
     Args:
       kernel: one of ``agentic_ring.attention.KERNELS``.
-      devices: of the emulated ring.
-      tokens: of the sequence, a multiple of twice as many.
+      devices: number of devices of the emulated ring.
+      tokens: sequence length, a multiple of twice as many.
 
     Raises:
       ArgumentError: the tokens do not divide, or a kernel of another platform.
@@ -164,21 +164,21 @@ def ring_on_one_device(kernel: str, devices: int, tokens: int) -> list[Contender
         )
     selected = select_kernel(kernel)
     bare, ring = OneCall(selected), EmulatedRing(selected, devices)
-    contenders = [
-        Contender(BARE, bare.forward, bare.both),
+    implementations = [
+        Implementation(BARE, bare.forward, bare.both),
         _local(kernel),
-        Contender(f"emulated ring of {devices}", ring.forward, ring.both),
+        Implementation(f"emulated ring of {devices}", ring.forward, ring.both),
     ]
     if kernel == "cudnn":
-        theirs: Callable[..., jax.Array] = partial(
+        jax_cudnn: Callable[..., jax.Array] = partial(
             jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"
         )
-        contenders.append(Contender.of("jax.nn cudnn", theirs))
-    return contenders
+        implementations.append(Implementation.of("jax.nn cudnn", jax_cudnn))
+    return implementations
 
 
-def _local(kernel: str) -> Contender:
-    return Contender.of("ours local", partial(attention, kernel=kernel))
+def _local(kernel: str) -> Implementation:
+    return Implementation.of("ours local", partial(attention, kernel=kernel))
 
 
 def main(
@@ -197,16 +197,16 @@ def main(
     """Times a kernel, the code around it and an emulated ring on one device, then a long sequence.
 
     Args:
-      tokens: Of the first section; a multiple of twice the ring.
-      long_tokens: Of the second section; 0 leaves it out.
-      ring: Devices of the emulated ring.
-      heads: Query heads.
-      kv_heads: Key and value heads; as many as query heads if left out.
-      head_dim: Numbers a head.
-      dtype: Of everything, and of the matrix product that rates are compared with.
-      kernel: Kernel of all contenders but JAX's.
-      turns: Timed turns of the first section; the second has a third of them.
-      calls: Calls of each contender in a turn of the first section; the second has one.
+      tokens: Sequence length of the first section; a multiple of twice the ring.
+      long_tokens: Sequence length of the second section; 0 leaves the section out.
+      ring: Number of devices of the emulated ring.
+      heads: Number of query heads.
+      kv_heads: Number of key and value heads; as many as query heads if left out.
+      head_dim: Size of a head.
+      dtype: Type of all arrays, and of the matrix product that rates are compared with.
+      kernel: Kernel of all implementations except JAX's.
+      turns: Timed rounds of the first section; the second has a third of them.
+      calls: Calls of each implementation per round of the first section; the second has one.
       rows_to: CSV file for the rows; none is written if left out.
     """
     problem = Problem(tokens, heads, heads if kv_heads is None else kv_heads, head_dim, dtype)
@@ -214,8 +214,8 @@ def main(
     if long_tokens:
         sections.append((replace(problem, tokens=long_tokens), [_local(kernel)], max(1, turns // 3), 1))
     rows: list[SpeedRow] = []
-    for problem, contenders, turns, calls in sections:
-        found, left_out = contest(problem, contenders, (BARE,), turns, calls)
+    for problem, implementations, turns, calls in sections:
+        found, left_out = benchmark(problem, implementations, (BARE,), turns, calls)
         title = f"causal, {problem.tokens:,} tokens, {heads} heads of {head_dim}, {dtype}, kernel {kernel}"
         print_rows(title, found, left_out)
         rows += found

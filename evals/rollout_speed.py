@@ -42,7 +42,7 @@ from evals.common.rows import write_rows
 from evals.rollouts.environments import shared_environments
 from evals.rollouts.policies import context_bytes
 from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed.interleaved import Spread, time_interleaved
 from evals.speed.rollout_scene import EncodedAgain, Scene, compare_actions
 
 MODELS = {
@@ -161,7 +161,7 @@ def measure(scene: Scene, timing: Timing, trajectories: int, encode_again: bool)
         if again is not None:
             functions.append(partial(again.act, 0))
         say(f"timing {trajectories} trajectories of context")
-        alone, cached, *encoding = take_turns(timing.turns, *functions)
+        alone, cached, *encoding = time_interleaved(timing.turns, *functions)
     finally:
         for each in environments[0] + environments[1]:
             each.close()

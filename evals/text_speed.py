@@ -1,19 +1,19 @@
-"""Reading and writing with a LLaMA on a CPU, beside ``transformers`` and torch on the same weights.
+"""Speed of prefill and decoding of a LLaMA on a CPU, relative to ``transformers`` on the same weights.
 
     python evals/text_speed.py --question-at 65536 --rows-to experiments/results/text_speed.csv
 
-Needs the extra hf. Both sides open one folder with random weights in float32 and have all cores: torch by
-its threads, the text engine by a simulated device a core, which share the model's heads out while it reads.
-It writes on one device: a token is too little work to share. They take turns, and a ratio is taken within
-each turn, the other's seconds over ours: above 1 the text engine is faster.
+Needs the extra hf. Both libraries load one folder with random float32 weights and use all cores: torch by
+threads, the text engine by one simulated device per core, which share the model's heads during prefill.
+The engine decodes on one device: a token is too little work to share. The two are timed interleaved, and
+the ratio, the other library's seconds over ours, is taken within each round: above 1 our engine is faster.
 
-    prefill     from the tokens to the logits of the next one and a full cache; beside transformers
-    decode      one token after another behind that cache, greedily, the cache's way to the device that
-                writes included; beside transformers
-    question    a question and a short answer behind a document that has been read; beside the same after
-                reading the document again
+    prefill     from the tokens to the logits of the next one and a full cache, against transformers
+    decode      one token after another with that cache, greedily, including the transfer of the cache to
+                the decoding device, against transformers
+    question    a question after a cached document and a short answer, against the same after encoding
+                the document again
 
-Before anything is timed the two sides' logits and answers are compared.
+Logits and answers of both libraries are compared before anything is timed.
 """
 
 import tempfile
@@ -36,63 +36,63 @@ from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.progress import say
 from evals.common.rows import write_rows
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed.interleaved import Spread, time_interleaved
 
 MODELS = {
     "47m": LlamaConfig(TransformerConfig(width=512, layers=8, heads=8, ffn_width=1792), vocab_size=16_000),
     "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=8, ffn_width=64), 128),
 }
-"""Shapes by name; "tiny" shows in seconds that everything runs."""
+"""Model sizes by name; "tiny" checks in seconds that everything runs."""
 
 QUESTION, ANSWER = 64, 16
-"""Tokens of a question, and of the answer to it."""
+"""Tokens of a question and of its answer."""
 
 CHUNK = 2048
-"""Tokens read at a time: of 1,024, 2,048 and 4,096 the fastest that takes least memory."""
+"""Tokens encoded at a time: of 1,024, 2,048 and 4,096 the fastest with the least memory."""
 
 LARGEST_DIFFERENCE = 1e-3
-"""Of the two sides' logits, whose standard deviation is about 1."""
+"""Largest accepted difference of the logits, whose standard deviation is about 1."""
 
 Phase = Literal["prefill", "decode", "question"]
 
 
 class DisagreementError(AgenticRingError):
-    """The two sides do not compute the same, so that their times cannot be compared."""
+    """The two libraries compute different results, so that their times cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Of one model: ``reader`` on all devices, ``writer`` on one."""
+    """Engines of one model: ``reader`` encodes on all devices, ``writer`` decodes on one."""
 
     reader: TextEngine
     writer: TextEngine
 
     @classmethod
     def of(cls, folder: Path, devices: int) -> "Engines":
-        """The model of this folder on so many devices."""
+        """Loads the model of a folder onto ``devices`` devices."""
         mesh = make_mesh(MeshShape(tensor=devices), jax.devices()[:devices])
         reader = TextEngine(load_pretrained(folder, mesh), mesh, CHUNK)
         return cls(reader, TextEngine(load_pretrained(folder), chunk=CHUNK))
 
     @property
     def devices(self) -> int:
-        """That read."""
+        """Number of devices that encode."""
         return 1 if self.reader.mesh is None else self.reader.mesh.size
 
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One phase at one length.
+    """Speed of one phase at one length.
 
     Attributes:
-      phase: what was timed; see the module.
-      devices: simulated ones that share the model's heads out while the document is read.
+      phase: the phase that was timed; see the module.
+      devices: number of simulated devices that share the model's heads during prefill.
       cached: tokens of the document.
-      tokens: read or written in the time.
-      seconds: of the text engine.
-      other_seconds: of what it is compared with.
-      ratio: the other seconds over ours, turn by turn.
-      turns: that were timed.
+      tokens: tokens that were encoded or decoded in the time.
+      seconds: seconds of the text engine.
+      other_seconds: seconds of the alternative.
+      ratio: the other seconds over ours, taken within each round.
+      turns: number of timed rounds.
     """
 
     phase: Phase
@@ -114,7 +114,7 @@ class SpeedRow:
         seconds: list[float],
         others: list[float],
     ) -> "SpeedRow":
-        """Of what each turn took."""
+        """Summarises the seconds of each round."""
         ratio = Spread.of(y / x for x, y in zip(seconds, others, strict=True))
         return cls(phase, devices, cached, tokens, Spread.of(seconds), Spread.of(others), ratio, len(seconds))
 
@@ -130,14 +130,14 @@ class SpeedRow:
 def beside_transformers(
     engines: Engines, folder: Path, cached: int, new_tokens: int, turns: int
 ) -> list[SpeedRow]:
-    """Prefill and decode of both sides.
+    """Times prefill and decoding of both libraries.
 
     Args:
-      engines: with the model of ``folder``.
-      folder: of the model.
+      engines: our engines with the model of ``folder``.
+      folder: folder of the model.
       cached: tokens of the document.
-      new_tokens: written after it, in a turn.
-      turns: timed ones.
+      new_tokens: tokens decoded after it per round.
+      turns: number of timed rounds.
 
     Raises:
       ConfigError: the extra hf is not installed.
@@ -157,16 +157,18 @@ def beside_transformers(
         near = engines.writer.adopt(document)
         return engines.writer.generate([tokens[:1]], new_tokens, document=near)[0].tokens
 
-    def write_elsewhere() -> list[int]:
+    def write_by_transformers() -> list[int]:
         return other.decode(tokens[0], new_tokens, cache)
 
-    _check(f"tokens written after {cached}", np.array(write()), np.array(write_elsewhere()))
-    # Both sides have done each of these once by now.
+    _check(f"tokens written after {cached}", np.array(write()), np.array(write_by_transformers()))
+    # Each of these has run once by now.
     say(f"prefill at {cached:,} tokens")
     reader = engines.reader
-    prefill = take_turns(turns, lambda: reader.read(tokens).cache, lambda: other.prefill(tokens), untimed=0)
+    prefill = time_interleaved(
+        turns, lambda: reader.read(tokens).cache, lambda: other.prefill(tokens), warm_up=0
+    )
     say(f"decode at {cached:,} tokens")
-    decode = take_turns(turns, write, write_elsewhere, untimed=0)
+    decode = time_interleaved(turns, write, write_by_transformers, warm_up=0)
     return [
         SpeedRow.of("prefill", engines.devices, cached, cached, *prefill),
         SpeedRow.of("decode", engines.devices, cached, new_tokens, *decode),
@@ -177,33 +179,35 @@ def _check(what: str, ours: np.ndarray, others: np.ndarray) -> None:
     difference = np.abs(ours - others).max()
     if not difference < LARGEST_DIFFERENCE:
         raise DisagreementError(
-            f"{what} differ by up to {difference:.2g}; they must agree before times mean a thing"
+            f"{what} differ by up to {difference:.2g}; times can be compared only where they agree"
         )
 
 
 def beside_reading_again(engines: Engines, cached: int, turns: int) -> SpeedRow:
-    """Questions behind a document that is read once; that reading, once, compiles its programs as well."""
+    """Times questions after a cached document; the seconds of encoding it, once, include compilation."""
     tokens = random_tokens(engines.writer.model, cached + QUESTION)
     text, question = tokens[:cached], tokens[cached:]
-    say(f"reading {cached:,} tokens")
+    say(f"encoding {cached:,} tokens")
     start = time.perf_counter()
     document = engines.writer.adopt(engines.reader.read(text))
     jax.block_until_ready(document.cache)
     reading = time.perf_counter() - start
-    (seconds,) = take_turns(turns, lambda: engines.writer.generate([question], ANSWER, document=document))
+    (seconds,) = time_interleaved(
+        turns, lambda: engines.writer.generate([question], ANSWER, document=document)
+    )
     again = [reading + x for x in seconds]
     return SpeedRow.of("question", engines.devices, cached, QUESTION + ANSWER, seconds, again)
 
 
 def random_tokens(model: Llama, count: int) -> list[int]:
-    """The same for every call."""
+    """Returns ``count`` random tokens, the same at every call."""
     return np.random.default_rng(0).integers(0, model.config.vocab_size, count).tolist()
 
 
 def print_rows(rows: list[SpeedRow]) -> None:
-    """One table of all."""
+    """Prints all rows as one table."""
     table = Table(box=SIMPLE_HEAD)
-    for column in ("", "document", "tokens/s", "the other's", "other seconds / ours", "least to greatest"):
+    for column in ("", "document", "tokens/s", "other tokens/s", "speed-up", "min to max"):
         table.add_column(column, justify="left" if not column else "right")
     for row in rows:
         table.add_row(
@@ -226,15 +230,15 @@ def main(
     question_at: int | None = None,
     rows_to: Path | None = None,
 ) -> None:
-    """Times the text engine beside transformers, and a question beside reading everything again.
+    """Times the text engine against transformers, and cached documents against encoding them again.
 
     Args:
-      lengths: Tokens of the documents.
-      model: A shape: 47m or tiny.
-      devices: Simulated devices that share the model's heads out; as many as there are cores.
-      new_tokens: Written in a turn of decoding.
-      turns: Timed ones.
-      question_at: Tokens of the document that questions are asked about; none are if left out.
+      lengths: Lengths of the documents in tokens.
+      model: Size of the model: 47m or tiny.
+      devices: Simulated devices that share the model's heads; best as many as there are cores.
+      new_tokens: Tokens decoded per round.
+      turns: Number of timed rounds.
+      question_at: Length in tokens of a document to ask a question about; no question if left out.
       rows_to: CSV file for the rows; none is written if left out.
     """
     if model not in MODELS:

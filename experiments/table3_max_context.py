@@ -1,14 +1,15 @@
-"""The longest context each method trains on each machine (Table 3), asked of the machines' own compilers.
+"""Maximum context length of each method on each machine (Table 3), by ahead-of-time compilation.
 
     python experiments/table3_max_context.py                                  # the whole table
     python experiments/table3_max_context.py --hardware TPUv5e-256 --model 7B # some rows
     python experiments/table3_max_context.py --hardware TPUv5e-256 --model 7B --method ring --check 2048k
 
-compiles the product's own training step of a LLaMA for a machine that need not be there, and finds the
+compiles this project's training step of a LLaMA for machines that need not be present, and finds the
 longest power of two of tokens whose program fits a device. Needs the extras aot (TPUs) and cuda13 (GPUs).
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -22,9 +23,8 @@ from agentic_ring.progress import progress
 from agentic_ring.token_units import parse_tokens
 from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
 from evals.compile.machines import MACHINES, machine
-from evals.compile.maximum_context import Asker, Cell, Finding, Findings, ask, search, sweep
+from evals.compile.maximum_context import Cell, CellCompiler, Finding, Findings, compile_cell, search, sweep
 from experiments import paper
-from experiments.table3.check_command import check_command
 from experiments.table3.plots import plot_contexts, plot_memory
 from experiments.table3.table import COLUMNS, contexts_of, table_rows, text_table, write_table
 
@@ -40,38 +40,62 @@ BEYOND_THE_PAPER = (
     ("TPU7x-256", "7B"),
     ("TPUv5p-256", "65B"),
 )
-"""Machines of today, and Llama-3-8B on the four GPUs of a published PyTorch report."""
+"""Rows beyond the paper: current machines, and Llama-3-8B on the four GPUs of a published PyTorch report."""
 
 TABLE_WIDTH = 150
-"""Characters, also where the terminal is narrower or there is none: broken cells are hard to read."""
+"""Width in characters, also in narrower terminals and in files: wrapped cells are hard to read."""
 
 
 def paper_precision(hardware: str) -> Precision:
-    """The paper's: float32 throughout on its GPUs, products in bfloat16 on TPUs; today's GPUs: bfloat16."""
+    """Returns float32 for the paper's GPUs, else bfloat16: the paper's own choice on its machines."""
     named = machine(hardware)
     return "float32" if named.paper and named.hardware.platform == "cuda" else "bfloat16"
 
 
 def all_rows() -> list[tuple[str, str]]:
-    """(hardware, model) of the table: the paper's, then ours."""
+    """Returns the (hardware, model) of every row: the paper's rows, then ours."""
     names = {named.paper: named.name for named in MACHINES.values() if named.paper}
     return [(names[hardware], model) for hardware, model in paper.longest_contexts()] + list(BEYOND_THE_PAPER)
 
 
+def cell_compiler(output: Path) -> CellCompiler[Cell]:
+    """Returns a compiler that runs this script with ``--check`` for each cell and context."""
+
+    def command(cell: Cell, context: int) -> list[str]:
+        flags = {
+            "--hardware": cell.hardware,
+            "--model": cell.model,
+            "--method": cell.method,
+            "--precision": cell.precision,
+            "--check": str(context),
+            "--inputs": "host" if cell.remat == "offload" else "device",
+            "--output": str(output),
+        }
+        return [sys.executable, __file__, *(part for pair in flags.items() for part in pair)]
+
+    return CellCompiler(command, findings_in(output))
+
+
+def findings_in(output: Path) -> Findings[Cell]:
+    """Returns the findings that are kept in an output folder."""
+    return Findings(output / "answers")
+
+
 def print_finding(finding: Finding) -> None:
-    """What ``--check`` prints; the last line is the verdict."""
+    """Prints what ``--check`` found; the last line is the verdict."""
     cell, named = finding.cell, finding.cell.machine
-    print(f"{cell}, {finding.context:,} tokens a sequence")
+    print(f"{cell}, {finding.context:,} tokens per sequence")
     print(f"compiled for {named.devices} x {named.hardware.name}{', ' + named.note if named.note else ''}")
     if finding.state is not None:
         print(
-            f"parameters, optimiser and batch {finding.state:,} bytes a device; host memory {finding.host:,}"
+            f"parameters, optimiser and batch {finding.state:,} bytes per device, host memory "
+            f"{finding.host:,}"
         )
     if finding.message:
         print(finding.message)
     needed = "unknown" if finding.needed is None else f"{finding.needed:,.0f}"
     print(
-        f"{finding.verdict}: {needed} bytes a device of {finding.limit:,.0f}, {finding.seconds:.0f} seconds"
+        f"{finding.verdict}: {needed} bytes per device of {finding.limit:,.0f}, {finding.seconds:.0f} seconds"
     )
 
 
@@ -85,21 +109,21 @@ def main(
     output: Path = Path("runs/table3"),
     workers: int = max(1, (os.cpu_count() or 1) // 2),
 ) -> None:
-    """Compiles training steps for machines and prints the longest contexts beside the paper's.
+    """Compiles training steps for machines and prints the maximum contexts beside the paper's.
 
     Args:
-      hardware: Machines, such as TPUv5e-256; all rows where absent.
-      model: Models, from 3B to 65B; those of the rows where absent.
-      method: vanilla, memory_efficient, blockwise or ring; all where absent.
-      precision: The paper's on each machine (float32 on its GPUs, else bfloat16), or one for all.
-      inputs: Where each layer's input waits for the backward; absent, a table has both for the ring, and a
-        check takes the device.
-      check: Ask about one context only, such as 2048k, of one machine, model and method.
-      output: Folder of the answers, which a later run reads, and of table.csv, table.md and plots.
-      workers: Programs compiled at a time; each takes a few GB and about a core.
+      hardware: Machines, such as TPUv5e-256. Default: those of all rows.
+      model: Models, from 3B to 65B. Default: those of the rows.
+      method: Attention methods: vanilla, memory_efficient, blockwise, ring. Default: all.
+      precision: Type of matrix products and activations; "paper" is float32 on the paper's GPUs and
+        bfloat16 elsewhere.
+      inputs: Memory that holds each layer's input until the backward pass. Default: the table has both for
+        the ring, a check takes the device.
+      check: Compile only one context, such as 2048k, of one machine, model and method.
+      output: Folder of the findings, which a later run reads, and of table.csv, table.md and plots.
+      workers: Programs compiled at a time; each takes a few GB and about one core.
     """
-    # Where JAX keeps its constants while it compiles for others.
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     for name in hardware:
         machine(name)
     _known("model", model, tuple(SHAPES))
@@ -110,16 +134,15 @@ def main(
     def precision_on(name: str) -> Precision:
         return paper_precision(name) if precision == "paper" else precision
 
-    findings = Findings(output / "answers")
     if check is not None:
         if not len(hardware) == len(model) == len(method) == 1:
             raise ArgumentError(
-                "--check asks about one cell: give one --hardware, one --model and one --method"
+                "--check compiles one cell: give one --hardware, one --model and one --method"
             )
         remat = "offload" if inputs == "host" else "full"
         cell = Cell(hardware[0], model[0], cast(Method, method[0]), precision_on(hardware[0]), remat)
-        finding = ask(cell, parse_tokens(check))
-        findings.put(finding)
+        finding = compile_cell(cell, parse_tokens(check))
+        findings_in(output).put(finding)
         print_finding(finding)
         return
     rows = [
@@ -134,10 +157,9 @@ def main(
         if (not method or column.method in method)
         and (inputs is None or (inputs == "host") == (column.remat == "offload"))
     ]
-    asker = Asker(lambda cell, context: check_command(cell, context, output), findings)
-    done = {}
+    compile_at, done = cell_compiler(output), {}
     with progress("cells", len(cells)) as advance:
-        for cell, found in sweep(cells, lambda cell: search(cell, asker), workers):
+        for cell, found in sweep(cells, lambda cell: search(cell, compile_at), workers):
             done[cell] = found
             advance(len(done), f"{cell}: {contexts_of(found)}")
             write_table(output, table_rows(rows, done))
@@ -156,9 +178,9 @@ def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 def _rows(hardware: tuple[str, ...], model: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The rows of the table, and any other pair that was asked for."""
-    asked = [(name, size) for name in hardware for size in model]
-    return list(dict.fromkeys([*all_rows(), *asked]))
+    """Returns the rows of the table, and any other pair of the flags."""
+    pairs = [(name, size) for name in hardware for size in model]
+    return list(dict.fromkeys([*all_rows(), *pairs]))
 
 
 if __name__ == "__main__":

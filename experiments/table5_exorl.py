@@ -23,7 +23,7 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.progress import progress
 from data_prep.folders import data_root
 from evals.compile.machines import machine
-from evals.compile.maximum_context import ask
+from evals.compile.maximum_context import compile_cell
 from experiments import paper
 from experiments.exorl.stores import prepare_store
 from experiments.table5.cells import TableCell, prepare_cell, run_cell, run_cells
@@ -49,7 +49,7 @@ def answer_memory(method: str, hardware: str, output: Path) -> None:
     """Asks a compiler about one method and keeps the answer, in this process."""
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     cell = ChainCell(hardware, method)
-    finding = ask(cell, cell.context)
+    finding = compile_cell(cell, cell.context)
     kept_findings(output).put(finding)
     print(f"{cell}: {in_words(finding)} {finding.message}".rstrip())
 

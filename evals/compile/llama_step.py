@@ -1,15 +1,15 @@
-"""One training step of LLaMA as the paper's Tables 3 and 4 compare it: four ways to attend, one step.
+"""One training step of LLaMA with the four attention methods that the paper's Tables 3 and 4 compare.
 
-The step is the product's own (``training.make_train_step``): AdamW, parameters and optimiser state
-sharded over all devices (FSDP, no tensor parallelism), layers scanned and recomputed in the backward.
-Only where the sequence lies and how much of a layer is alive at once differ:
+The step is this project's own (``training.make_train_step``): AdamW, parameters and optimiser state sharded
+over all devices (FSDP, no tensor parallelism), layers scanned and recomputed in the backward pass. The
+methods differ in how the sequence is sharded, and in how much of a layer is alive at once:
 
-    vanilla            each device has a sequence; attention makes the whole matrix of scores
+    vanilla            one sequence per device; attention stores the whole matrix of scores
     memory_efficient   attention in chunks (arXiv 2112.05682); the feedforward takes all tokens at once
     blockwise          the feedforward in chunks as well (BPT, arXiv 2305.19370)
-    ring               one sequence lies over all devices (arXiv 2310.01889), and a group of heads at a
-                       time travels round them, which is ours: what travels, and the gradients of it, would
-                       otherwise outweigh all that the blockwise feedforward saves
+    ring               one sequence is sharded over all devices (arXiv 2310.01889). One group of heads at a
+                       time is sent round the ring, which the paper does not do: blocks of all heads and
+                       their gradients would take more memory than the blockwise feedforward saves
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a LLaMA; see ``TransformerConfig``."""
+    """Sizes of a LLaMA model; see ``TransformerConfig``."""
 
     width: int
     ffn_width: int
@@ -46,9 +46,9 @@ class Shape:
 
     @property
     def head_groups(self) -> int:
-        """Groups of a few query heads with whole key heads."""
-        heads_of_a_group = min(HEADS_OF_A_GROUP, max(1, self.heads // 8))
-        return min(self.kv_heads or self.heads, self.heads // heads_of_a_group)
+        """Number of groups of a few query heads, each with whole key heads."""
+        group_heads = min(HEADS_PER_GROUP, max(1, self.heads // 8))
+        return min(self.kv_heads or self.heads, self.heads // group_heads)
 
 
 SHAPES: dict[str, Shape] = {
@@ -62,12 +62,12 @@ SHAPES: dict[str, Shape] = {
     "30B": Shape(6656, 17920, 60, 52),
     "65B": Shape(8192, 22016, 80, 64),
 }
-"""The paper's models; Llama-3-8B (arXiv 2407.21783); and small ones."""
+"""Sizes of the paper's models, of Llama-3-8B (arXiv 2407.21783), and of small models."""
 
 CHUNK = 2048
-"""Tokens of a device that a blockwise feedforward, and every method's loss, take at a time."""
-HEADS_OF_A_GROUP = 4
-"""Query heads that a ring attends with at a time; fewer where a model has few."""
+"""Tokens of a device that a blockwise feedforward, and the loss of every method, take at a time."""
+HEADS_PER_GROUP = 4
+"""Query heads that a ring computes at a time; fewer where a model has few."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,16 @@ class LlamaStep:
 
     Attributes:
       model: one of ``SHAPES``.
-      method: see the module.
-      context: tokens of a sequence.
-      devices: what it runs on, or is compiled for.
-      precision: of products and activations; parameters and optimiser state are float32 always.
-      sequences: of a batch; where absent one a device, or for a ring one in all.
+      method: attention method; see the module.
+      context: tokens per sequence.
+      devices: devices that it runs on, or is compiled for.
+      precision: type of matrix products and activations; parameters and optimiser state are float32.
+      sequences: sequences per batch; by default one per device, or one in total for a ring.
       remat: see ``TransformerConfig``.
 
     Raises:
       UnknownNameError: no such model or method.
-      ArgumentError: a context or batch that does not divide over the devices.
+      ArgumentError: the context or the batch does not divide over the devices.
     """
 
     model: str
@@ -115,17 +115,17 @@ class LlamaStep:
 
     @property
     def shape(self) -> Shape:
-        """The model's sizes."""
+        """Sizes of the model."""
         return SHAPES[self.model]
 
     @property
     def batch(self) -> int:
-        """Sequences of an update."""
+        """Sequences per update."""
         return self.sequences or (1 if self.method == "ring" else len(self.devices))
 
     @property
     def rules(self) -> ShardingRules:
-        """The sequence over all devices for a ring, else the batch."""
+        """Sharding rules: the sequence over all devices for a ring, else the batch."""
         everywhere = ("fsdp", "ring")
         if self.method == "ring":
             return ShardingRules(batch=("data",), sequence=everywhere)
@@ -133,17 +133,17 @@ class LlamaStep:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """All devices on fsdp x ring, such that the ring divides the model's width.
+        """Mesh of all devices on fsdp x ring, such that the ring divides the model's width.
 
-        A width of 3200 does not divide over 512 devices; over 4 x 128 every weight does, one dimension
-        over each.
+        A width of 3200 does not divide over 512 devices. Over 4 x 128 every weight does, one dimension
+        over each axis.
         """
         ring = gcd(len(self.devices), self.shape.width)
         return make_mesh(MeshShape(fsdp=len(self.devices) // ring, ring=ring), devices=self.devices)
 
     @property
     def config(self) -> LlamaConfig:
-        """The model and how it is computed."""
+        """Configuration of the model."""
         shape = self.shape
         return LlamaConfig(
             TransformerConfig(
@@ -166,6 +166,6 @@ class LlamaStep:
 
     @property
     def train_step(self) -> TrainStep:
-        """To compile, or to ask for its memory."""
+        """The step, to be compiled or run."""
         batch = token_batch(self.batch, self.context)
         return TrainStep(Model(self.config), token_loss, OptimizerConfig(), batch, self.mesh, self.rules)

@@ -1,8 +1,8 @@
-"""The longest context that a machine trains, by asking its compiler about one context after another.
+"""Maximum context length by ahead-of-time compilation: a search that compiles one context after another.
 
-Every question is a process of its own: compilers may crash, and what they allocate they keep. Answers are
-kept on disk under a hash of all that the program depends on, so that an interrupted sweep goes on where it
-stopped and a repeated one asks nothing.
+Every compilation is a process of its own, as compilers may crash and do not free their memory. Findings are
+kept on disk under a hash of everything that the program depends on, so that an interrupted sweep resumes
+and a repeated one compiles nothing.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from evals.compile.memory_formula import MemoryFormula
 from evals.compile.step_memory import TrainStep, check_fit
 
 LEAST_CONTEXT = 1024
-QUESTION_SECONDS = 1800
+COMPILE_SECONDS = 1800
 
 
 class CompilerFailedError(AgenticRingError, RuntimeError):
-    """A program that does not compile, for a reason other than memory."""
+    """A program does not compile, for a reason other than memory."""
 
 
 class Step(Protocol):
@@ -40,43 +40,43 @@ class Step(Protocol):
 
     @property
     def batch(self) -> int:
-        """Sequences of an update."""
+        """Sequences per update."""
         ...
 
     @property
     def config(self) -> Any:
-        """The model and how it is computed."""
+        """Configuration of the model."""
         ...
 
     @property
     def train_step(self) -> TrainStep:
-        """To compile."""
+        """The step itself."""
         ...
 
 
-class Question(Dataclass, Protocol):
-    """What can be asked at a context, named by ``str``."""
+class TableCell(Dataclass, Protocol):
+    """A cell of a table: a machine and a step that depends on the context; ``str`` gives its name."""
 
     @property
     def machine(self) -> NamedMachine:
-        """What it is compiled for."""
+        """Machine to compile for."""
         ...
 
     def step(self, context: int, devices: tuple[Any, ...]) -> Step:
-        """The step for sequences of this many tokens."""
+        """Returns the step for sequences of ``context`` tokens."""
         ...
 
 
-Asked = TypeVar("Asked", bound=Question)
+CellType = TypeVar("CellType", bound=TableCell)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table.
+    """One cell of Table 3.
 
     Attributes:
       hardware: one of ``MACHINES``.
-      model, method, precision, remat: of ``LlamaStep``.
+      model, method, precision, remat: see ``LlamaStep``.
     """
 
     hardware: str
@@ -91,15 +91,15 @@ class Cell:
 
     @property
     def machine(self) -> NamedMachine:
-        """What it is compiled for."""
+        """Machine to compile for."""
         return machine(self.hardware)
 
     def step(self, context: int, devices: tuple[Any, ...]) -> LlamaStep:
-        """The step for sequences of this many tokens."""
+        """Returns the step for sequences of ``context`` tokens."""
         return LlamaStep(self.model, self.method, context, devices, self.precision, remat=self.remat)
 
     def expected(self) -> MemoryFormula:
-        """Its bytes by formula."""
+        """Returns the formula of its memory."""
         itemsize = jnp.dtype(self.precision).itemsize
         machine = self.machine
         return MemoryFormula(
@@ -113,23 +113,23 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Finding(Generic[Asked]):
-    """What the compiler said of one cell at one context.
+class Finding(Generic[CellType]):
+    """Result of compiling one cell at one context.
 
     Attributes:
-      cell: which.
-      context: tokens of a sequence.
-      verdict: "error" for anything but a lack of memory.
-      needed: bytes of a device, where known; of a TPU program that does not fit its temporaries alone.
+      cell: the cell.
+      context: tokens per sequence.
+      verdict: "error" for any failure other than a lack of memory.
+      needed: bytes per device, where known; for a TPU program that does not fit only its temporaries.
       limit: bytes of a device that a program may use.
       state: bytes of parameters, optimiser and batch, of a step that fits.
-      host: bytes in the host's memory for a device.
-      seconds: to lower and compile.
+      host: bytes per device in the host's memory.
+      seconds: time to lower and compile.
       message: why it does not fit, or the error.
-      commit, jax: what asked.
+      commit, jax: versions that compiled it.
     """
 
-    cell: Asked
+    cell: CellType
     context: int
     verdict: Literal["fits", "does not fit", "error"]
     needed: float | None
@@ -142,19 +142,19 @@ class Finding(Generic[Asked]):
     jax: str = jax.__version__
 
 
-def ask(cell: Asked, context: int) -> Finding[Asked]:
-    """Compiles a cell's program, in this process.
+def compile_cell(cell: CellType, context: int) -> Finding[CellType]:
+    """Compiles a cell's program in this process.
 
     Raises:
       ArgumentError: a context that does not divide.
       CompilerMissingError: the compiler's extra is not installed.
       CompilerFailedError: the compiler failed for another reason than memory.
     """
-    machine = cell.machine.compile_target()
-    step = cell.step(context, machine.devices).train_step
+    target = cell.machine.compile_target()
+    step = cell.step(context, target.devices).train_step
     started = time.monotonic()
     try:
-        answer = check_fit(step, machine)
+        fit = check_fit(step, target)
     except Exception as error:  # of many types, from XLA, Mosaic and JAX
         raise CompilerFailedError(
             f"{cell} at {context} tokens does not compile: {type(error).__name__}: {_first_line(str(error))}"
@@ -162,41 +162,40 @@ def ask(cell: Asked, context: int) -> Finding[Asked]:
     finding = Finding(
         cell,
         context,
-        "fits" if answer.fits else "does not fit",
-        answer.needed,
-        answer.limit,
+        "fits" if fit.fits else "does not fit",
+        fit.needed,
+        fit.limit,
         seconds=time.monotonic() - started,
-        message=answer.reason,
+        message=fit.reason,
         commit=git_commit(),
     )
-    if answer.memory is None:
+    if fit.memory is None:
         return finding
-    finding = replace(finding, state=answer.memory.state, host=answer.memory.host)
+    finding = replace(finding, state=fit.memory.state, host=fit.memory.host)
     if finding.host > cell.machine.host_memory:
-        message = (
-            f"{finding.host / 1e9:.0f} GB wait in the host's memory, of {cell.machine.host_memory / 1e9:.0f}"
-        )
+        needed, there = finding.host / 1e9, cell.machine.host_memory / 1e9
+        message = f"needs {needed:.0f} GB of host memory per device, of {there:.0f}"
         return replace(finding, verdict="does not fit", message=message)
     return finding
 
 
-class Findings(Generic[Asked]):
-    """Answers on disk, one JSON file a question.
+class Findings(Generic[CellType]):
+    """Findings on disk, one JSON file per cell and context.
 
     Args:
-      folder: made if need be.
-      kind: of the cells that are asked about.
+      folder: folder of the files; made if need be.
+      kind: class of the cells.
     """
 
     def __init__(self, folder: Path, kind: Callable[..., Any] = Cell):
         self._folder = folder
         self._kind = kind
 
-    def path(self, cell: Asked, context: int) -> Path:
-        """Where the answer lies: a hash of the program's configuration, machine and compiler."""
+    def path(self, cell: CellType, context: int) -> Path:
+        """Returns the file of a finding, named by a hash of the configuration, machine and compiler."""
         machine, installed = cell.machine, versions()
         step = cell.step(context, (None,) * machine.devices)
-        question = {
+        program = {
             **asdict(cell),
             "context": context,
             "sequences": step.batch,
@@ -204,54 +203,59 @@ class Findings(Generic[Asked]):
             "machine": repr(machine),
             "versions": {name: installed.get(name) for name in ("agentic_ring", "jax", "jaxlib", "flax")},
         }
-        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(program, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{digest[:24]}.json"
 
-    def get(self, cell: Asked, context: int) -> Finding[Asked] | None:
-        """The answer, if it is there; a file that was damaged counts as none."""
+    def get(self, cell: CellType, context: int) -> Finding[CellType] | None:
+        """Returns the finding, or None if there is none or its file is damaged."""
         try:
             stored = json.loads(self.path(cell, context).read_text())
             return Finding(**{**stored, "cell": self._kind(**stored["cell"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def put(self, finding: Finding[Asked]) -> None:
-        """Keeps an answer."""
+    def put(self, finding: Finding[CellType]) -> None:
+        """Writes a finding."""
         with replacing(self.path(finding.cell, finding.context)) as beside:
             beside.write_text(json.dumps(asdict(finding), indent=1) + "\n")
 
 
 def search(
-    cell: Cell, question: Callable[[Cell, int], Finding], least: int = LEAST_CONTEXT
+    cell: Cell, compile_at: Callable[[Cell, int], Finding], least: int = LEAST_CONTEXT
 ) -> Iterator[Finding]:
-    """Asks about powers of two, from the expected one on, until one fits and its double does not.
+    """Compiles at powers of two, from the expected one on, until one fits and its double does not.
 
-    A compiler that fails says nothing about what fits: shorter contexts are asked then, and the search ends
+    Where the compiler fails for another reason than memory, shorter contexts are tried; the search ends
     where it fails twice in a row.
+
+    Args:
+      cell: the cell whose maximum context is searched.
+      compile_at: returns the finding of the cell at a context.
+      least: the shortest context to try.
     """
     machine = cell.machine
     least = max(least, 2 * machine.devices) if cell.method == "ring" else least
     context = max(least, cell.expected().longest(machine.hardware.limit, least))
-    finding = question(cell, context)
+    finding = compile_at(cell, context)
     yield finding
     upwards = finding.verdict == "fits"
     while (finding.verdict == "fits") == upwards:
         context = context * 2 if upwards else context // 2
         if context < least:
             return
-        before, finding = finding, question(cell, context)
+        before, finding = finding, compile_at(cell, context)
         yield finding
         if before.verdict == finding.verdict == "error":
             return
 
 
 def search_finely(
-    cell: Cell, question: Callable[[Cell, int], Finding], grain: int = 1024
+    cell: Cell, compile_at: Callable[[Cell, int], Finding], grain: int = 1024
 ) -> Iterator[Finding]:
-    """Like ``search``, to within ``grain`` tokens a device, for GPUs.
+    """Searches like ``search``, but to within ``grain`` tokens per device, for GPUs.
 
-    Their compiler tells the bytes of programs that do not fit as well, and bytes grow in proportion to
-    tokens: a straight line through two answers gives the longest context, which is then asked about.
+    Their compiler also reports the bytes of programs that do not fit, and bytes grow linearly with tokens:
+    a straight line through two findings predicts the maximum context, which is then compiled.
     """
     devices, limit = cell.machine.devices, cell.machine.hardware.limit
     tokens = max(4 * grain, cell.expected().longest(limit) // devices)
@@ -259,7 +263,7 @@ def search_finely(
     tried = [tokens // 2, tokens]
     while tried:
         tokens = tried.pop(0)
-        finding = question(cell, devices * tokens)
+        finding = compile_at(cell, devices * tokens)
         yield finding
         if finding.needed is None:
             return
@@ -272,7 +276,7 @@ def search_finely(
             return
         (low, less), (high, more) = sorted(known.items(), key=lambda pair: abs(pair[1] - limit))[:2]
         reach = int(low + (limit - less) * (high - low) / (more - less)) // grain * grain
-        # The line may point at what is known: then the next grain towards what is not.
+        # The line may point at a known context: then the next grain towards an unknown one.
         reach = (
             max(reach, fitting + grain)
             if excess is None
@@ -281,30 +285,30 @@ def search_finely(
         tried.append(reach)
 
 
-class Asker(Generic[Asked]):
-    """Puts questions to processes of their own, and keeps the answers.
+class CellCompiler(Generic[CellType]):
+    """Compiles cells in processes of their own, and keeps the findings.
 
     Args:
-      command: of a process that answers one question and keeps the answer in ``findings``.
-      findings: what is known already.
+      command: returns the command that compiles a cell at a context and adds the result to ``findings``.
+      findings: known findings.
     """
 
-    def __init__(self, command: Callable[[Asked, int], list[str]], findings: Findings[Asked]):
-        self._command = command
+    def __init__(self, command: Callable[[CellType, int], list[str]], findings: Findings[CellType]):
+        self.command = command
         self._findings = findings
 
-    def __call__(self, cell: Asked, context: int) -> Finding[Asked]:
-        """The answer, from disk or by compiling; an error is an answer too, but not kept."""
+    def __call__(self, cell: CellType, context: int) -> Finding[CellType]:
+        """Returns the finding, from disk or by compiling; an error is returned too, but not kept."""
         known = self._findings.get(cell, context)
         if known is not None:
             return known
         try:
             ended = subprocess.run(
-                self._command(cell, context), capture_output=True, text=True, timeout=QUESTION_SECONDS
+                self.command(cell, context), capture_output=True, text=True, timeout=COMPILE_SECONDS
             )
             failure = f"the compiler's process ended with {ended.returncode}: {_last_line(ended.stderr)}"
         except subprocess.TimeoutExpired:
-            failure = f"the compiler took longer than {QUESTION_SECONDS} s"
+            failure = f"the compiler took longer than {COMPILE_SECONDS} s"
         found = self._findings.get(cell, context)
         return found or Finding(
             cell, context, "error", None, cell.machine.hardware.limit, message=failure, commit=git_commit()
@@ -317,13 +321,13 @@ def _first_line(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if any(letter.isalnum() for letter in line)]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "no output"
 
 
 def sweep(
     cells: list[Cell], searched: Callable[[Cell], Iterable[Finding]], workers: int
 ) -> Iterator[tuple[Cell, list[Finding]]]:
-    """The findings of each cell as it is done, several cells at a time, in the order of their ends."""
+    """Yields the findings of each cell when its search ends, with ``workers`` cells at a time."""
     with ThreadPoolExecutor(workers) as pool:
         waiting = {pool.submit(lambda cell=cell: list(searched(cell))): cell for cell in cells}
         try:
@@ -335,6 +339,6 @@ def sweep(
 
 
 def longest(findings: list[Finding]) -> Finding | None:
-    """The longest context that fits."""
+    """Returns the finding with the longest context that fits, or None."""
     fitting = [finding for finding in findings if finding.verdict == "fits"]
     return max(fitting, key=lambda finding: finding.context, default=None)

@@ -1,8 +1,8 @@
-"""Bytes of a LLaMA training step from its sizes alone: where a search starts, and a check on compilers.
+"""Memory of a LLaMA training step by formula: the start of a search, and a check on compilers.
 
-All counts are of one device. A *unit* is one array [tokens of a device, width] in the compute dtype; how
-many are alive at once was counted in the compilers' plans of the backward of a layer. TPUs keep more of them
-than GPUs, and more where memory is ample; they lay it out in lanes of 128, so that a head of 100 takes 128.
+All counts are per device. A *unit* is one array [tokens of a device, width] in the compute dtype. The number
+of units that are alive at once was counted in the compilers' plans of a layer's backward pass. TPUs keep
+more of them than GPUs, and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
 """
 
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from evals.compile.llama_step import CHUNK, Shape
 
 WHOLE_UNITS = {"cuda": 4, "tpu": 9}
-"""Alive beside the attention of a layer: its input, what is kept of the heads, and gradients of both."""
+"""Units alive beside the attention of a layer: its input, what is kept of the heads, gradients of both."""
 RING_FLOAT32 = 7
-"""Blocks that a ring holds in float32: dq, and d_key and d_value summed, sent and received."""
+"""Blocks that a ring holds in float32: dQ, and dK and dV that are summed, sent and received."""
 LOCAL_FLOAT32 = 3
-"""dq, d_key and d_value of attention on one device."""
+"""Blocks that attention on one device holds in float32: dQ, dK and dV."""
 
 SCORE_BYTES = 7
-"""For each pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
+"""Bytes per pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
 compilers hold in float32 or narrower and not all at once."""
 
 
 @dataclass(frozen=True)
 class MemoryFormula:
-    """A step of ``llama_step``.
+    """Memory of a ``LlamaStep`` as a function of its context.
 
     Attributes:
-      shape: the model's sizes.
+      shape: sizes of the model.
       method, remat: see ``LlamaStep``.
-      devices: that share parameters and, in a ring, the sequence.
-      itemsize: bytes of the compute dtype.
+      devices: number of devices that share the parameters and, in a ring, the sequence.
+      itemsize: bytes per number of the compute dtype.
       platform: "cuda" or "tpu".
     """
 
@@ -42,14 +42,14 @@ class MemoryFormula:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, norms left out."""
+        """Number of parameters, without those of norms."""
         shape = self.shape
         key_share = (shape.kv_heads or shape.heads) / shape.heads
         layer = shape.width * (shape.width * (2 + 2 * key_share) + 3 * shape.ffn_width)
         return round(shape.layers * layer + 2 * shape.vocab_size * shape.width)
 
     def constant(self) -> float:
-        """What does not depend on the context: the train state, its gradients, and gathered weights."""
+        """Returns the bytes that do not depend on the context: state, gradients and gathered weights."""
         shape = self.shape
         feedforward = 3 * shape.width * shape.ffn_width
         vocabulary = shape.width * shape.vocab_size
@@ -58,7 +58,7 @@ class MemoryFormula:
         return 16 * self.parameters / self.devices + gathered + logits
 
     def per_token(self) -> float:
-        """Bytes for each token of a device, scores of vanilla attention left out."""
+        """Returns the bytes per token of a device, without the scores of vanilla attention."""
         shape = self.shape
         unit = shape.width * self.itemsize
         kept = 2 if self.remat == "offload" else shape.layers
@@ -73,13 +73,13 @@ class MemoryFormula:
         return unit * (kept + WHOLE_UNITS[self.platform]) + max(unit * blocks, feedforward)
 
     def bytes(self, context: int) -> float:
-        """Of a device, for sequences of this many tokens: one a device, or one in all for a ring."""
+        """Returns the bytes per device for one sequence per device, or for one in total with a ring."""
         tokens = context / self.devices if self.method == "ring" else context
         scores = SCORE_BYTES * self.shape.heads * tokens**2 if self.method == "vanilla" else 0
         return self.constant() + self.per_token() * tokens + scores
 
     def longest(self, limit: float, least: int = 1024) -> int:
-        """The longest power of two whose bytes stay within the limit, but at least ``least``."""
+        """Returns the longest context that fits: ``least`` times a power of two, and at least ``least``."""
         context = least
         while self.bytes(2 * context) <= limit:
             context *= 2

@@ -1,13 +1,13 @@
-"""Attention implementations timed against each other on one problem, and against matrix products.
+"""Benchmark of attention implementations on one problem, relative to each other and to matrix products.
 
-Operations are counted as the causal mask needs them: 4 * T * T / 2 * N * H for a forward, two products
+Operations are those that a causal mask needs: 4 * T * T / 2 * N * H for a forward pass, two products
 over half of all pairs, and 3.5 times as many for forward and backward (five more products, one of which
-repeats the scores). What an implementation computes beyond that, masked scores for one, earns nothing.
+repeats the scores). Further operations of an implementation, such as masked scores, do not count.
 
-The yardstick is a product of two square matrices in the problem's dtype on one device, timed before
-each contender in each turn. ``share_of_matmul`` is an implementation's rate over the yardstick's: a
-share of what this machine reaches, whatever else it is doing. Simulated devices share one processor,
-so for them the rate is that of all together; else it is a device's.
+The reference is a product of two square matrices in the problem's dtype on one device, timed before
+each implementation in each round. ``share_of_matmul`` is an implementation's rate over this rate: a
+share of what the machine reaches under its present load. Simulated devices share one processor, so for
+them the rate is that of all devices together; otherwise it is per device.
 """
 
 import statistics
@@ -25,19 +25,19 @@ from rich.table import Table
 
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.errors import AgenticRingError, ArgumentError, MeshError
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed.interleaved import Spread, time_interleaved
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 MATMUL = {"cpu": 2048}
-"""Rows and columns of the yardstick's matrices, by platform."""
+"""Rows and columns of the reference product's matrices, by platform."""
 MATMUL_ELSEWHERE = 8192
 
 
-class LeftOutError(AgenticRingError):
-    """A contender cannot take part; the message says why."""
+class UnsupportedError(AgenticRingError):
+    """An implementation cannot compute the problem; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Problem:
     """One layer of causal self-attention, batch 1.
 
     Attributes:
-      tokens: T.
-      heads: query heads, N.
-      kv_heads: key and value heads.
-      head_dim: H.
-      dtype: of q, k, v and the output.
+      tokens: sequence length, T.
+      heads: number of query heads, N.
+      kv_heads: number of key and value heads.
+      head_dim: size of a head, H.
+      dtype: type of q, k, v and the output.
     """
 
     tokens: int
@@ -68,12 +68,12 @@ class Problem:
             )
 
     def flops(self, direction: Direction) -> float:
-        """Operations of a causal mask; see the module."""
+        """Returns the operations that a causal mask needs; see the module."""
         forward = 4 * self.tokens**2 / 2 * self.heads * self.head_dim
         return forward if direction == "forward" else 3.5 * forward
 
     def arrays(self, sharding: Sharding) -> tuple[jax.Array, ...]:
-        """Standard normal (q, k, v, d_output), made where they are to lie."""
+        """Returns standard normal (q, k, v, d_output) with this sharding."""
         heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
 
         def make(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -87,14 +87,14 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """An implementation of attention.
 
     Attributes:
-      name: in tables.
-      forward: of (q, k, v).
-      both: of (q, k, v, d_output): the output and the three gradients.
-      sharding: of the arrays it is given; on one device where absent.
+      name: its name in tables.
+      forward: function of (q, k, v).
+      both: function of (q, k, v, d_output) that returns the output and the three gradients.
+      sharding: sharding of the arguments; one device by default.
     """
 
     name: str
@@ -103,8 +103,10 @@ class Contender:
     sharding: Sharding = field(default_factory=lambda: SingleDeviceSharding(jax.devices()[0]))
 
     @classmethod
-    def of(cls, name: str, attend: Callable[..., jax.Array], sharding: Sharding | None = None) -> "Contender":
-        """A function of (q, k, v) whose gradients JAX knows."""
+    def of(
+        cls, name: str, attend: Callable[..., jax.Array], sharding: Sharding | None = None
+    ) -> "Implementation":
+        """Makes an implementation of a differentiable function of (q, k, v)."""
 
         def both(q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
             output, transpose = jax.vjp(attend, q, k, v)
@@ -115,20 +117,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One contender, one direction.
+    """Speed of one implementation in one direction.
 
     Attributes:
-      problem: what was computed.
-      contender: its name.
+      problem: the problem that was computed.
+      contender: name of the implementation.
       direction: "forward" or "forward+backward".
-      devices: that shared the work.
-      temp_bytes: a device's, beside arguments and results, as the compiler planned them.
-      seconds: of one call.
-      flop_rate: operations a second of all devices, at the median of the seconds.
-      matmul_rate: the yardstick's, on one device, likewise.
+      devices: number of devices that shared the work.
+      temp_bytes: planned temporary bytes per device.
+      seconds: seconds per call.
+      flop_rate: operations per second of all devices, at the median of the seconds.
+      matmul_rate: operations per second of the reference product on one device, likewise.
       share_of_matmul: see the module.
-      ratios: seconds over those of another contender in the same turn; below 1 is faster than it.
-      turns: that were timed.
+      ratios: seconds over those of another implementation in the same round; below 1 is faster.
+      turns: number of timed rounds.
     """
 
     problem: Problem
@@ -155,89 +157,94 @@ class SpeedRow:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """One contender in one direction, compiled."""
+class _Program:
+    """One implementation in one direction, compiled."""
 
-    contender: Contender
+    implementation: Implementation
     direction: Direction
     run: Callable[[], Any]
     temp_bytes: int
 
 
-def contest(
-    problem: Problem, contenders: Sequence[Contender], references: Sequence[str], turns: int, calls: int = 1
+def benchmark(
+    problem: Problem,
+    implementations: Sequence[Implementation],
+    references: Sequence[str],
+    rounds: int,
+    calls: int = 1,
 ) -> tuple[list[SpeedRow], list[str]]:
-    """Times every contender that can take part, forward and forward+backward.
+    """Times every implementation that can compute the problem, forward and forward+backward.
 
     Args:
-      problem: what is computed.
-      contenders: who take turns.
-      references: names of those that all are compared with.
-      turns: timed ones.
-      calls: of each contender a turn; see ``take_turns``.
+      problem: the problem to compute.
+      implementations: those to time.
+      references: names of the implementations that all are compared with.
+      rounds: number of timed rounds.
+      calls: calls of each implementation per round; see ``time_interleaved``.
 
     Returns:
-      The rows, and a line for each contender and direction that was left out, with the reason: it
-      does not serve the case, or needs more memory than there is.
+      The rows, and a line for each implementation and direction that was left out, with the reason: it
+      does not support the problem, or needs more memory than there is.
 
     Raises:
-      ArgumentError: fewer than one turn or call.
+      ArgumentError: fewer than one round or call.
     """
-    for name, count in (("turns", turns), ("calls", calls)):
+    for name, count in (("turns", rounds), ("calls", calls)):
         if count < 1:
             raise ArgumentError(f"{name} is {count}; it must be at least 1")
-    entries: list[_Entry] = []
+    programs: list[_Program] = []
     refusals: dict[str, list[str]] = {}
-    arrays = {sharding: problem.arrays(sharding) for sharding in {each.sharding for each in contenders}}
-    for contender in contenders:
+    arrays = {sharding: problem.arrays(sharding) for sharding in {each.sharding for each in implementations}}
+    for implementation in implementations:
         for direction in DIRECTIONS:
             try:
-                entries.append(_compiled(contender, direction, arrays[contender.sharding]))
-            except (LeftOutError, MeshError, DoesNotFitError) as reason:
-                refusals.setdefault(f"{contender.name}: {reason}", []).append(direction)
+                programs.append(_compile(implementation, direction, arrays[implementation.sharding]))
+            except (UnsupportedError, MeshError, DoesNotFitError) as reason:
+                refusals.setdefault(f"{implementation.name}: {reason}", []).append(direction)
     left_out = [f"{line} ({', '.join(directions)})" for line, directions in refusals.items()]
     size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
     square = jnp.ones((size, size), problem.dtype, device=jax.devices()[0])
     multiply = partial(jax.jit(jnp.matmul), square, square)
-    # The yardstick before each contender, not once a turn: the machine may change within a turn.
-    functions = [function for entry in entries for function in (multiply, entry.run)]
-    times = take_turns(turns, *functions, calls=calls)
-    rates = [[2 * size**3 / seconds for seconds in yardstick] for yardstick in times[::2]]
+    # The reference before each program, not once per round: the load may change within a round.
+    functions = [function for program in programs for function in (multiply, program.run)]
+    times = time_interleaved(rounds, *functions, calls=calls)
+    rates = [[2 * size**3 / seconds for seconds in products] for products in times[::2]]
     measured = {
-        (entry.contender.name, entry.direction): seconds
-        for entry, seconds in zip(entries, times[1::2], strict=True)
+        (program.implementation.name, program.direction): seconds
+        for program, seconds in zip(programs, times[1::2], strict=True)
     }
     rows = []
-    for entry, matmul_rates in zip(entries, rates, strict=True):
-        name, direction = entry.contender.name, entry.direction
+    for program, matmul_rates in zip(programs, rates, strict=True):
+        name, direction = program.implementation.name, program.direction
         others = {other: measured[other, direction] for other in references if (other, direction) in measured}
         others.pop(name, None)
-        rows.append(_row(problem, entry, measured[name, direction], matmul_rates, others))
+        rows.append(_row(problem, program, measured[name, direction], matmul_rates, others))
     return rows, left_out
 
 
 def _row(
     problem: Problem,
-    entry: _Entry,
+    program: _Program,
     seconds: list[float],
     matmul_rates: list[float],
     others: dict[str, list[float]],
 ) -> SpeedRow:
-    """What was measured of one entry; the lists have one number a turn."""
-    flops, devices = problem.flops(entry.direction), len(entry.contender.sharding.device_set)
-    yardsticks = devices if jax.default_backend() != "cpu" else 1
+    """Summarises the measurements of one program; the lists have one number per round."""
+    flops = problem.flops(program.direction)
+    devices = len(program.implementation.sharding.device_set)
+    processors = devices if jax.default_backend() != "cpu" else 1
     spread = Spread.of(seconds)
     return SpeedRow(
         problem=problem,
-        contender=entry.contender.name,
-        direction=entry.direction,
+        contender=program.implementation.name,
+        direction=program.direction,
         devices=devices,
-        temp_bytes=entry.temp_bytes,
+        temp_bytes=program.temp_bytes,
         seconds=spread,
         flop_rate=flops / spread.median,
         matmul_rate=Spread.of(matmul_rates).median,
         share_of_matmul=Spread.of(
-            flops / (x * rate * yardsticks) for x, rate in zip(seconds, matmul_rates, strict=True)
+            flops / (x * rate * processors) for x, rate in zip(seconds, matmul_rates, strict=True)
         ),
         ratios={
             name: Spread.of(x / y for x, y in zip(seconds, other, strict=True))
@@ -247,22 +254,22 @@ def _row(
     )
 
 
-def _compiled(contender: Contender, direction: Direction, arrays: tuple[jax.Array, ...]) -> _Entry:
-    """Compiles one direction, and refuses what would not fit before anything runs."""
-    function = contender.forward if direction == "forward" else contender.both
+def _compile(implementation: Implementation, direction: Direction, arrays: tuple[jax.Array, ...]) -> _Program:
+    """Compiles one direction, and checks that it fits before anything runs."""
+    function = implementation.forward if direction == "forward" else implementation.both
     arguments = arrays[:3] if direction == "forward" else arrays
     compiled = jax.jit(function).lower(*arguments).compile()
-    memory, devices = PlannedMemory.of(compiled), len(contender.sharding.device_set)
+    memory, devices = PlannedMemory.of(compiled), len(implementation.sharding.device_set)
     check_memory(memory.total * devices, devices)
-    return _Entry(contender, direction, partial(compiled, *arguments), memory.temporary)
+    return _Program(implementation, direction, partial(compiled, *arguments), memory.temporary)
 
 
 def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) -> None:
-    """Prints the rows of one problem as a table, and below it who did not take part."""
+    """Prints the rows of one problem as a table, and below it the implementations that were left out."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     references = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    figures = ("seconds", "least to greatest", "of matmul", "temp MB a device")
-    for column in ("contender", "direction"):
+    figures = ("seconds", "min to max", "of matmul", "temp MB/device")
+    for column in ("implementation", "direction"):
         table.add_column(column)
     for column in (*figures, *(f"time / {name}" for name in references)):
         table.add_column(column, justify="right")
@@ -280,6 +287,6 @@ def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) ->
     console.print(table)
     if rows:
         rate = statistics.median(row.matmul_rate for row in rows)
-        console.print(f"a matrix product: {rate / 1e9:,.0f} GFLOP/s (median)")
+        console.print(f"matrix product: {rate / 1e9:,.0f} GFLOP/s (median)")
     for line in left_out:
         console.print(f"left out: {line}")

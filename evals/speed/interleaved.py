@@ -1,8 +1,8 @@
-"""Times of functions that take turns, so that what slows one of them down slows them all.
+"""Interleaved benchmarking of several functions.
 
-The speed of a shared machine changes while it is measured. Functions that follow one another, turn
-after turn, meet the same changes; a ratio of two is therefore taken within each turn, and the median
-of these ratios says more than the ratio of two medians.
+The speed of a shared machine changes while it is measured. Functions that run one after the other in
+every round meet the same changes. The ratio of two functions is therefore taken within each round, and
+the median of these ratios is more reliable than the ratio of two medians.
 """
 
 import statistics
@@ -16,7 +16,7 @@ import jax
 
 @dataclass(frozen=True)
 class Spread:
-    """What several turns gave: their median, least and greatest."""
+    """Median, minimum and maximum over several rounds."""
 
     median: float
     low: float
@@ -24,29 +24,29 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Of at least one value."""
+        """Summarises at least one value."""
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
 
 
-def take_turns(
-    turns: int, *functions: Callable[[], Any], calls: int = 1, untimed: int = 1
+def time_interleaved(
+    rounds: int, *functions: Callable[[], Any], calls: int = 1, warm_up: int = 1
 ) -> list[list[float]]:
-    """Seconds of one call of each function in each turn, after turns that are not timed.
+    """Returns the seconds of one call of each function in each round.
 
     Args:
-      turns: timed ones.
-      functions: each returns arrays, which are waited for.
-      calls: how often a function is called in its turn, one call queued behind the other: more than
-        one where the time to start a call counts beside the time that it takes, as on a GPU.
-      untimed: turns before those; 0 for functions that have been called before.
+      rounds: number of timed rounds.
+      functions: functions to time; each returns arrays, which are waited for.
+      calls: calls of a function per round, queued one behind the other: more than one where starting a
+        call takes a considerable part of its time, as on a GPU.
+      warm_up: rounds before the timed ones; 0 for functions that have been called before.
     """
     seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(untimed + turns):
+    for _ in range(warm_up + rounds):
         for function, times in zip(functions, seconds, strict=True):
             start = time.perf_counter()
             for _ in range(calls - 1):
                 function()
             jax.block_until_ready(function())
             times.append((time.perf_counter() - start) / calls)
-    return [times[untimed:] for times in seconds]
+    return [times[warm_up:] for times in seconds]

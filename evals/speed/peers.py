@@ -1,10 +1,10 @@
-"""Attention of other people, called as their documentation says, to be compared with ours.
+"""Attention implementations of other libraries, called as their documentation says.
 
 jax.nn          ``jax.nn.dot_product_attention`` in plain XLA, on one device. It keeps all T x T scores
-                of a head, which sets the longest sequence that fits.
+                of a head, which limits the sequence length.
 ringattention   the package of the paper's authors, release 0.1.2, its pure JAX path, with the chunks of
-                512 that its README shows: ``pip install -e '.[peers]'``. It has as many key heads as
-                query heads, consecutive blocks, and chunks that must divide a block.
+                512 tokens of its README: ``pip install -e '.[peers]'``. It needs as many key heads as
+                query heads, uses the contiguous layout, and its chunks must divide a block.
 """
 
 import importlib
@@ -16,31 +16,31 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evals.speed.attention_benchmark import Contender, LeftOutError, Problem
+from evals.speed.attention_benchmark import Implementation, Problem, UnsupportedError
 
 Peer = Literal["jax.nn", "ringattention"]
 PEERS: tuple[Peer, ...] = get_args(Peer)
 
 CHUNK = 512
-"""Queries and keys at a time."""
+"""Tokens of a chunk of queries or keys."""
 
 
-def peer(name: Peer, problem: Problem, mesh: Mesh) -> Contender:
-    """The contender of this name.
+def peer(name: Peer, problem: Problem, mesh: Mesh) -> Implementation:
+    """Returns the implementation of this name.
 
     Args:
       name: one of ``PEERS``.
-      problem: what it is to compute.
-      mesh: for those that share a sequence; its axis is "ring".
+      problem: the problem that it is to compute.
+      mesh: devices for implementations that shard the sequence, over its axis "ring".
 
     Raises:
-      LeftOutError: the package is missing, or cannot compute this.
+      UnsupportedError: the package is missing, or cannot compute this problem.
     """
     if name == "jax.nn":
-        return Contender.of(name, _jax_nn)
+        return Implementation.of(name, _jax_nn)
     sequence = PartitionSpec(None, "ring")
     attend = _ringattention(problem, mesh, sequence)
-    return Contender.of(name, attend, NamedSharding(mesh, sequence))
+    return Implementation.of(name, attend, NamedSharding(mesh, sequence))
 
 
 def _jax_nn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -52,9 +52,9 @@ def _ringattention(problem: Problem, mesh: Mesh, sequence: PartitionSpec) -> Cal
     block = problem.tokens // mesh.shape["ring"]
     chunk = min(CHUNK, block)
     if problem.heads != problem.kv_heads:
-        raise LeftOutError(f"has no grouped heads, here {problem.heads} on {problem.kv_heads}")
+        raise UnsupportedError(f"has no grouped heads, here {problem.heads} on {problem.kv_heads}")
     if block % chunk:
-        raise LeftOutError(f"blocks of {block} tokens do not divide into chunks of {chunk}")
+        raise UnsupportedError(f"blocks of {block} tokens do not divide into chunks of {chunk}")
     options = {
         "causal_block_size": 1,
         "deterministic": True,
@@ -72,7 +72,7 @@ def _ringattention(problem: Problem, mesh: Mesh, sequence: PartitionSpec) -> Cal
         # No bias, segments or cache; logits in float32.
         return library.ring_attention(q, k, v, None, None, None, "ring", True, options)
 
-    # Its loops start from arrays that are the same on every device, which the check would refuse.
+    # Its loops start from arrays that are replicated, which the check of varying axes refuses.
     return jax.shard_map(on_device, mesh=mesh, in_specs=(sequence,) * 3, out_specs=sequence, check_vma=False)
 
 
@@ -85,7 +85,7 @@ def _ringattention_library() -> Any:
     try:
         return importlib.import_module("ringattention.ringattention_jax")
     except ImportError as error:
-        raise LeftOutError(f"cannot be imported ({error}); pip install -e '.[peers]'") from error
+        raise UnsupportedError(f"cannot be imported ({error}); pip install -e '.[peers]'") from error
     finally:
         if missing:
             delattr(jax.lib, "xla_bridge")

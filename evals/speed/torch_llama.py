@@ -1,4 +1,4 @@
-"""A LLaMA's folder run by ``transformers`` and torch, which the extra hf installs."""
+"""A LLaMA run by ``transformers`` and torch, which the extra hf installs."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ class TorchLlama:
     """Prefill and greedy decoding in float32 with the library's own cache, on all cores.
 
     Args:
-      folder: as ``save_pretrained`` writes it.
+      folder: model as ``save_pretrained`` writes it.
 
     Attributes:
-      name: the versions.
+      name: the versions of both packages.
     """
 
     name = f"transformers {transformers.__version__}, torch {torch.__version__}"
@@ -27,13 +27,13 @@ class TorchLlama:
         self._model: Any = model.eval()
 
     def prefill(self, tokens: Tokens) -> tuple[np.ndarray, Any]:
-        """Logits [V] of the token after these, and the cache."""
+        """Returns the logits [V] of the next token, and the cache."""
         with torch.inference_mode():
             result = self._model(torch.tensor([list(tokens)]), use_cache=True, logits_to_keep=1)
         return result.logits[0, -1].numpy(), result.past_key_values
 
     def decode(self, token: int, count: int, cache: Any) -> list[int]:
-        """The ``count`` tokens after ``token``, greedily; the cache is left as it was."""
+        """Returns the ``count`` tokens that follow ``token`` greedily; the cache is restored."""
         written = []
         with torch.inference_mode():
             for _ in range(count):

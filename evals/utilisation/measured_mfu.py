@@ -21,7 +21,7 @@ import jax
 
 from agentic_ring.errors import ArgumentError
 from evals.compile.hardware import HARDWARE, Hardware
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed.interleaved import Spread, time_interleaved
 from evals.utilisation.device_rates import Probe, rates, simulated
 from evals.utilisation.projection import Hiding, Rates, Step, project
 
@@ -174,9 +174,9 @@ def _times(makers: Sequence[Sequence[Callable[[], Callable[[], Any]]]], turns: i
     """Seconds of each function in each turn."""
     if simulated():
         # One shared machine: all take turns, so that its changes meet all of them.
-        return take_turns(turns, *(make() for group in makers for make in group))
+        return time_interleaved(turns, *(make() for group in makers for make in group))
     # Steadier devices, whose memory one step may need whole.
-    return [seconds for group in makers for seconds in take_turns(turns, *(make() for make in group))]
+    return [seconds for group in makers for seconds in time_interleaved(turns, *(make() for make in group))]
 
 
 def _row(

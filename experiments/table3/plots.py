@@ -1,4 +1,4 @@
-"""Table 3 as pictures: the longest contexts beside the paper's, and bytes of a device against context."""
+"""Plots of Table 3: maximum contexts beside the paper's, and memory per device against context."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ STYLES = {
     ("memory_efficient", "full"): (PINK, "^"),
     ("vanilla", "full"): (GREY, "D"),
 }
-"""Colour and marker by method and where a layer's input waits."""
+"""Colour and marker by method and by the memory that holds each layer's input."""
 
 
 def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
-    """A line a row of the table: a marker for each method, hollow where it is the paper's."""
+    """Plots one line per row of the table: a marker for each method, hollow where it is the paper's."""
     canvas = Canvas(figsize=(9, 1.6 + 0.36 * len(rows)), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots()
@@ -41,14 +41,14 @@ def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [f"{row.hardware}  {row.model}" for row in rows])
     axes.invert_yaxis()
     _tokens(axes)
-    title = "longest context that compiles (small and hollow: the paper's)"
+    title = "maximum context that compiles (small and hollow: the paper's)"
     axes.set_title(title, loc="left", fontweight="bold")
     _legend(canvas)
     save(canvas, path)
 
 
 def plot_memory(path: Path, rows: Sequence[Row]) -> None:
-    """A panel a row: bytes of a device at each context asked about, by the formula, and the limit."""
+    """Plots one panel per row: compiled bytes per device at each context, the formula, and the limit."""
     across = 4
     down = -(-len(rows) // across)
     canvas = Canvas(figsize=(14, 2.9 * down), layout="constrained")
@@ -64,7 +64,7 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
             axes.axhline(found[0].limit / 1e9, color="black", linewidth=1, linestyle=":")
         _tokens(axes)
         axes.set_title(f"{row.hardware}, {row.model}", loc="left", fontsize=9, fontweight="bold")
-        axes.set_ylabel("GB a device", fontsize=8)
+        axes.set_ylabel("GB per device", fontsize=8)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
@@ -73,13 +73,13 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
         axes.set_visible(False)
     _legend(canvas)
     canvas.suptitle(
-        "filled: fits; hollow: does not (TPUs: at least so many bytes); lines: the formula; dotted: the limit"
+        "filled: fits; hollow: does not (TPUs: a lower bound); lines: the formula; dotted: the limit"
     )
     save(canvas, path)
 
 
 def _legend(canvas: Canvas) -> None:
-    """One entry a name, whatever the panels repeat."""
+    """Draws a legend with one entry per name, which several panels may share."""
     named = {}
     for axes in canvas.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -104,7 +104,7 @@ def _tokens(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8)
-    axes.set_xlabel("tokens of a sequence", fontsize=8)
+    axes.set_xlabel("tokens per sequence", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 

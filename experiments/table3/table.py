@@ -1,4 +1,4 @@
-"""Table 3 as text, CSV and Markdown: what was found beside what the paper has."""
+"""Table 3 as text, CSV and Markdown: our maximum contexts beside the paper's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from agentic_ring.files import replacing
 from agentic_ring.tables import TextTable
 from agentic_ring.token_units import thousands
 from evals.common.rows import write_rows
-from evals.compile.llama_step import CHUNK, HEADS_OF_A_GROUP, Method
+from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method
 from evals.compile.machines import machine
 from evals.compile.maximum_context import Cell, Finding, longest
 from experiments import paper
@@ -17,7 +17,7 @@ from experiments import paper
 
 @dataclass(frozen=True)
 class Column:
-    """One way to train; see ``Cell``."""
+    """A method and the memory that holds its layer inputs; see ``Cell``."""
 
     method: Method
     remat: Literal["full", "offload"]
@@ -37,12 +37,12 @@ BASELINES = ("blockwise", "memory_efficient", "vanilla")
 
 @dataclass(frozen=True)
 class Row:
-    """A machine and a model.
+    """Results of one machine and one model.
 
     Attributes:
-      hardware, model: which.
+      hardware, model: their names.
       found: findings by column.
-      paper: tokens by method, where the paper has the row.
+      paper: the paper's contexts by method, where it has the row.
     """
 
     hardware: str
@@ -51,7 +51,7 @@ class Row:
     paper: Mapping[str, int]
 
     def context(self, column: Column) -> int | None:
-        """The longest context found to fit; 0 if none does, None if it was not asked."""
+        """Returns the longest context that fits, 0 if none does, or None if none was compiled."""
         if column not in self.found:
             return None
         best = longest(list(self.found[column]))
@@ -59,30 +59,30 @@ class Row:
 
     @property
     def ring(self) -> int | None:
-        """The longest of the ring, in either set-up."""
+        """The longest context of the ring, with inputs on the device or on the host."""
         rings = [self.context(column) for column in COLUMNS if column.method == "ring"]
         return max((context for context in rings if context is not None), default=None)
 
     def ratio_to_paper(self) -> float | None:
-        """Our ring's context over the paper's."""
+        """Returns our ring's context over the paper's."""
         return self.ring / self.paper["ring"] if self.ring and "ring" in self.paper else None
 
     def over_best_baseline(self) -> float | None:
-        """The ring's context over that of the best baseline, all with full recomputation on the device."""
+        """Returns the ring's context over the best baseline's, all with full recomputation on the device."""
         baselines = [self.context(column) for column in COLUMNS if column.method in BASELINES]
         best = max((context for context in baselines if context), default=None)
         ring = self.context(COLUMNS[0])
         return ring / best if ring and best else None
 
     def paper_over_best_baseline(self) -> float | None:
-        """The same of the paper's figures."""
+        """Returns the same ratio of the paper's figures."""
         if not self.paper:
             return None
         return self.paper["ring"] / max(self.paper[method] for method in BASELINES)
 
 
 def table_rows(rows: Sequence[tuple[str, str]], done: Mapping[Cell, Sequence[Finding]]) -> list[Row]:
-    """The rows, with what is known of them so far."""
+    """Returns the rows with the findings so far."""
     contexts = paper.longest_contexts()
     return [
         Row(
@@ -102,7 +102,7 @@ def table_rows(rows: Sequence[tuple[str, str]], done: Mapping[Cell, Sequence[Fin
 
 
 def contexts_of(found: Sequence[Finding]) -> str:
-    """A search in words: "2048K fits, 4096K does not fit"."""
+    """Describes a search, such as "2048K fits, 4096K does not fit"."""
     return ", ".join(
         f"{thousands(finding.context)} {finding.verdict}"
         for finding in sorted(found, key=lambda finding: finding.context)
@@ -110,7 +110,7 @@ def contexts_of(found: Sequence[Finding]) -> str:
 
 
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
-    """Writes table.md, table.csv (a row a row) and findings.csv (a row a question)."""
+    """Writes table.md, table.csv (a line per row) and findings.csv (a line per finding)."""
     with replacing(folder / "table.md") as beside:
         beside.write_text(text_table(rows).markdown())
     write_rows(folder / "table.csv", [_numbers(row) for row in rows])
@@ -118,21 +118,21 @@ def write_table(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def text_table(rows: Sequence[Row]) -> TextTable:
-    """The table; in brackets the paper's figures, below it what the names stand for."""
+    """Returns the table with the paper's figures in brackets, and notes below it."""
     cells = [dict(zip(TITLES, _cells(row), strict=True)) for row in rows]
-    return TextTable("Longest context, tokens (the paper's)", cells, notes(rows))
+    return TextTable("Maximum context, tokens (the paper's)", cells, notes(rows))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What stands behind the table: the step, the machines, and what went wrong."""
+    """Returns the notes on the step, the machines and the errors."""
     lines = [
-        "Tokens of a sequence, longest power of two whose step compiles into a device's memory; in brackets "
-        "the paper's.",
+        "Tokens per sequence: the longest power of two whose compiled step fits a device's memory; the "
+        "paper's in brackets.",
         "The step: AdamW; parameters, moments and gradients in float32, sharded over all devices; full "
         f"recomputation of layers; logits of {CHUNK} tokens at a time in every method, and so the "
-        f"feedforward of blockwise and ring; the ring attends with {HEADS_OF_A_GROUP} heads at a time. One "
-        "sequence over all devices for the ring, one a device for the others.",
-        "Inputs on host: each layer's input waits for the backward in the host's memory.",
+        f"feedforward of blockwise and ring; the ring computes {HEADS_PER_GROUP} heads at a time. One "
+        "sequence over all devices for the ring, one per device for the others.",
+        "Inputs on host: each layer's input is kept in the host's memory until the backward pass.",
     ]
     for name in dict.fromkeys(row.hardware for row in rows):
         named = machine(name)
@@ -140,8 +140,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         note = f" ({named.note})" if named.note else ""
         lines.append(
             f"{name}: {named.devices} devices {named.hardware.name}{note}, "
-            f"{named.hardware.limit / 1e9:.1f} GB of each for a program, "
-            f"{named.host_memory / 1e9:.0f} GB of host memory each; {', '.join(sorted(precisions))}."
+            f"{named.hardware.limit / 1e9:.1f} GB of each usable by a program, "
+            f"{named.host_memory / 1e9:.0f} GB of host memory per device; {', '.join(sorted(precisions))}."
         )
     errors = [finding for finding in _findings(rows) if finding.verdict == "error"]
     return [*lines, *(f"{e.cell} at {thousands(e.context)}: {e.message}" for e in errors)]

@@ -16,7 +16,7 @@ from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.progress import say
 from evals.compile.machines import NamedMachine, machine
-from evals.compile.maximum_context import Asker, Finding, Findings
+from evals.compile.maximum_context import CellCompiler, Finding, Findings
 from evals.compile.step_memory import TrainStep, chain_step
 from experiments.exorl.presets import PRESETS
 from experiments.table5.methods import METHODS, Agentic
@@ -103,7 +103,7 @@ def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]
       UnknownNameError: no such machine.
     """
     findings = kept_findings(output)
-    asker = Asker(lambda cell, _: _command(cell, output), findings)
+    compile_at = CellCompiler(lambda cell, _: _command(cell, output), findings)
     asked = machine(hardware).hardware
     if not asked.compiler_installed:
         say(
@@ -112,7 +112,7 @@ def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]
         )
         known = {name: findings.get(cell, cell.context) for name, cell in _cells(hardware).items()}
         return {name: finding for name, finding in known.items() if finding is not None}
-    return {name: asker(cell, cell.context) for name, cell in _cells(hardware).items()}
+    return {name: compile_at(cell, cell.context) for name, cell in _cells(hardware).items()}
 
 
 def in_words(finding: Finding[ChainCell]) -> str:

@@ -11,13 +11,12 @@ from agentic_ring.errors import ArgumentError
 from agentic_ring.token_units import parse_tokens
 from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import MACHINES, machine
-from evals.compile.maximum_context import Cell, Finding, Findings
+from evals.compile.maximum_context import Cell, Finding
 from experiments import paper, table3_max_context
 from experiments.context_growth import plot_growth
-from experiments.table3.check_command import check_command
 from experiments.table3.plots import plot_contexts, plot_memory
 from experiments.table3.table import COLUMNS, table_rows, text_table
-from experiments.table3_max_context import all_rows, paper_precision
+from experiments.table3_max_context import all_rows, cell_compiler, findings_in, paper_precision
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
 
@@ -123,7 +122,7 @@ def test_wrong_flags(flags, message, monkeypatch, capsys, tmp_path):
 
 
 def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
-    findings = Findings(tmp_path / "answers")
+    findings = findings_in(tmp_path)
     for answers in done.values():
         for answer in answers:
             findings.put(answer)
@@ -131,7 +130,7 @@ def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, caps
     monkeypatch.setattr(
         table3_max_context,
         "search",
-        lambda cell, asker: [asker(cell, answer.context) for answer in done[cell]],
+        lambda cell, compile_at: [compile_at(cell, answer.context) for answer in done[cell]],
     )
     code, _, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
     assert code == 0
@@ -172,10 +171,11 @@ def test_a_small_model_on_a_real_compiler(name, tmp_path):
     if name not in compilers():
         pytest.skip(f"the compiler for {name} is not installed")
     cell = Cell(name, "tiny", "ring", "bfloat16")
-    ended = subprocess.run(check_command(cell, 2**16, tmp_path), capture_output=True, text=True, timeout=600)
+    command = cell_compiler(tmp_path).command(cell, 2**16)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("fits: ")
-    answer = Findings(tmp_path / "answers").get(cell, 2**16)
+    answer = findings_in(tmp_path).get(cell, 2**16)
     assert answer.verdict == "fits"
     assert 0 < answer.state < answer.needed < answer.limit
 

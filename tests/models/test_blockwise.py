@@ -10,7 +10,7 @@ from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.layers import FeedForward
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.transformer import TransformerConfig
-from evals.overlap import parse
+from evals.compile.collective_schedule import parse
 
 MESHES = [
     None,

@@ -1,4 +1,4 @@
-"""The search for the longest context, what is kept of it, and what happens when a compiler dies."""
+"""The search for the maximum context, its findings on disk, and compilers that crash."""
 
 import json
 import sys
@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from evals.compile.maximum_context import (
-    Asker,
     Cell,
+    CellCompiler,
     Finding,
     Findings,
     longest,
@@ -46,7 +46,7 @@ def test_the_search_finds_the_longest_from_any_side(most):
     assert len(compiler.asked) == len(set(compiler.asked))
 
 
-def test_the_formula_saves_questions():
+def test_the_formula_saves_compilations():
     compiler = Compiler(512 * 1024)
     list(search(CELL, compiler))
     assert len(compiler.asked) <= 3
@@ -108,17 +108,17 @@ def test_a_damaged_answer_is_asked_again(tmp_path):
     assert findings.get(CELL, 2048) is None
 
 
-def asker(tmp_path, program: str) -> Asker:
-    return Asker(lambda cell, context: [sys.executable, "-c", program], Findings(tmp_path))
+def cell_compiler(tmp_path, program: str) -> CellCompiler:
+    return CellCompiler(lambda cell, context: [sys.executable, "-c", program], Findings(tmp_path))
 
 
 def test_a_process_that_answers(tmp_path):
     path = Findings(tmp_path).path(CELL, 2048)
     program = f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(asdict(finding(2048)))!r})"
-    ask = asker(tmp_path, program)
-    assert ask(CELL, 2048) == finding(2048)
+    compile_at = cell_compiler(tmp_path, program)
+    assert compile_at(CELL, 2048) == finding(2048)
     # The second answer comes from disk.
-    assert asker(tmp_path, "raise SystemExit(1)")(CELL, 2048) == finding(2048)
+    assert cell_compiler(tmp_path, "raise SystemExit(1)")(CELL, 2048) == finding(2048)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_a_process_that_answers(tmp_path):
             "-6: Check failed",
         ),
         ("raise SystemExit('error: no compiler')", "1: error: no compiler"),
-        ("pass", "it said nothing"),
+        ("pass", "no output"),
     ],
 )
 def test_a_process_that_dies_is_an_error_and_not_a_lack_of_memory(tmp_path, program, message):
-    answer = asker(tmp_path, program)(CELL, 2048)
+    answer = cell_compiler(tmp_path, program)(CELL, 2048)
     assert answer.verdict == "error"
     assert message in answer.message
     assert Findings(tmp_path).get(CELL, 2048) is None, "it is asked again the next time"

@@ -1,4 +1,4 @@
-"""The formula: exact where it can be, in proportion elsewhere."""
+"""The memory formula: exact where it can be, in proportion elsewhere."""
 
 import pytest
 

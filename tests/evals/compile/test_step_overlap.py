@@ -1,11 +1,11 @@
-"""What a step sends, from a schedule's text and from a compiled step."""
+"""Collectives of a training step, from the text of a schedule and from a compiled step."""
 
 import jax
 import pytest
 
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep, Shape
-from evals.step_overlap import sent
+from evals.step_overlap import collective_totals
 
 PROGRAM = """\
 HloModule jit_f, is_scheduled=true
@@ -47,14 +47,14 @@ ENTRY %main (x.1: (s32[], f32[8,8])) -> f32[8,8] {
 
 
 def test_hidden_and_exposed():
-    gather, reduce, scatter = sent(PROGRAM, smallest=0)
+    gather, reduce, scatter = collective_totals(PROGRAM, smallest=0)
     assert (gather.kind, gather.count, gather.exposed_count, gather.size) == ("all-gather", 5, 0, 5 * 256)
     assert (reduce.kind, reduce.count, reduce.exposed_count) == ("all-reduce", 5, 5)
     assert (scatter.kind, scatter.backward, scatter.exposed_size) == ("reduce-scatter", True, 256)
 
 
 def test_small_arrays_are_left_out():
-    assert sent(PROGRAM, smallest=257) == []
+    assert collective_totals(PROGRAM, smallest=257) == []
 
 
 @pytest.mark.slow
@@ -63,7 +63,10 @@ def test_a_real_step_sends_a_ring_and_its_weights(monkeypatch):
     monkeypatch.setattr(llama_step, "CHUNK", 8)
     devices = tuple(jax.devices())
     compiled = LlamaStep("tiny", "ring", 512, devices, "float32").train_step.lower().compile()
-    totals = {(total.kind, total.backward): total for total in sent(compiled.as_text() or "", smallest=256)}
+    totals = {
+        (total.kind, total.backward): total
+        for total in collective_totals(compiled.as_text() or "", smallest=256)
+    }
     hops = sum(total.count for (kind, _), total in totals.items() if kind == "collective-permute")
     # Forward, recomputed forward and backward of 2 layers of 8 groups: 7 hops of keys and values each.
     assert hops >= 2 * 8 * 7 * 3

@@ -1,4 +1,4 @@
-"""The attention benchmark counts, compares, writes and draws what it says; nothing here asserts a time."""
+"""Counts, ratios, rows and plots of the attention benchmark; no test asserts a time."""
 
 import csv
 import sys
@@ -13,22 +13,22 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from evals import attention_speed as script
 from evals.attention_speed import LOCAL, attention_speed
 from evals.common.rows import read_rows
-from evals.speed import attention_benchmark as contest_module
-from evals.speed.attention_benchmark import Contender, LeftOutError, Problem, contest
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed import attention_benchmark
+from evals.speed.attention_benchmark import Implementation, Problem, UnsupportedError, benchmark
+from evals.speed.attention_speed_plot import plot_speed
+from evals.speed.interleaved import Spread, time_interleaved
 from evals.speed.peers import peer
-from evals.speed_plot import plot_speed
 
 TINY = Problem(tokens=16, heads=2, kv_heads=1, head_dim=8)
-PRODUCT = Contender.of("product", lambda q, k, v: q * (k + v))
+PRODUCT = Implementation.of("product", lambda q, k, v: q * (k + v))
 
 
 @pytest.fixture(autouse=True)
-def small_yardstick(monkeypatch):
-    monkeypatch.setattr(contest_module, "MATMUL", {"cpu": 64})
+def small_reference_product(monkeypatch):
+    monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
 
 
-def test_rows_of_our_own_contenders():
+def test_rows_of_our_own_implementations():
     strategies = ("ring", "ulysses_ring")  # two heads do not divide over a part of a ring of two
     rows, (line,) = attention_speed(
         TINY, devices=2, strategies=strategies, peers=(), kernel="vanilla", turns=1
@@ -64,13 +64,15 @@ def test_both_is_the_forward_with_its_gradients():
 
 def test_what_does_not_fit_is_left_out_before_it_runs(monkeypatch):
     monkeypatch.setattr(device_memory, "HOST_SHARE", 1e-9)
-    rows, (line,) = contest(TINY, [PRODUCT], (), turns=1)
+    rows, (line,) = benchmark(TINY, [PRODUCT], (), rounds=1)
     assert rows == []
     assert line == "product: needs 0.0 GB of 0.0 GB (forward, forward+backward)"
 
 
-def test_ratios_are_of_the_same_turn():
-    rows, _ = contest(TINY, [PRODUCT, Contender.of("sum", lambda q, k, v: q + k + v)], ("sum",), turns=3)
+def test_ratios_are_of_the_same_round():
+    rows, _ = benchmark(
+        TINY, [PRODUCT, Implementation.of("sum", lambda q, k, v: q + k + v)], ("sum",), rounds=3
+    )
     product, total = (row for row in rows if row.direction == "forward")
     assert total.ratios == {}
     ratio = product.ratios["sum"]
@@ -78,10 +80,10 @@ def test_ratios_are_of_the_same_turn():
     assert product.turns == 3
 
 
-def test_functions_take_turns_after_one_that_is_not_timed():
+def test_functions_are_timed_interleaved_after_a_warm_up():
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
     calls = []
-    first, second = take_turns(2, lambda: calls.append("a"), lambda: calls.append("b"), calls=2)
+    first, second = time_interleaved(2, lambda: calls.append("a"), lambda: calls.append("b"), calls=2)
     assert calls == ["a", "a", "b", "b"] * 3
     assert len(first) == len(second) == 2
 
@@ -118,10 +120,10 @@ def test_an_unknown_peer_is_an_error_that_lists_the_peers():
         attention_speed(TINY, devices=2, peers=("flash",))
 
 
-def test_a_peer_that_cannot_take_part_is_left_out_with_the_reason():
+def test_an_unsupported_problem_is_left_out_with_the_reason():
     # Either the package is missing, or it has no grouped heads.
     mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
-    with pytest.raises(LeftOutError, match=r"cannot be imported|has no grouped heads, here 2 on 1"):
+    with pytest.raises(UnsupportedError, match=r"cannot be imported|has no grouped heads, here 2 on 1"):
         peer("ringattention", TINY, mesh)
 
 
@@ -131,7 +133,7 @@ def test_wrong_sizes_are_errors():
     with pytest.raises(ArgumentError, match="heads is 3, no multiple of kv_heads 2"):
         Problem(64, heads=3, kv_heads=2)
     with pytest.raises(ArgumentError, match="turns is 0"):
-        contest(TINY, [PRODUCT], (), turns=0)
+        benchmark(TINY, [PRODUCT], (), rounds=0)
 
 
 def test_without_rows_there_is_nothing_to_draw(tmp_path):

@@ -45,9 +45,9 @@ def test_the_script_runs_both_sections(tmp_path, monkeypatch, capsys):
         cli.run(script.main)
     assert exit.value.code == 0
     assert "time / bare kernel" in capsys.readouterr().out
-    contenders = [(row["tokens"], row["contender"]) for row in read_rows(rows_to)]
+    rows = [(row["tokens"], row["contender"]) for row in read_rows(rows_to)]
     names = ("bare kernel", "ours local", "emulated ring of 2")
-    assert contenders[::2] == [*(("16", name) for name in names), ("32", "ours local")]
+    assert rows[::2] == [*(("16", name) for name in names), ("32", "ours local")]
 
 
 def test_a_kernel_of_another_platform_and_odd_lengths_are_errors():

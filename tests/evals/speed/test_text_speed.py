@@ -1,4 +1,4 @@
-"""The comparison with transformers runs, agrees with it, and says what it needs."""
+"""The benchmark against transformers runs, agrees with it, and names its missing extra."""
 
 import sys
 

@@ -11,7 +11,7 @@ from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer import TransformerConfig
 from evals.common.rows import write_rows
 from evals.speed import attention_benchmark
-from evals.speed.interleaved import Spread, take_turns
+from evals.speed.interleaved import Spread, time_interleaved
 from evals.utilisation import device_rates, measured_mfu
 from evals.utilisation.device_rates import Probe, columns, probes, rates, read_rates
 from evals.utilisation.measured_mfu import Candidate, known_peak, measure
@@ -92,7 +92,7 @@ def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     assert set(found) == {*NAMES, *KERNELS} - {"collective"}
     assert found["link"].work == hop_bytes(stack, 16, 4)
     assert found["full_backward"].work == 2.5 * found["causal_forward"].work == 2.5 * 8 * 4 * 16**2 / 2 * 8
-    times = take_turns(1, *(probe.make() for probe in found.values()))
+    times = time_interleaved(1, *(probe.make() for probe in found.values()))
     reached = rates(found, {name: seconds[0] for name, seconds in zip(found, times, strict=True)}, None)
     write_rows(tmp_path / "rates.csv", [columns(reached)])
     assert read_rates(tmp_path / "rates.csv") == reached

@@ -1,9 +1,10 @@
-"""What a compiled program does while a transfer is in flight."""
+"""Overlap of transfers with compute, in the text of a schedule and in compiled ring attention."""
 
 import pytest
 
+from evals.compile.collective_schedule import exposed, parse, transfers
 from evals.compile.compile_target import CompilerMissingError, compile_target
-from evals.overlap import compile_attention, exposed, parse, transfers
+from evals.ring_overlap import AttentionProblem
 
 PROGRAM = """\
 HloModule jit_f, is_scheduled=true
@@ -63,14 +64,14 @@ def test_products_in_a_loop_count_as_often_as_it_runs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["2x2", "4x4"])
-def test_every_hop_on_a_tpu_is_hidden(topology):
-    """But the last of the backward, which takes the gradients home when nothing is left to compute."""
+def test_every_hop_on_a_tpu_overlaps_compute(topology):
+    """Except the final transfer of dK and dV, after which nothing is left to compute."""
     try:
-        machine = compile_target("v5e", topology)
+        target = compile_target("v5e", topology)
     except CompilerMissingError as error:
         pytest.skip(str(error))
-    text = compile_attention(machine, 16 * 1024, heads=4, key_heads=2).as_text()
-    ring = len(machine.devices)
+    ring = len(target.devices)
+    text = AttentionProblem(16 * 1024, ring, heads=4, key_heads=2).compile(target).as_text()
     hops = [transfer for transfer in transfers(text) if transfer.cycle == ring]
     assert sum(hop.times for hop in hops if not hop.backward) >= ring - 1
     late = exposed(text, ring)

@@ -1,6 +1,6 @@
-"""Time and memory of attention against the length of the sequence, from the rows of attention_speed.
+"""Plot of the time and memory of attention against sequence length.
 
-python evals/speed_plot.py --rows attention.csv --plot attention.png
+``plot_speed(Path("attention.png"), read_rows(Path("attention.csv")))`` draws rows that were written before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from agentic_ring import cli
 from agentic_ring.errors import ArgumentError
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
-from evals.common.rows import read_rows
 from evals.speed.attention_benchmark import DIRECTIONS, Direction
 
 STYLES = {
@@ -27,18 +25,18 @@ STYLES = {
     "jax.nn": ("black", "x"),
     "ringattention": (ORANGE, "P"),
 }
-"""Colour and marker by contender."""
+"""Colour and marker of each implementation."""
 
 
 def plot_speed(
     path: Path, rows: Sequence[Mapping[str, Any]], direction: Direction = "forward+backward"
 ) -> None:
-    """Two panels, log-log: seconds of a call with their spread, and temporary memory of a device.
+    """Draws two log-log panels: seconds per call with their spread, and temporary memory per device.
 
     Args:
-      path: of the PNG.
+      path: PNG file to write.
       rows: cells of ``SpeedRow.columns``, as numbers or as text.
-      direction: which of the rows to draw.
+      direction: the rows to draw.
 
     Raises:
       ArgumentError: no rows of this direction.
@@ -63,7 +61,7 @@ def plot_speed(
         time.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
         memory.plot(tokens, [int(row["temp_bytes"]) / 2**20 for row in own], **style)
     _finish(time, rows, f"time of {direction}", "seconds (median; shaded: least to greatest)")
-    _finish(memory, rows, f"memory of {direction}", "temporary MiB a device (planned)")
+    _finish(memory, rows, f"memory of {direction}", "temporary MiB per device (planned)")
     canvas.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save(canvas, path)
 
@@ -82,18 +80,3 @@ def _finish(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str, label: st
     axes.set_ylabel(label)
     axes.grid(color="0.9", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def main(rows: Path, plot: Path, direction: Direction = "forward+backward") -> None:
-    """Draws measured rows.
-
-    Args:
-      rows: CSV file that attention_speed wrote.
-      plot: PNG file to write.
-      direction: Which of the rows to draw.
-    """
-    plot_speed(plot, read_rows(rows), direction)
-
-
-if __name__ == "__main__":
-    cli.run(main)
