@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import jax
-import tyro
 from rich.console import Console
 
 from agentic_ring import cli
@@ -100,12 +99,12 @@ def print_finding(finding: Finding) -> None:
 
 
 def main(
-    hardware: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
-    model: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
-    method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
+    hardware: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
+    model: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
+    method: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
     precision: Literal["paper", "float32", "bfloat16"] = "paper",
-    inputs: Literal["device", "host"] | None = None,
-    check: str | None = None,
+    inputs: Annotated[Literal["device", "host"] | None, cli.optional_flag(metavar="{device,host}")] = None,
+    check: Annotated[str | None, cli.optional_flag(metavar="TOKENS")] = None,
     output: Path = Path("runs/table3"),
     workers: int = max(1, (os.cpu_count() or 1) // 2),
 ) -> None:

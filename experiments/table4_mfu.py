@@ -1,13 +1,13 @@
 """Model FLOPs utilisation of blockwise and ring attention (Table 4): measured here, projected elsewhere.
 
-    python experiments/table4_mfu.py                                      # the devices that are here
+    python experiments/table4_mfu.py                                      # this machine's devices
     python experiments/table4_mfu.py --hardware 8xH200 --model 7B --block 65536 --rates rates.csv
 
-Measured: a training step with blockwise attention, a sequence a device, and one with ring attention,
+Measured: a training step with blockwise attention, one sequence per device, and one with ring attention,
 one sequence over all devices, with as many tokens in both: the paper's ratio of contexts. Projected:
 the paper's machines, from the rates of single parts measured on one device (here, or by another run:
-``--rates``) and the links of the paper's Table 2. The claim to test is that the ring is within a few per
-cent of what the blockwise step leads to expect.
+``--rates``) and the links of the paper's Table 2. The claim under test is that the ring is within a few per
+cent of the speed that the blockwise step predicts.
 """
 
 import os
@@ -31,38 +31,38 @@ from agentic_ring.tables import TextTable
 from evals.common.rows import write_rows
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine
-from evals.speed.interleaved import Spread
 from evals.utilisation import kernel_times
-from evals.utilisation.device_rates import columns, probes, read_rates, simulated
 from evals.utilisation.measured_mfu import Candidate, MeasuredRow, measure
-from evals.utilisation.mfu_plot import Bar, plot_mfu
+from evals.utilisation.measured_rates import probes, simulated
 from evals.utilisation.projection import Step
-from evals.utilisation.published_rates import PUBLISHED
+from evals.utilisation.rates import PUBLISHED, rate_columns, read_rates
 from evals.utilisation.running_step import RunningStep
-from experiments.table4.projection import ProjectedRow, project_machine, project_paper
-from experiments.table4.tables import kernel_table, measured_table, minimum_table, projected_table
+from experiments.table4.plot import bars, plot_mfu
+from experiments.table4.projection import project_machine, project_paper
+from experiments.table4.table2 import minimum_table
+from experiments.table4.tables import kernel_table, measured_table, projected_table
 
 CORES = max(2, os.cpu_count() or 2)
-"""Simulated devices of a CPU: those that share a core wait for each other, as real ones do not."""
+"""Simulated devices of a CPU, one per core: devices that share a core would wait for each other."""
 
 BLOCK_ON_CPU, BLOCK = 4096, 32768
-"""Tokens a device."""
+"""Tokens per device."""
 
 Remat = Literal["full", "offload", "attention"]
 
 SIMULATED = (
-    "The devices are simulated and share their cores: blockwise attention has a sequence a device, the ring "
-    "one as long as all of them, so both steps do their work on the same cores and expectations follow "
-    "from operations. A transfer is a copy, which hides behind nothing."
+    "The devices are simulated and share their cores: blockwise attention has one sequence per device, the "
+    "ring one as long as all of them, so both steps use the same cores and expected times follow from "
+    "operations. A transfer is a copy, and nothing overlaps it."
 )
 
 
 def training_steps(
     model: str, block: int, devices: Sequence[Any], precision: Precision, remat: Remat
 ) -> list[LlamaStep]:
-    """Blockwise and, on several devices, ring: ``block`` tokens a device in both."""
+    """Returns the blockwise and, on several devices, the ring step, with ``block`` tokens per device."""
     if block < 2 or block % 2:
-        raise ArgumentError(f"block is {block}; take an even number of tokens a device, at least 2")
+        raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
     methods: tuple[Method, ...] = ("blockwise", "ring") if len(devices) > 1 else ("blockwise",)
     return [
         LlamaStep(
@@ -78,7 +78,7 @@ def training_steps(
 
 
 def candidate(running: RunningStep) -> Candidate:
-    """The step as ``measured_mfu`` times it."""
+    """Returns the step in the form that ``measured_mfu`` times."""
     step = running.step
     ring = len(step.devices) if step.method == "ring" else 1
     config = step.config
@@ -94,7 +94,7 @@ def candidate(running: RunningStep) -> Candidate:
 
 
 def model_config(model: str, method: Method, remat: Remat = "full") -> LlamaConfig:
-    """A model of this size as it would run elsewhere, in bfloat16."""
+    """Returns the configuration of a model on other machines, in bfloat16."""
     return LlamaStep(model, method, 2, (None,), remat=remat).config
 
 
@@ -110,22 +110,24 @@ def main(
     trace: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     output: Path = Path("runs/table4_mfu"),
 ) -> None:
-    """Measures utilisation on the devices that are here and projects it for machines that are not.
+    """Measures utilisation on this machine's devices and projects it for other machines.
 
     Args:
-      model: Size: tiny, 100M, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
-      block: Tokens a device: the blockwise context, and the ring's over the number of devices. Default:
+      model: Model size: tiny, 100M, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
+      block: Tokens per device: the blockwise context, and the ring's over the number of devices. Default:
         4096 on a CPU, 32768 on anything else.
-      precision: Of products and activations. Default: float32 on a CPU, bfloat16 on anything else.
-      remat: What the backward computes again: full is the paper's, attention keeps its output.
+      precision: Type of matrix products and activations. Default: float32 on a CPU, bfloat16 on anything
+        else.
+      remat: What the backward pass computes again: full recomputes each layer, as in the paper; offload also
+        keeps the layer's input in host memory; attention keeps the output of attention.
       hardware: Project this machine (8xH200, TPUv5p-256, ...) with --model and --block; no training step
         runs. Default: measure here, and project the paper's machines.
-      rates: A rates.csv of another run to project from. Default: rates measured here, on a CPU those
+      rates: File rates.csv of another run to project from. Default: rates measured here, on a CPU those
         published for an H100.
-      turns: Timed turns; medians are reported, with the least and the greatest.
-      simulated_devices: Where there is only a CPU. Default: as many as it has cores, and at least 2.
-      trace: Folder for a profile of one step of each method, whose longest kernels are then listed;
-        not with --hardware, where no step runs.
+      turns: Number of timed rounds; medians are reported with minimum and maximum.
+      simulated_devices: Number of devices where there is only a CPU. Default: one per core, at least 2.
+      trace: Folder for a profile of one step of each method, whose longest kernels are then listed. Has no
+        effect with --hardware, where no step runs.
       output: Folder for CSV files, table4.md and table4.png.
     """
     if hardware is not None:
@@ -142,8 +144,8 @@ def main(
     steps = training_steps(model, block, jax.devices(), precision, remat)
     running = [RunningStep(step) for step in steps]
     if chosen is None and on_cpu:
-        # What a CPU reaches of its peak says little about accelerators.
-        chosen = PUBLISHED, "published for an H100, see evals/utilisation/published_rates.py"
+        # The share of the peak that a CPU reaches says little about accelerators.
+        chosen = PUBLISHED, "published for an H100, see evals/utilisation/rates.py"
 
     tables: list[TextTable] = []
     measured: list[MeasuredRow] = []
@@ -152,7 +154,7 @@ def main(
         parts = probes(steps[0].config, block, steps[0].mesh)
         measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
         measured = measurement.rows
-        write_rows(output / "rates.csv", [columns(measurement.rates)])
+        write_rows(output / "rates.csv", [rate_columns(measurement.rates)])
         chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
         if measured:
             write_rows(output / "measured.csv", [row.columns() for row in measured])
@@ -172,33 +174,21 @@ def main(
 
 
 def where() -> str:
-    """The devices in words."""
+    """Describes the devices."""
     found = provenance()["hardware"]
     simulated = f", simulated on {found['cores']} cores of {found['cpu']}" if found["simulated"] else ""
     return f"{found['devices']} x {found['device_kind']}{simulated}"
 
 
 def traced(running: RunningStep, directory: Path) -> TextTable:
-    """Saves a profile of one update and lists its longest kernels."""
+    """Saves a profile of one update and returns a table of its longest kernels."""
     method, update = running.step.method, running.updates()
     jax.block_until_ready(update())
     return kernel_table(method, kernel_times.trace(directory / method, update))
 
 
-def bars(measured: Sequence[MeasuredRow], projected: Sequence[ProjectedRow]) -> tuple[list[Bar], list[Bar]]:
-    """For the plot; of the projected ways only those that hide all they can."""
-    ours = [Bar(row.method, row.paper, row.halved) for row in measured]
-    theirs = []
-    for row in projected:
-        if row.method in ("blockwise", "ring"):
-            shares = map(row.projection.utilisation, (row.flops.paper, row.flops.halved))
-            paper, halved = (Spread.of([share]) for share in shares)
-            theirs.append(Bar(f"{row.machine} {row.model} {row.method}", paper, halved))
-    return ours, theirs
-
-
 def publish(tables: Sequence[TextTable], output: Path) -> None:
-    """Prints the tables and writes them to ``table4.md``, with the command that made them."""
+    """Prints the tables and writes them to ``table4.md``, with the command."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     for table in tables:
         console.print(table.rich())

@@ -96,3 +96,24 @@ HARDWARE: dict[str, Hardware] = {
     )
 }
 """Every kind of device by its name."""
+
+_DEVICE_KINDS = {
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU7x": "tpu7x",
+}
+"""Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
+
+
+def hardware_of(device_kind: str) -> Hardware | None:
+    """Returns the specification of a device of this machine by JAX's name of its kind, if it is known."""
+    name = _DEVICE_KINDS.get(device_kind)
+    return None if name is None else HARDWARE[name]

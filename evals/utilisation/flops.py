@@ -1,12 +1,12 @@
-"""Operations of a training step, as the paper counts them and as the model needs them.
+"""FLOPs of a training step, as the paper counts them and as the model needs them.
 
-A multiplication and an addition are two operations. A backward takes twice its forward, and what
-rematerialisation computes again earns nothing: the counts are of the model, not of the machine.
+A multiplication and an addition are two operations. A backward pass takes twice its forward pass. What
+rematerialisation computes again does not count: these are operations of the model, not of the machine.
 
-    paper    3 (24 s h^2 + 4 s^2 h) layers a sequence; arXiv 2310.01889, section 5.3 and figure 5.
+    paper    3 (24 s h^2 + 4 s^2 h) layers per sequence; arXiv 2310.01889, section 5.3 and figure 5.
              Four projections of width h, a feedforward of width 4h, scores of all pairs of tokens.
-    halved   the same with half of the pairs, which is all that a causal mask leaves.
-    model    this project's: gated feedforward at its own width, grouped keys, half of the pairs, and
+    halved   the same with half of the pairs, which is what a causal mask needs.
+    model    this project's count: gated feedforward at its own width, grouped keys, half of the pairs, and
              the logits of the vocabulary, which the paper leaves out.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentic_ring.models.transformer import TransformerConfig
 
 BACKWARD = 2
-"""Operations of a backward over those of its forward."""
+"""Operations of a backward pass over those of its forward pass."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class StepFlops:
 
 
 def step_flops(stack: TransformerConfig, vocab_size: int, context: int, sequences: int) -> StepFlops:
-    """Of forward and backward.
+    """Returns the operations of forward and backward.
 
     Args:
       stack: shape of the model.
-      vocab_size: of its logits.
-      context: tokens of a sequence, s.
-      sequences: of the batch.
+      vocab_size: size of the vocabulary.
+      context: tokens per sequence, s.
+      sequences: sequences per batch.
     """
     factor = (1 + BACKWARD) * sequences
     width, layers = stack.width, stack.layers
@@ -52,30 +52,30 @@ def step_flops(stack: TransformerConfig, vocab_size: int, context: int, sequence
 
 
 def layer_products(stack: TransformerConfig) -> float:
-    """Of one token's projections and gated feedforward in one layer, forward: two a weight."""
+    """Returns the forward operations of projections and feedforward per token and layer: two per weight."""
     return 2 * layer_weights(stack)
 
 
 def regrouped_products(stack: TransformerConfig) -> float:
-    """Of one token's queries, keys and values in one layer, forward, where heads attend in groups.
+    """Returns the forward operations of queries, keys and values per token and layer, with groups of heads.
 
-    Each group projects its own once more for its derivative.
+    Each group of heads projects its own once more for its derivative.
     """
     heads = stack.heads + 2 * stack.key_value_heads
     return 2 * stack.width * heads * stack.head_dim if stack.head_groups > 1 else 0
 
 
 def layer_weights(stack: TransformerConfig) -> int:
-    """Numbers in the matrices of one layer."""
+    """Returns the number of weights in the matrices of one layer."""
     heads = 2 * stack.heads + 2 * stack.key_value_heads
     return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
 
 
 def head_products(stack: TransformerConfig, vocab_size: int) -> float:
-    """Of one token's logits, forward."""
+    """Returns the forward operations of the logits per token."""
     return 2 * stack.width * vocab_size
 
 
 def attention_forward(stack: TransformerConfig, pairs: float) -> float:
-    """Of the two products over this many pairs of a query and a key in one layer, all heads."""
+    """Returns the operations of both products over ``pairs`` of query and key in one layer, all heads."""
     return 4 * pairs * stack.heads * stack.head_dim

@@ -1,4 +1,4 @@
-"""What a traced program spent its time on: a profile by ``jax.profiler``, and its longest kernels."""
+"""Profiles a program with ``jax.profiler`` and lists the kernels that took the most time."""
 
 import gzip
 import json
@@ -14,19 +14,19 @@ import jax
 from agentic_ring.errors import DataError
 
 _CONTAINERS = re.compile(r"^(while|conditional|call)(\.|$)")
-"""Operations whose time is that of what they run."""
+"""Operations whose time is that of the operations in them."""
 _NUMBER = re.compile(r"(\.\d+)+$")
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Runs of one kernel, or of one operation where a device has no kernels, such as a CPU.
+    """Total time of one kernel, or of one operation on a device without kernels, such as a CPU.
 
     Attributes:
-      name: without the number that tells several of a kind apart.
-      seconds: of all runs on all devices, less what ran within them.
-      runs: their number.
-      share: of the seconds of all kernels.
+      name: name without the trailing number of the instance.
+      seconds: seconds of all runs on all devices, without those of nested operations.
+      runs: number of runs.
+      share: share of the seconds of all kernels.
     """
 
     name: str
@@ -39,10 +39,10 @@ def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
     """Saves a profile of one run under ``directory``, for XProf or Perfetto, and returns its kernels.
 
     Args:
-      directory: made if need be.
-      run: compiled before, or the profile shows the compiler; its result is waited for.
+      directory: folder of the profile; made if need be.
+      run: program to run, compiled before; its result is waited for.
     """
-    # Python's own calls would crowd out kernels: a profile keeps a million events.
+    # A profile keeps a million events: Python's own calls would displace kernels.
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with jax.profiler.trace(str(directory), profiler_options=options):
@@ -51,7 +51,7 @@ def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
 
 
 def kernel_times(directory: Path) -> list[KernelTime]:
-    """The kernels of the latest profile under ``directory``, longest first.
+    """Returns the kernels of the latest profile under ``directory``, longest first.
 
     Raises:
       DataError: no profile there, one that cannot be read, or one without kernels.
@@ -78,7 +78,7 @@ def kernel_times(directory: Path) -> list[KernelTime]:
 
 
 def _kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ran on devices: on a GPU its streams, on a TPU its operations, on a CPU those of threads."""
+    """Selects the events of devices: streams of a GPU, operations of a TPU, or operations of CPU threads."""
     labels = {
         (event["pid"], event.get("tid")): event["args"]["name"]
         for event in events
@@ -96,7 +96,7 @@ def _kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _own_seconds(events: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
-    """Each event that computes, with its seconds less those of events within it on the same line."""
+    """Returns each computing event with its seconds, without those of events nested in it."""
     own: dict[int, float] = {}
     kept: list[dict[str, Any]] = []
     lines: dict[tuple[int, int], list[tuple[int, float]]] = {}

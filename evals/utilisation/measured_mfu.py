@@ -1,16 +1,15 @@
-"""Training steps timed on the devices that are here, and what was to be expected of them.
+"""Measured model FLOPs utilisation of training steps on this machine, and the ratio to expected times.
 
-A step's utilisation is its operations over those that the devices could do at their peak: the maker's
-figure where it is known for the dtype, else the rate of a product of square matrices, the median of
-those before each step of the same turn. Three expectations stand beside each step, as actual seconds
-over expected:
+A step's utilisation is its operations over those that the devices could do at their peak: the published
+peak where it is known for the dtype, else the rate of a product of square matrices, the median of those
+before each step of the same round. Each step has three ratios of actual to expected seconds:
 
     blockwise rate     operations (the model's own) at the rate of the blockwise step
-    blockwise, parts   the blockwise step's seconds, changed as ``projection`` says of the two steps:
+    blockwise, parts   the blockwise step's seconds, scaled by the projected ratio of the two steps:
                        a longer context has more attention, whose rate differs from that of products
-    parts              ``projection`` alone, from the rates of single parts on one device
+    parts              the projection from the rates of single parts on one device
 
-Simulated devices share one processor, so steps compare where they do the same work on the same cores.
+Simulated devices share one processor, so steps are comparable where they do the same work on its cores.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,28 +19,14 @@ from typing import Any
 import jax
 
 from agentic_ring.errors import ArgumentError
-from evals.compile.hardware import HARDWARE, Hardware
+from evals.compile.hardware import hardware_of
 from evals.speed.interleaved import Spread, time_interleaved
-from evals.utilisation.device_rates import Probe, rates, simulated
-from evals.utilisation.projection import Hiding, Rates, Step, project
+from evals.utilisation.measured_rates import Probe, rates, simulated
+from evals.utilisation.projection import Overlap, Step, project
+from evals.utilisation.rates import Rates
 
 BLOCKWISE = "blockwise"
-"""Name of the candidate that the others are compared with."""
-
-_KINDS = {
-    "NVIDIA A100-SXM4-40GB": "a100",
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H200": "h200",
-    "TPU v3": "v3",
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU7x": "tpu7x",
-}
-"""Our names of devices by JAX's, whole: an H100 on another board has another peak."""
+"""Name of the candidate that all others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +34,9 @@ class Candidate:
     """A training step to time.
 
     Attributes:
-      method: its name.
-      step: its sizes.
-      make: compiles it, makes its arrays and returns the function of one update.
+      method: name of the method.
+      step: sizes of the step.
+      make: compiles it, makes its arrays and returns a function that runs one update.
     """
 
     method: str
@@ -61,18 +46,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One candidate, measured.
+    """Measurements of one candidate.
 
     Attributes:
-      method: its name.
-      step: its sizes.
-      seconds: of an update.
-      paper: utilisation by the paper's operations, over all turns.
-      halved: with causal attention halved.
-      model: by this project's own count.
-      over_blockwise_rate: actual over expected seconds, see the module; None for blockwise itself.
-      over_blockwise_parts: likewise.
-      over_parts: likewise.
+      method: name of the method.
+      step: sizes of the step.
+      seconds: seconds per update.
+      paper: utilisation by the paper's count of operations.
+      halved: utilisation with causal attention halved.
+      model: utilisation by this project's own count.
+      over_blockwise_rate, over_blockwise_parts, over_parts: actual over expected seconds, see the module;
+        the first two are None for blockwise itself.
     """
 
     method: str
@@ -86,7 +70,7 @@ class MeasuredRow:
     over_parts: Spread
 
     def columns(self) -> dict[str, Any]:
-        """The row as one level of named cells, for a CSV file."""
+        """Returns the row as named cells of a CSV file."""
         flops = self.step.flops
         cells: dict[str, Any] = {"method": self.method, **self.step.columns()}
         cells |= {"tokens_a_second": self.tokens_a_second}
@@ -99,7 +83,7 @@ class MeasuredRow:
 
     @property
     def tokens_a_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices."""
         return self.step.tokens / self.seconds.median
 
 
@@ -108,9 +92,9 @@ class Measurement:
     """Rows, and the rates of one device that were measured with them.
 
     Attributes:
-      rows: one a candidate.
-      rates: medians.
-      peak: what utilisation is a share of.
+      rows: one row per candidate.
+      rates: medians over the rounds.
+      peak: description of the rate of which utilisation is a share.
     """
 
     rows: list[MeasuredRow]
@@ -124,19 +108,19 @@ def measure(
     """Times the probes and the candidates.
 
     Args:
-      candidates: the first is the blockwise one; without any only rates are measured.
-      probes: of ``device_rates.probes``.
-      itemsize: bytes of a number of the compute dtype, which decides the peak.
-      turns: timed ones.
+      candidates: steps, of which the first is the blockwise one; without any only rates are measured.
+      probes: result of ``measured_rates.probes``.
+      itemsize: bytes per number of the compute dtype, which decides the peak.
+      turns: number of timed rounds.
 
     Raises:
-      ArgumentError: fewer than one turn.
+      ArgumentError: fewer than one round.
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")
     matmul = probes["matmul"]
-    # The yardstick before each step as well, as a shared machine changes within a turn. Steps come first:
-    # they know whether they fit.
+    # The matrix product before each step as well, as the load of a shared machine changes within a round.
+    # Steps come first: they know whether they fit.
     makers = [[matmul.make, candidate.make] for candidate in candidates]
     makers += [[probe.make] for probe in probes.values()]
     times = _times(makers, turns)
@@ -147,8 +131,8 @@ def measure(
         for seconds in zip(*of_probes, strict=True)
     ]
     rows: list[MeasuredRow] = []
-    yardsticks = zip(of_probes[list(probes).index("matmul")], *of_steps[::2], strict=True)
-    peaks = [peak or matmul.work / Spread.of(seconds).median for seconds in yardsticks]
+    products = zip(of_probes[list(probes).index("matmul")], *of_steps[::2], strict=True)
+    peaks = [peak or matmul.work / Spread.of(seconds).median for seconds in products]
     for candidate, seconds in zip(candidates, of_steps[1::2], strict=True):
         rows.append(_row(candidate, seconds, peaks, turn_rates, candidates[0].step, of_steps[1]))
     medians = {name: Spread.of(seconds).median for name, seconds in zip(probes, of_probes, strict=True)}
@@ -156,26 +140,20 @@ def measure(
 
 
 def known_peak(itemsize: int) -> tuple[float | None, str]:
-    """Operations a second of one device in the dtype of this size, and in words where that comes from."""
-    hardware = hardware_here()
+    """Returns the peak operations per second of one device, if known, and a description of the peak."""
+    hardware = hardware_of(jax.devices()[0].device_kind)
     if hardware is not None and itemsize == 2:
         return hardware.flops, f"{hardware.flops / 1e12:g} TFLOP/s, the peak of {hardware.name} in bfloat16"
     where = "of all cores together" if simulated() else "of one device"
     return None, f"the rate of a matrix product {where}, measured beside each step"
 
 
-def hardware_here() -> Hardware | None:
-    """What is known about the devices that JAX finds; None for others."""
-    name = _KINDS.get(jax.devices()[0].device_kind)
-    return None if name is None else HARDWARE[name]
-
-
 def _times(makers: Sequence[Sequence[Callable[[], Callable[[], Any]]]], turns: int) -> list[list[float]]:
-    """Seconds of each function in each turn."""
+    """Returns the seconds of each function in each round."""
     if simulated():
-        # One shared machine: all take turns, so that its changes meet all of them.
+        # One shared machine: all are interleaved, so that its changes affect all of them.
         return time_interleaved(turns, *(make() for group in makers for make in group))
-    # Steadier devices, whose memory one step may need whole.
+    # Steadier devices, all of whose memory one step may need.
     return [seconds for group in makers for seconds in time_interleaved(turns, *(make() for make in group))]
 
 
@@ -187,7 +165,7 @@ def _row(
     blockwise: Step,
     blockwise_seconds: Sequence[float],
 ) -> MeasuredRow:
-    """All sequences have one number a turn."""
+    """Summarises one candidate; all sequences have one number per round."""
     step, flops = candidate.step, candidate.step.flops
     devices = 1 if simulated() else step.devices
     projected = [_projected(step, each) for each in turn_rates]
@@ -220,7 +198,7 @@ def _row(
 
 
 def _projected(step: Step, rates: Rates) -> float:
-    """Seconds; simulated devices share their processor, so a transfer hides behind nothing."""
+    """Projects the seconds; simulated devices share their processor, so nothing overlaps a transfer."""
     if simulated():
-        return project(step, rates.shared_by(step.devices), Hiding(hops=False, gathers=False)).seconds
+        return project(step, rates.shared_by(step.devices), Overlap(hops=False, gathers=False)).seconds
     return project(step, rates).seconds

@@ -1,4 +1,4 @@
-"""A LLaMA step made to run: its program, a fresh state and random text on the devices that are here."""
+"""Runs a LLaMA training step on this machine: its program, a fresh state and a batch of random text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ from evals.compile.llama_step import LlamaStep
 
 @dataclass(frozen=True)
 class RunningStep:
-    """A step on devices that are here; compiled once, however often it is made to run."""
+    """A step on this machine's devices; it is compiled only once."""
 
     step: LlamaStep
 
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
-        """Its program."""
+        """The compiled program."""
         return self.step.train_step.lower().compile()
 
     def updates(self, seed: int = 0) -> Callable[[], Any]:
-        """The function of one update, each of which starts where the last one stopped.
+        """Returns a function that runs one update after the other.
 
         Args:
-          seed: of the parameters and the text.
+          seed: seed of the parameters and the text.
 
         Raises:
-          DoesNotFitError: it needs more memory than there is; nothing has run then.
+          DoesNotFitError: the step needs more memory than there is; nothing has run.
         """
         step, train_step = self.step, self.step.train_step
         try:
@@ -51,7 +51,7 @@ class RunningStep:
             reason = str(error).partition("\n")[0]
             raise DoesNotFitError(
                 f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
-                "smaller model or fewer tokens a device; of a GPU's memory JAX takes 0.75 unless "
+                "smaller model or fewer tokens per device; JAX uses 0.75 of a GPU's memory unless "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
             ) from error
 
@@ -64,7 +64,7 @@ class RunningStep:
 
 
 def random_text(step: LlamaStep, seed: int) -> TokenBatch:
-    """A batch of one text a row, in the order in which the step's devices hold it."""
+    """Returns a batch with one text per row, in the token order of the step's devices."""
     shapes = step.train_step.batch(step.mesh, step.rules)
     rows, length = shapes.tokens.shape
     ring = prod(step.mesh.shape[axis] for axis in step.rules.sequence)

@@ -1,4 +1,4 @@
-"""Table 4 on machines that are not here: every number projected from rates and links, none measured."""
+"""Table 4 on other machines: every number is projected from rates and links, none is measured."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -8,31 +8,32 @@ from agentic_ring.models.llama import LlamaConfig
 from evals.compile.llama_step import Method
 from evals.compile.machines import machine
 from evals.utilisation.flops import StepFlops
-from evals.utilisation.projection import Hiding, Projection, Rates, Step, project
+from evals.utilisation.projection import Overlap, Projection, Step, project
+from evals.utilisation.rates import Rates
 from experiments import paper
 
 Configs = Callable[[str, Method], LlamaConfig]
-"""A model by size and method."""
+"""Function that returns a model's configuration by size and method."""
 
-PLACES = {
+MACHINE_NAMES = {
     "8x A100": ("8xA100", "A100 NVLink"),
     "32x A100": ("32xA100", "A100 InfiniBand"),
     "TPUv4-1024": ("TPUv4-1024", "TPUv4"),
 }
-"""Table 4's machines: their names in ``evals.compile.machines``, and their rows of Table 2."""
+"""Names of Table 4's machines in ``evals.compile.machines``, and of their rows in Table 2."""
 
 
 @dataclass(frozen=True)
 class ProjectedRow:
-    """One way to run a training step.
+    """Projection of one variant of a training step.
 
     Attributes:
-      machine: as in the paper.
-      model: size.
-      method: "blockwise" or "ring", and what differs from a ring that hides all it can.
-      projection: its seconds.
-      over_blockwise_rate: seconds over what the rate of the projected blockwise step predicts, in the
-        model's own operations.
+      machine: name of the machine.
+      model: size of the model.
+      method: "blockwise" or "ring", and the difference from a ring that overlaps all it can.
+      projection: seconds of the step.
+      over_blockwise_rate: seconds over those that the rate of the projected blockwise step predicts, in
+        the model's own operations.
     """
 
     machine: str
@@ -43,21 +44,21 @@ class ProjectedRow:
 
     @property
     def flops(self) -> StepFlops:
-        """Of the step."""
+        """Operations of the step."""
         return self.projection.step.flops
 
     def columns(self) -> dict[str, Any]:
-        """The row as one level of named cells, for a CSV file."""
+        """Returns the row as named cells of a CSV file."""
         cells = {"projected": True, "machine": self.machine, "model": self.model, "method": self.method}
         return {**cells, **self.projection.columns(), "over_blockwise_rate": self.over_blockwise_rate}
 
 
 def paper_steps(row: paper.MfuRow, devices: int, configs: Configs) -> tuple[Step, Step]:
-    """The blockwise and the ring step of a row of Table 4, in bfloat16.
+    """Returns the blockwise and the ring step of a row of Table 4, in bfloat16.
 
     A device holds as many tokens at once as the blockwise context has, its limit in Table 3. A batch is
     cut into parts where it has more; where it has fewer sequences than devices, blockwise attention
-    still computes one a device, as nothing else would use them all.
+    still computes one per device, as nothing else would use all devices.
     """
     block = row.blockwise_context
     parts = max(1, row.batch_tokens // (block * devices))
@@ -69,20 +70,20 @@ def paper_steps(row: paper.MfuRow, devices: int, configs: Configs) -> tuple[Step
 
 
 def step_of(config: LlamaConfig, context: int, ring: int, devices: int, parts: int = 1) -> Step:
-    """The sizes of a step in bfloat16."""
+    """Returns the sizes of a step in bfloat16."""
     return Step(config.transformer, config.vocab_size, context, ring, devices, accumulation=parts)
 
 
-def project_ways(
+def project_variants(
     machine: str, model: str, steps: tuple[Step, Step], rates: Rates, torus_link: float | None
 ) -> Iterator[ProjectedRow]:
-    """The blockwise step, the ring, and the ring with one thing left out at a time.
+    """Yields the blockwise step, the ring, and the ring with one feature left out at a time.
 
     Args:
-      machine, model: for the rows.
-      steps: blockwise and ring.
-      rates: of a device of this machine.
-      torus_link: bytes a second of a single link, where ``rates.link`` is of several.
+      machine, model: names for the rows.
+      steps: blockwise and ring step.
+      rates: rates of a device of this machine.
+      torus_link: bytes per second of a single link, where ``rates.link`` is of several.
     """
     blockwise, ring = steps
     base = project(blockwise, rates)
@@ -94,9 +95,9 @@ def project_ways(
 
     yield row("blockwise", base)
     yield row("ring", project(ring, rates))
-    yield row("ring, contiguous order", project(ring, rates, Hiding(zigzag=False)))
-    yield row("ring, hops exposed", project(ring, rates, Hiding(hops=False)))
-    yield row("ring, gathers exposed", project(ring, rates, Hiding(gathers=False)))
+    yield row("ring, contiguous order", project(ring, rates, Overlap(zigzag=False)))
+    yield row("ring, hops exposed", project(ring, rates, Overlap(hops=False)))
+    yield row("ring, gathers exposed", project(ring, rates, Overlap(gathers=False)))
     if torus_link is not None:
         yield row("ring, one torus link", project(ring, replace(rates, link=torus_link)))
 
@@ -110,11 +111,11 @@ def project_paper(configs: Configs, rates: Rates) -> list[ProjectedRow]:
     """
     rows: list[ProjectedRow] = []
     for row in paper.mfu_rows():
-        name, interconnect = PLACES[row.hardware]
-        there, link = machine(name), paper.interconnects()[interconnect]
-        own = rates.of_machine(link.flops, link.link_bandwidth, there.hardware.memory_bandwidth)
-        torus = there.hardware.link_bandwidth if there.hardware.platform == "tpu" else None
-        rows += project_ways(name, row.model, paper_steps(row, there.devices, configs), own, torus)
+        name, interconnect = MACHINE_NAMES[row.hardware]
+        target, link = machine(name), paper.interconnects()[interconnect]
+        own = rates.of_machine(link.flops, link.link_bandwidth, target.hardware.memory_bandwidth)
+        torus = target.hardware.link_bandwidth if target.hardware.platform == "tpu" else None
+        rows += project_variants(name, row.model, paper_steps(row, target.devices, configs), own, torus)
     return rows
 
 
@@ -128,9 +129,9 @@ def project_machine(name: str, model: str, configs: Configs, block: int, rates: 
       block: tokens a device.
       rates: as in ``project_paper``.
     """
-    there = machine(name)
-    hardware = there.hardware
+    target = machine(name)
+    hardware = target.hardware
     own = rates.of_machine(hardware.flops, hardware.link_bandwidth, hardware.memory_bandwidth)
-    blockwise = step_of(configs(model, "blockwise"), block, 1, there.devices)
-    ring = step_of(configs(model, "ring"), block * there.devices, there.devices, there.devices)
-    return list(project_ways(name, model, (blockwise, ring), own, torus_link=None))
+    blockwise = step_of(configs(model, "blockwise"), block, 1, target.devices)
+    ring = step_of(configs(model, "ring"), block * target.devices, target.devices, target.devices)
+    return list(project_variants(name, model, (blockwise, ring), own, torus_link=None))

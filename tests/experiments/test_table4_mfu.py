@@ -10,19 +10,19 @@ from agentic_ring.errors import ArgumentError, UnknownNameError
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
 from evals.speed import attention_benchmark
-from evals.utilisation import device_rates
-from evals.utilisation.published_rates import PUBLISHED
+from evals.utilisation import measured_rates
+from evals.utilisation.rates import PUBLISHED
 from experiments import paper, table4_mfu
-from experiments.table4.projection import PLACES, paper_steps, project_machine, project_paper
+from experiments.table4.projection import MACHINE_NAMES, paper_steps, project_machine, project_paper
 from experiments.table4_mfu import model_config, training_steps
 
 
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    for module in (attention_benchmark, device_rates):
+    for module in (attention_benchmark, measured_rates):
         monkeypatch.setattr(module, "MATMUL", {"cpu": 64})
-    monkeypatch.setattr(device_rates, "MEMORY_BYTES", 2**12)
+    monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 
 
@@ -98,7 +98,7 @@ def test_both_methods_have_as_many_tokens():
 def test_paper_rows_have_the_papers_batches_where_they_can():
     found = {}
     for row in paper.mfu_rows():
-        devices = MACHINES[PLACES[row.hardware][0]].devices
+        devices = MACHINES[MACHINE_NAMES[row.hardware][0]].devices
         blockwise, ring = paper_steps(row, devices, model_config)
         assert (blockwise.context, ring.context) == (row.blockwise_context, row.ring_context)
         assert ring.tokens == row.batch_tokens

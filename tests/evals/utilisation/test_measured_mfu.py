@@ -1,4 +1,4 @@
-"""What is made of seconds; the seconds themselves are given."""
+"""Utilisation and rates computed from fixed seconds."""
 
 from dataclasses import replace
 
@@ -12,11 +12,12 @@ from agentic_ring.models.transformer import TransformerConfig
 from evals.common.rows import write_rows
 from evals.speed import attention_benchmark
 from evals.speed.interleaved import Spread, time_interleaved
-from evals.utilisation import device_rates, measured_mfu
-from evals.utilisation.device_rates import Probe, columns, probes, rates, read_rates
+from evals.utilisation import measured_mfu, measured_rates
 from evals.utilisation.measured_mfu import Candidate, known_peak, measure
-from evals.utilisation.mfu_plot import Bar, plot_mfu
-from evals.utilisation.projection import Hiding, Step, hop_bytes, project
+from evals.utilisation.measured_rates import Probe, probes, rates
+from evals.utilisation.projection import Overlap, Step, hop_bytes, project
+from evals.utilisation.rates import rate_columns, read_rates
+from experiments.table4.plot import Bar, plot_mfu
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 BLOCKWISE = Step(STACK, vocab_size=10, context=64, ring=1, devices=8, itemsize=4)
@@ -26,15 +27,15 @@ KERNELS = tuple(f"{mask}_{way}" for mask in ("causal", "full") for way in ("forw
 
 
 def never():
-    raise AssertionError("the seconds are given")
+    raise AssertionError("the seconds are fixed")
 
 
 PROBES = {name: Probe(never, 1000.0) for name in (*NAMES, *KERNELS)}
 
 
 @pytest.fixture
-def given(monkeypatch):
-    """Lets the steps take the seconds that the test says, and probes one each."""
+def measure_fixed(monkeypatch):
+    """Measures steps of fixed seconds per round, and probes of one second each."""
 
     def arrange(blockwise, ring):
         seconds = [[0.5] * len(blockwise), blockwise, [0.25] * len(ring), ring]
@@ -46,8 +47,8 @@ def given(monkeypatch):
     return arrange
 
 
-def test_utilisation_is_of_the_matrix_products_of_the_same_turn(given):
-    blockwise, ring = given([2.0, 4.0, 8.0], [10.0, 10.0, 20.0]).rows
+def test_utilisation_is_of_the_matrix_products_of_the_same_turn(measure_fixed):
+    blockwise, ring = measure_fixed([2.0, 4.0, 8.0], [10.0, 10.0, 20.0]).rows
     flops = BLOCKWISE.flops
     # 1000 operations in 1, 1/2 and 1/4 s: one processor that all simulated devices share.
     assert blockwise.paper.median == pytest.approx(flops.paper / 4.0 / 2000)
@@ -56,15 +57,15 @@ def test_utilisation_is_of_the_matrix_products_of_the_same_turn(given):
     assert ring.tokens_a_second == 512 / 10.0
 
 
-def test_expectations_are_of_the_same_turn(given):
-    measurement = given([2.0, 4.0, 8.0], [10.0, 10.0, 20.0])
+def test_expectations_are_of_the_same_turn(measure_fixed):
+    measurement = measure_fixed([2.0, 4.0, 8.0], [10.0, 10.0, 20.0])
     blockwise, ring = measurement.rows
     assert blockwise.over_blockwise_rate is None
     assert blockwise.over_blockwise_parts is None
     more = RING.flops.model / BLOCKWISE.flops.model
     assert ring.over_blockwise_rate == Spread.of(x / more for x in (5.0, 2.5, 2.5))
     shared = measurement.rates.shared_by(8)
-    first, second = (project(step, shared, Hiding(False, False)).seconds for step in (BLOCKWISE, RING))
+    first, second = (project(step, shared, Overlap(False, False)).seconds for step in (BLOCKWISE, RING))
     assert blockwise.over_parts.median == pytest.approx(4.0 / first)
     assert ring.over_parts.median == pytest.approx(10.0 / second)
     assert ring.over_blockwise_parts.median == pytest.approx(2.5 * first / second)
@@ -85,8 +86,8 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
 @pytest.mark.slow
 def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
-    monkeypatch.setattr(device_rates, "MATMUL", {"cpu": 64})
-    monkeypatch.setattr(device_rates, "MEMORY_BYTES", 2**12)
+    monkeypatch.setattr(measured_rates, "MATMUL", {"cpu": 64})
+    monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     stack = replace(STACK, kv_heads=1, ffn_chunk=4)
     found = probes(LlamaConfig(stack, vocab_size=10, loss_chunk=4), 16, make_mesh(MeshShape(ring=8)))
     assert set(found) == {*NAMES, *KERNELS} - {"collective"}
@@ -94,7 +95,7 @@ def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     assert found["full_backward"].work == 2.5 * found["causal_forward"].work == 2.5 * 8 * 4 * 16**2 / 2 * 8
     times = time_interleaved(1, *(probe.make() for probe in found.values()))
     reached = rates(found, {name: seconds[0] for name, seconds in zip(found, times, strict=True)}, None)
-    write_rows(tmp_path / "rates.csv", [columns(reached)])
+    write_rows(tmp_path / "rates.csv", [rate_columns(reached)])
     assert read_rates(tmp_path / "rates.csv") == reached
     assert reached.peak == found["matmul"].work / times[0][0]
 
@@ -104,7 +105,7 @@ def test_gathers_of_simulated_devices_are_in_other_rates_and_real_ones_are_timed
     assert rates(probes(LlamaConfig(STACK), 16, mesh), dict.fromkeys(PROBES, 1.0), 1.0).collective == float(
         "inf"
     )
-    monkeypatch.setattr(device_rates, "simulated", lambda: False)
+    monkeypatch.setattr(measured_rates, "simulated", lambda: False)
     found = probes(LlamaConfig(STACK), 16, mesh)
     assert found["collective"].work == (4 * 8 * 8 + 3 * 8 * 16) * 4 * 7 / 8
     for name in ("collective", "layer"):

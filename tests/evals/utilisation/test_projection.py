@@ -1,4 +1,4 @@
-"""The time model against sums by hand, its limits, and Table 2 of the paper."""
+"""The projection against sums by hand, its limits, and Table 2 of the paper."""
 
 from dataclasses import replace
 
@@ -6,9 +6,10 @@ import pytest
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.models.transformer import TransformerConfig
-from evals.utilisation.minimum_sequence import minimum_block
-from evals.utilisation.projection import Hiding, KernelRates, Rates, Step, hop_bytes, project
+from evals.utilisation.projection import Overlap, Step, hop_bytes, project
+from evals.utilisation.rates import KernelRates, Rates
 from experiments import paper
+from experiments.table4.table2 import minimum_block
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 RATES = Rates(
@@ -65,23 +66,23 @@ def test_equal_rates_make_a_ring_of_whole_sequences_as_fast_as_its_share():
 
 def test_unbalanced_order_waits_for_the_last_device():
     rates = replace(RATES, causal=RATES.full)
-    balanced, contiguous = project(STEP, rates), project(STEP, rates, Hiding(zigzag=False))
+    balanced, contiguous = project(STEP, rates), project(STEP, rates, Overlap(zigzag=False))
     # A block's own half and three whole blocks, against four halves.
     assert contiguous.attention / balanced.attention == pytest.approx((0.5 + 3) / (4 * 0.5))
 
 
-def test_fast_links_leave_the_last_trip_home_alone():
+def test_with_fast_links_only_the_final_transfer_is_exposed():
     rates = replace(RATES, link=1e6)
-    home = hop_bytes(STACK, 16, 2) / 1e6
-    assert project(STEP, rates).hops == pytest.approx(2 * home)
-    exposed = project(STEP, rates, Hiding(hops=False))
+    final = hop_bytes(STACK, 16, 2) / 1e6
+    assert project(STEP, rates).hops == pytest.approx(2 * final)
+    exposed = project(STEP, rates, Overlap(hops=False))
     block, with_gradients = hop_bytes(STACK, 16, 2), hop_bytes(STACK, 16, 2, backward=True)
     assert exposed.hops == pytest.approx(2 * (3 * 2 * block + 3 * with_gradients + block) / 1e6)
 
 
-def test_slow_links_show_what_compute_does_not_hide():
+def test_slow_links_expose_what_compute_does_not_overlap():
     slow = replace(RATES, link=0.01)
-    hidden, exposed = project(STEP, slow), project(STEP, slow, Hiding(hops=False))
+    hidden, exposed = project(STEP, slow), project(STEP, slow, Overlap(hops=False))
     assert 0 < hidden.hops < exposed.hops
     # Per layer, the hops behind which a block travels: the own one and two others, forward twice. In
     # the backward likewise; its last hop sends gradients, which take longer than any hop.
@@ -97,16 +98,16 @@ def test_the_faster_the_link_the_sooner_and_never_below_compute():
     assert projected.hops == pytest.approx(0, abs=1e-6)
 
 
-def test_gathers_hide_behind_products_or_do_not():
+def test_products_overlap_gathers_or_not():
     rates = replace(RATES, collective=1000.0)
     a_number, layer, ends = 3 / 4 / 1000, 4 * 8 * 8 + 3 * 8 * 16, 2 * 80
     # Gathered in two bytes, twice a layer; the gradients scattered in four.
-    shown = project(STEP, rates, Hiding(gathers=False)).gathers
+    shown = project(STEP, rates, Overlap(gathers=False)).gathers
     assert shown == pytest.approx(a_number * (2 * (2 + 2 + 4) * layer + (2 + 4) * ends))
     assert project(STEP, rates).gathers == pytest.approx(a_number * (2 + 4) * ends)
     slow = replace(rates, collective=0.1)
     behind = 2 * 4 * 16 * 2 * layer / 100
-    shown = project(STEP, slow, Hiding(gathers=False)).gathers
+    shown = project(STEP, slow, Overlap(gathers=False)).gathers
     assert shown - project(STEP, slow).gathers == pytest.approx(behind)
 
 
@@ -168,9 +169,9 @@ def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     assert found.block == found.backward == pytest.approx(2.4 * found.paper)
     rates = replace(RATES, causal=KernelRates(rate, rate), full=KernelRates(rate, rate), link=link)
     block = 2 * round(found.block / 2)
-    home = 2 * hop_bytes(STACK, block, 2) / link
-    assert project(replace(STEP, context=4 * block), rates).hops == pytest.approx(home, rel=0.01)
-    assert project(replace(STEP, context=2 * block), rates).hops > 1.5 * home / 2
+    final = 2 * hop_bytes(STACK, block, 2) / link
+    assert project(replace(STEP, context=4 * block), rates).hops == pytest.approx(final, rel=0.01)
+    assert project(replace(STEP, context=2 * block), rates).hops > 1.5 * final / 2
 
 
 def test_fewer_key_heads_need_shorter_blocks():

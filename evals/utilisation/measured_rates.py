@@ -1,20 +1,19 @@
-"""What one device reaches in each part of a training step, each part timed alone.
+"""Measures the rates that one device reaches in each part of a training step.
 
 The parts are those of ``projection``: a layer without its attention, logits with their loss, the
 attention kernel on a block and on the tiles of other hops, a pass over memory; with several devices
-also one hop's transfer and a gather of weights. Beside them stands a product of square matrices, the
-peak of devices whose maker names none.
+also one hop's transfer and a gather of weights. A product of square matrices gives the peak of devices
+whose specification is unknown.
 
-Where devices are simulated, all of them compute a part at once, as they do in a step, and a rate is of
-the processor that they share: one of them alone would leave cores idle. Gathers of weights,
-which are copies there, are then in the rates of layer and head.
+Simulated devices all compute a part at the same time, as they do in a step, and the rate is that of the
+processor that they share: one device by itself would leave cores idle. Gathers of weights are copies
+there, and part of the rates of layer and head.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,19 +22,18 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention import MaskSpec, attention
-from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import Llama, LlamaConfig, TokenBatch
 from agentic_ring.models.transformer import Block
-from evals.common.rows import read_rows
 from evals.speed.attention_benchmark import MATMUL, MATMUL_ELSEWHERE
 from evals.utilisation.flops import BACKWARD, attention_forward, head_products, layer_products, layer_weights
-from evals.utilisation.projection import ATTENTION_BACKWARD, KernelRates, Rates, forwards, hop_bytes
+from evals.utilisation.projection import ATTENTION_BACKWARD, forwards, hop_bytes
+from evals.utilisation.rates import KernelRates, Rates
 
 MEMORY_BYTES = 2**28
-"""Of the array that the pass over memory reads and writes: more than any cache."""
+"""Bytes of the array that the pass over memory reads and writes: more than any cache."""
 
-_FOREVER = float("inf")
+_INFINITE = float("inf")
 """Rate of links that do not exist."""
 
 
@@ -44,8 +42,8 @@ class Probe:
     """A part of a step that can be timed.
 
     Attributes:
-      make: compiles it, makes its arrays and returns the function of one call.
-      work: of a call, in operations or bytes.
+      make: compiles it, makes its arrays and returns a function that runs it once.
+      work: operations or bytes per run.
     """
 
     make: Callable[[], Callable[[], Any]]
@@ -53,29 +51,29 @@ class Probe:
 
 
 def probes(config: LlamaConfig, block: int, mesh: Mesh) -> dict[str, Probe]:
-    """What ``rates`` needs the seconds of.
+    """Returns the probes by name whose seconds ``rates`` needs.
 
     Args:
-      config: of the model whose parts are timed.
-      block: tokens of a sequence on a device; even.
-      mesh: of all devices, along its ring; transfers are timed where there are several.
+      config: the model whose parts are timed.
+      block: tokens of a sequence per device; even.
+      mesh: all devices along its ring; transfers are timed where there are several.
     """
     stack, dtype = config.transformer, jnp.dtype(config.transformer.dtype)
     devices = list(mesh.devices.flat) if simulated() else [mesh.devices.flat[0]]
-    alone = _Alone(config, block, make_mesh(MeshShape(fsdp=len(devices), ring=1), devices))
-    tokens, pairs = alone.rows * block, attention_forward(stack, alone.rows * block**2 / 2)
+    parts = _Parts(config, block, make_mesh(MeshShape(fsdp=len(devices), ring=1), devices))
+    tokens, pairs = parts.rows * block, attention_forward(stack, parts.rows * block**2 / 2)
     found = {
         "matmul": matrix_product(dtype),
-        "layer": Probe(alone.layer, (forwards(stack) + BACKWARD) * tokens * layer_products(stack)),
-        "head": Probe(alone.head, (1 + BACKWARD) * tokens * head_products(stack, config.vocab_size)),
-        "memory": Probe(alone.memory, 2 * MEMORY_BYTES),
+        "layer": Probe(parts.layer, (forwards(stack) + BACKWARD) * tokens * layer_products(stack)),
+        "head": Probe(parts.head, (1 + BACKWARD) * tokens * head_products(stack, config.vocab_size)),
+        "memory": Probe(parts.memory, 2 * MEMORY_BYTES),
     }
-    for name, attention_alone in (
-        ("causal", _Attention(alone, 1, block, MaskSpec(causal=True))),
-        ("full", _Attention(alone, 2, block // 2, MaskSpec(causal=False))),
+    for name, kernel in (
+        ("causal", _Attention(parts, 1, block, MaskSpec(causal=True))),
+        ("full", _Attention(parts, 2, block // 2, MaskSpec(causal=False))),
     ):
-        found[f"{name}_forward"] = Probe(attention_alone.forward, pairs)
-        found[f"{name}_backward"] = Probe(attention_alone.backward, ATTENTION_BACKWARD * pairs)
+        found[f"{name}_forward"] = Probe(kernel.forward, pairs)
+        found[f"{name}_backward"] = Probe(kernel.backward, ATTENTION_BACKWARD * pairs)
     if mesh.size > 1:
         sent = hop_bytes(stack, block, dtype.itemsize)
         found["link"] = Probe(partial(_hop, mesh, int(sent), dtype), sent)
@@ -92,7 +90,7 @@ def simulated() -> bool:
 
 
 def matrix_product(dtype: Any) -> Probe:
-    """Of two square matrices on one device."""
+    """Returns the probe of a product of two square matrices on one device."""
     size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
 
     def make() -> Callable[[], Any]:
@@ -103,12 +101,12 @@ def matrix_product(dtype: Any) -> Probe:
 
 
 def rates(probes: Mapping[str, Probe], seconds: Mapping[str, float], peak: float | None) -> Rates:
-    """From the seconds of a call of each probe.
+    """Returns the rates, from the seconds per run of each probe.
 
     Args:
-      probes: of ``probes``.
-      seconds: by the same names.
-      peak: operations a second that a utilisation is a share of; the matrix product's where absent.
+      probes: result of ``probes``.
+      seconds: seconds by the same names.
+      peak: operations per second of which a utilisation is a share; by default the matrix product's.
     """
     reached = {name: probe.work / seconds[name] for name, probe in probes.items()}
     return Rates(
@@ -116,47 +114,21 @@ def rates(probes: Mapping[str, Probe], seconds: Mapping[str, float], peak: float
         head=reached["head"],
         causal=KernelRates(reached["causal_forward"], reached["causal_backward"]),
         full=KernelRates(reached["full_forward"], reached["full_backward"]),
-        link=reached.get("link", _FOREVER),
-        collective=reached.get("collective", _FOREVER),
+        link=reached.get("link", _INFINITE),
+        collective=reached.get("collective", _INFINITE),
         memory=reached["memory"],
         peak=peak or reached["matmul"],
     )
 
 
-def columns(rates: Rates) -> dict[str, float]:
-    """The rates as one level of named cells, for a CSV file."""
-    cells = asdict(rates)
-    for kernel in ("causal", "full"):
-        cells |= {f"{kernel}_{name}": rate for name, rate in cells.pop(kernel).items()}
-    return cells
-
-
-def read_rates(path: Path) -> Rates:
-    """The rates of a CSV file that has ``columns`` in its first row.
-
-    Raises:
-      DataError: no such file, or one that holds something else.
-    """
-    cells = read_rows(path)[0]
-    try:
-        causal, full = (
-            KernelRates(float(cells[f"{name}_forward"]), float(cells[f"{name}_backward"]))
-            for name in ("causal", "full")
-        )
-        names = ("products", "head", "link", "collective", "memory", "peak")
-        return Rates(causal=causal, full=full, **{name: float(cells[name]) for name in names})
-    except (KeyError, ValueError) as error:
-        raise DataError(f"{path} holds no rates ({error}); give a rates.csv of table4_mfu.py") from error
-
-
 @dataclass(frozen=True)
-class _Alone:
-    """Parts of a step on a device whose sequence is its own.
+class _Parts:
+    """Parts of a step with one sequence per device.
 
     Attributes:
-      config: of the model.
-      block: tokens of a sequence.
-      mesh: one device, or all simulated ones with a sequence each.
+      config: configuration of the model.
+      block: tokens per sequence.
+      mesh: one device, or all simulated ones.
     """
 
     config: LlamaConfig
@@ -165,20 +137,20 @@ class _Alone:
 
     @property
     def rows(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
         return self.mesh.size
 
     def compiled(self, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-        """The function of a call with these arguments."""
+        """Compiles a function and returns a call of it with these arguments."""
         with jax.set_mesh(self.mesh):
             return partial(jax.jit(function).lower(*arguments).compile(), *arguments)
 
     def rows_of(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes, sharded by rows."""
+        """Returns the result of ``make``, sharded by rows."""
         return jax.jit(make, out_shardings=NamedSharding(self.mesh, PartitionSpec("fsdp")))()
 
     def layer(self) -> Callable[[], Any]:
-        """Gradients of a layer whose attention is left out."""
+        """Computes the gradients of a layer without its attention."""
         stack = self.config.transformer
         graph, params = self._module(lambda: Block(jax.random.key(0), stack))
         groups = stack.heads // stack.key_value_heads
@@ -196,7 +168,7 @@ class _Alone:
         return self.compiled(gradients, params, x)
 
     def head(self) -> Callable[[], Any]:
-        """Gradients of a model without layers: embedding, logits and loss."""
+        """Computes the gradients of a model without layers: embedding, logits and loss."""
         bare = replace(self.config, transformer=replace(self.config.transformer, layers=0))
         graph, params = self._module(lambda: Llama(jax.random.key(0), bare))
 
@@ -209,7 +181,7 @@ class _Alone:
         return self.compiled(jax.grad(loss), params, TokenBatch(ones, ones, weight, ones, None, None))
 
     def memory(self) -> Callable[[], Any]:
-        """Reads an array and writes it, as an update does to what it was given."""
+        """Reads and writes an array, as an update does with its donated state."""
         array = self.rows_of(lambda: jnp.ones(MEMORY_BYTES // 4))
         add = jax.jit(lambda x: x + 1, donate_argnums=0)
 
@@ -221,7 +193,7 @@ class _Alone:
         return run
 
     def _module(self, build: Callable[[], nnx.Module]) -> tuple[Any, Any]:
-        """A module's structure, and its parameters sharded as a step has them."""
+        """Returns a module's structure, and its parameters with the sharding of a step."""
         graph, abstract = nnx.split(jax.eval_shape(build))
         rules = self.config.transformer.rules
         shardings = jax.tree.map(
@@ -237,39 +209,39 @@ class _Alone:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The kernel alone: ``rows`` of ``tokens`` queries and as many keys for each sequence."""
+    """The attention kernel: ``rows`` of ``tokens`` queries and as many keys for each sequence."""
 
-    alone: _Alone
+    parts: _Parts
     rows: int
     tokens: int
     mask: MaskSpec
 
     def forward(self) -> Callable[[], Any]:
-        """The forward alone."""
-        return self.alone.compiled(self._attend, *self._arrays())
+        """Runs the forward pass."""
+        return self.parts.compiled(self._attend, *self._arrays())
 
     def backward(self) -> Callable[[], Any]:
-        """The backward alone, of a forward that was kept."""
-        output, transpose = self.alone.compiled(partial(jax.vjp, self._attend), *self._arrays())()
-        return self.alone.compiled(lambda transpose, d_output: transpose(d_output), transpose, output)
+        """Runs the backward pass of a stored forward pass."""
+        output, transpose = self.parts.compiled(partial(jax.vjp, self._attend), *self._arrays())()
+        return self.parts.compiled(lambda transpose, d_output: transpose(d_output), transpose, output)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attention(q, k, v, mask=self.mask, kernel=self.alone.config.transformer.attention_kernel)
+        return attention(q, k, v, mask=self.mask, kernel=self.parts.config.transformer.attention_kernel)
 
     def _arrays(self) -> list[jax.Array]:
-        stack, rows = self.alone.config.transformer, self.rows * self.alone.rows
+        stack, rows = self.parts.config.transformer, self.rows * self.parts.rows
 
         def make(heads: int) -> jax.Array:
             shape = (rows, self.tokens, heads, stack.head_dim)
-            # Numbers of many sizes; random ones would take longer to compile than a kernel.
+            # Values of many sizes; random ones would take longer to compile than a kernel.
             return jnp.sin(jnp.arange(prod(shape), dtype=jnp.float32)).reshape(shape).astype(stack.dtype)
 
         heads = (stack.heads, stack.key_value_heads, stack.key_value_heads)
-        return [self.alone.rows_of(partial(make, count)) for count in heads]
+        return [self.parts.rows_of(partial(make, count)) for count in heads]
 
 
 def _hop(mesh: Mesh, sent: int, dtype: jnp.dtype) -> Callable[[], Any]:
-    """Every device sends as many bytes to the next."""
+    """Sends ``sent`` bytes from every device to the next."""
     pairs = [(device, (device + 1) % mesh.size) for device in range(mesh.size)]
     spec = PartitionSpec("ring")
     shift = jax.shard_map(
@@ -279,7 +251,7 @@ def _hop(mesh: Mesh, sent: int, dtype: jnp.dtype) -> Callable[[], Any]:
 
 
 def _gather(mesh: Mesh, numbers: int, dtype: jnp.dtype) -> Callable[[], Any]:
-    """Every device gets what all others hold a part of."""
+    """Gathers an array that all devices hold a part of."""
     gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
     return partial(gather, _spread(mesh, numbers, dtype))
 

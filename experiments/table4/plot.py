@@ -1,4 +1,4 @@
-"""Utilisation as bars: measured in one panel, projected in another, never mixed."""
+"""Plot of utilisation: measured steps in one panel, projected ones in another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +12,38 @@ from matplotlib.figure import Figure as Canvas
 from agentic_ring.errors import ArgumentError
 from evals.common.plots import BLUE, ORANGE, save
 from evals.speed.interleaved import Spread
+from evals.utilisation.measured_mfu import MeasuredRow
+from experiments.table4.projection import ProjectedRow
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Utilisation of one step, by both counts of operations."""
+    """Utilisation of one step by two counts of operations."""
 
     label: str
     paper: Spread
     halved: Spread
 
 
+def bars(measured: Sequence[MeasuredRow], projected: Sequence[ProjectedRow]) -> tuple[list[Bar], list[Bar]]:
+    """Returns the bars of the plot; of projected steps only those that overlap all they can."""
+    ours = [Bar(row.method, row.paper, row.halved) for row in measured]
+    theirs = []
+    for row in projected:
+        if row.method in ("blockwise", "ring"):
+            shares = map(row.projection.utilisation, (row.flops.paper, row.flops.halved))
+            paper, halved = (Spread.of([share]) for share in shares)
+            theirs.append(Bar(f"{row.machine} {row.model} {row.method}", paper, halved))
+    return ours, theirs
+
+
 def plot_mfu(path: Path, measured: Sequence[Bar], projected: Sequence[Bar]) -> None:
-    """One panel for each of the two that has bars.
+    """Draws one panel for measured and one for projected steps, where there are any.
 
     Args:
-      path: of the PNG.
-      measured: on the devices that were there.
-      projected: for machines that were not.
+      path: PNG file to write.
+      measured: steps on this machine.
+      projected: steps on other machines.
 
     Raises:
       ArgumentError: no bars at all.
@@ -46,7 +60,7 @@ def plot_mfu(path: Path, measured: Sequence[Bar], projected: Sequence[Bar]) -> N
     found = canvas.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for axes, (bars, word) in zip(found, panels, strict=True):
         _draw(axes, bars, word)
-    found[-1].set_xlabel("model FLOPs utilisation, % of the peak")
+    found[-1].set_xlabel("model FLOPs utilisation, % of peak")
     canvas.legend(*found[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(canvas, path)
 
