@@ -240,7 +240,7 @@ def missing_shard(folder: Path) -> None:
         (truncate, "cannot be read as safetensors: .* It may be cut short"),
         (drop_tensor, "1 tensors are missing, such as model.layers.1.mlp.up_proj.weight"),
         (integers, "lm_head.weight in .* is stored as I8; only F32, F16, BF16"),
-        (pickled, "only pickled weights .pytorch_model.bin.*Convert them"),
+        (pickled, "only pickled weights .pytorch_model.bin.*convert them"),
         (missing_shard, "model-00001-of-00002.safetensors does not exist, though"),
     ],
 )
