@@ -1,17 +1,17 @@
-"""Where episodes and stores lie below the data folder.
+"""Paths of episodes and stores below the data folder.
 
     {root}/exorl/{domain}/{collector}/buffer/*.npz               ExoRL's own layout
-    {root}/exorl/{domain}/mix_reward_free/buffer/*.npz           what `mix` explored without any reward
+    {root}/exorl/{domain}/mix_reward_free/buffer/*.npz           those of `mix` without a task reward
     {root}/store/{domain}-{collector}.h5
 
-Our own single explorers write to ``mini_{collector}``, so that nobody takes them for ExoRL's.
+Our own single explorers write to ``mini_{collector}``, so that they are not mistaken for ExoRL's.
 """
 
 import os
 from pathlib import Path
 
 OWN_COLLECTOR = "mix"
-"""What ``data_prep.collect`` makes unless told otherwise."""
+"""The default collector of ``data_prep.collect``."""
 REWARD_FREE_SUFFIX = "_reward_free"
 SETTINGS_FILE = "collection.json"
 LABELS_FILE = "episodes.jsonl"

@@ -1,11 +1,11 @@
-"""What was collected so far: one label an episode, and what a learner needs to go on.
+"""The files of a collection: episodes, one label per episode, and the learners' states for resuming.
 
     {collector}/buffer/episode_*.npz
-    {collector}/episodes.jsonl      a label for every finished episode
-    {collector}/collection.json     the settings, and that the data are ours, not ExoRL's
-    {collector}/resume/{job}_{round:06d}.npz    a learner's state while the collection is unfinished
+    {collector}/episodes.jsonl      one label per finished episode
+    {collector}/collection.json     the settings, and a note that the data are not ExoRL's
+    {collector}/resume/{job}_{round:06d}.npz    a learner's state, until the collection is complete
 
-A round counts as done when its labels are in ``episodes.jsonl``, which is written last.
+A round is complete once its labels are in ``episodes.jsonl``, which is written last.
 """
 
 import json
@@ -37,11 +37,11 @@ class CollectionFolder:
         self._resume = path / "resume"
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Makes the folder, or checks that what lies there was collected with the same settings.
+        """Creates the folder, or checks that its episodes were collected with the same settings.
 
         Raises:
-          ConfigError: it was collected with others.
-          DataError: its settings cannot be read.
+          ConfigError: they were collected with other settings.
+          DataError: the settings cannot be read.
         """
         self.buffer.mkdir(parents=True, exist_ok=True)
         path = self.path / SETTINGS_FILE
@@ -57,11 +57,13 @@ class CollectionFolder:
                     "or remove the folder"
                 )
         elif any(self.buffer.iterdir()):
-            raise ConfigError(f"{self.buffer} holds episodes from elsewhere; use another --output")
+            raise ConfigError(
+                f"{self.buffer} holds episodes that data_prep.collect did not write; use another --output"
+            )
         _write_text(path, json.dumps(contents, indent=1) + "\n")
 
     def labels(self) -> list[dict[str, Any]]:
-        """The labels of all finished episodes, in order.
+        """Returns the labels of all finished episodes, in order.
 
         Raises:
           DataError: they cannot be read.
@@ -85,10 +87,10 @@ class CollectionFolder:
         (self._resume / f"{job}_{done - 1:06d}.npz").unlink(missing_ok=True)
 
     def load_state(self, job: str, done: int, like: Any) -> Any:
-        """The state after ``done`` rounds, in the structure of ``like``.
+        """Returns the state after ``done`` rounds, in the structure of ``like``.
 
         Raises:
-          DataError: it is missing or of another shape.
+          DataError: it is missing or has another shape.
         """
         path = self._resume / f"{job}_{done:06d}.npz"
         leaves, structure = jax.tree.flatten(like)
@@ -98,12 +100,12 @@ class CollectionFolder:
             _check_shapes(saved, leaves)
         except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(
-                f"cannot go on from {path} ({error}); remove {self.path} and start again"
+                f"cannot resume from {path} ({error}); remove {self.path} and start again"
             ) from error
         return jax.tree.unflatten(structure, saved)
 
     def forget_states(self) -> None:
-        """Removes what only an unfinished collection needs."""
+        """Removes the learners' states, which only an unfinished collection needs."""
         shutil.rmtree(self._resume, ignore_errors=True)
 
     def _read(self, path: Path, parse: Callable[[str], list[Any]]) -> list[Any]:
@@ -111,7 +113,7 @@ class CollectionFolder:
             return parse(path.read_text())
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is damaged ({error!r}); mend it, or remove {self.path} and start again"
+                f"{path} is damaged ({error!r}); repair it, or remove {self.path} and start again"
             ) from error
 
     def _save_state(self, job: str, done: int, state: Any) -> None:

@@ -1,8 +1,8 @@
-"""``VectorEnvironments`` that step in processes of their own, each with its share of them.
+"""Steps ``VectorEnvironments`` in several processes, each with its share of the environments.
 
-Most of a control step is Python (dm_control's wrappers and rewards), which threads would run one at a
-time. What an environment does depends on its seed and its actions alone, so the episodes are the same
-bit for bit however many processes there are.
+Most of a control step is Python (dm_control's wrappers and rewards), which threads would run one at a time.
+An environment depends only on its seed and actions, so the number of processes does not change the episodes,
+bit for bit.
 """
 
 import multiprocessing
@@ -22,23 +22,23 @@ from data_prep.collection.vector_environments import VectorEnvironments
 
 
 class Environments(Protocol):
-    """What the collection loop asks of them; see ``VectorEnvironments``."""
+    """Interface that the collection loop uses; see ``VectorEnvironments``."""
 
     @property
     def decisions(self) -> int:
-        """Actions that an episode takes."""
+        """Number of decisions per episode."""
         ...
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Starts one episode in every environment; observations [E, O]."""
+        """Starts one episode in every environment and returns the observations [E, O]."""
         ...
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Holds ``action`` [E, A]; observations [E, O] and rewards [E, K]."""
+        """Holds ``action`` [E, A] and returns observations [E, O] and rewards [E, K]."""
         ...
 
     def episodes(self) -> list[Episode]:
-        """The E episodes since the last reset."""
+        """Returns the E episodes since the last reset."""
         ...
 
 
@@ -46,10 +46,10 @@ class Environments(Protocol):
 def open_environments(
     domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
 ) -> Iterator[Environments]:
-    """Environments in as many processes, at most one each; in this one if that is 1.
+    """Yields environments in this number of processes, at most one each, or in the current process for 1.
 
     Raises:
-      DataError: within the block, a process died.
+      DataError: a process died within the block.
     """
     if processes == 1:
         yield VectorEnvironments(domain, tasks, reward_tasks, action_repeat)
@@ -104,22 +104,24 @@ class _EnvironmentProcesses:
             process.join()
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Asks every process at once, and returns their answers in order."""
+        """Calls a method in all processes at once, and returns their results in order."""
         try:
             for connection, own in zip(self._connections, arguments, strict=True):
                 connection.send((method, own))
             return [connection.recv() for connection in self._connections]
         except (EOFError, ConnectionError) as error:
             raise DataError(
-                f"one of the {len(self._processes)} processes that step environments died; what it said "
-                "stands above, or memory may be short: run the same command with fewer --processes, it goes "
-                "on where it was"
+                f"one of the {len(self._processes)} processes that step environments died; its error is "
+                "printed above, or memory ran out: run the same command again, with fewer --processes, to "
+                "resume"
             ) from error
 
 
 def _serve(connection: Connection, settings: tuple[Any, ...]) -> None:
-    """Answers calls until the other end is closed, by its own will or because that process died."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tidies up
+    """Serves calls until the parent closes the connection or dies."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends the processes
     environments = VectorEnvironments(*settings)
     try:
         while True:

@@ -20,8 +20,8 @@ from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.collectors.rnd import RND
 from data_prep.collectors.td3 import TD3Learner
 
-# Half noise spoils imitation, and reward-free exploration alone has no good episodes to end a chain:
-# shares of `mix` that were found to work. What remains is TD3.
+# Shares of `mix` that worked well; the rest is TD3. With half noise imitation fails, and reward-free
+# exploration on its own yields no good episodes to end a chain.
 RND_SHARE = 0.3
 OU_SHARE = 0.05
 RANDOM_SHARE = 0.05
@@ -33,7 +33,7 @@ _INTRINSIC_REWARDS: dict[str, IntrinsicReward] = {
     "diayn": DIAYN(),
 }
 _SKILLS = {"diayn": DIAYN().skills}
-# Uniform actions fill a replay that starts empty up to here.
+# Number of transitions collected with uniform actions if the replay buffer starts empty.
 _FIRST_LEARN_SIZE = 1000
 
 
@@ -42,13 +42,13 @@ class Job:
     """One explorer's part of a collection.
 
     Attributes:
-      folder: collector folder it writes to.
-      rounds: episodes in every environment.
-      tasks: [E], initial states and recorded reward of each environment.
-      reward_tasks: rewards that the explorer observes.
-      make_explorer: given the replay.
-      starts_from: jobs whose episodes fill the replay at the start.
-      skills: that an episode has one of, as its label says; 0 where there are none.
+      folder: collector folder to write to.
+      rounds: number of episodes per environment.
+      tasks: [E], task whose initial states and recorded reward each environment uses.
+      reward_tasks: tasks whose rewards the explorer observes.
+      make_explorer: makes the explorer from a replay buffer.
+      starts_from: jobs whose episodes the replay buffer holds at the start.
+      skills: number of skills, of which an episode's label names one; 0 for none.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Job:
 
     @property
     def episodes(self) -> int:
-        """All of them."""
+        """Total number of episodes."""
         return self.rounds * len(self.tasks)
 
 
 def member_tasks(domain: Domain, tasks: Sequence[str], members: int) -> list[Task]:
-    """The task of each TD3 member: those asked for in turn, else the domain's plan.
+    """The task of each TD3 member: ``tasks`` in turn, or those of the domain's plan if empty.
 
     Raises:
       UnknownNameError: the domain has no such task.
@@ -94,7 +94,7 @@ class Schedule:
     environments: int
 
     def jobs(self, collector: str) -> list[Job]:
-        """The jobs of a collector in the order they run; later ones may learn from earlier ones."""
+        """The jobs of a collector in running order; later ones may learn from episodes of earlier ones."""
         if collector == "mix":
             rest, reward_free = "mix", "mix_reward_free"
             return [
@@ -137,7 +137,7 @@ class Schedule:
             explorer = self._population(learner, replay, labels, updates=1)
             return SkillExplorer(explorer, skills) if skills else explorer
 
-        # Episodes of noise have no skill.
+        # Episodes of noise jobs have no skill.
         starts_from = () if skills else _NOISE_JOBS
         return Job(name, folder, self._rounds(share), self._plain_tasks, [], make, starts_from, skills)
 
@@ -156,7 +156,7 @@ class Schedule:
             return self._population(learner, replay, labels, PLANS[self.domain.name].updates)
 
         environments = [task for task in tasks for _ in range(self.environments)]
-        # RND's episodes would help too little for their number: they crowd out what TD3 itself finds.
+        # RND's episodes are left out: they are so many that they crowd out TD3's own.
         return Job("td3", folder, self._rounds(share), environments, reward_tasks, make, _NOISE_JOBS)
 
     def _population(
@@ -175,5 +175,5 @@ class Schedule:
 
 
 def round_generator(seed: int, job: str, number: int) -> np.random.Generator:
-    """The source of all randomness of one round."""
+    """The random generator of one round."""
     return np.random.default_rng([seed, number, *job.encode()])

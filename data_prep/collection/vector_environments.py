@@ -15,8 +15,8 @@ class VectorEnvironments:
     its own, so that the episodes are exactly those of an environment without action repeat.
 
     Args:
-      tasks: [E] whose initial states and recorded rewards each environment uses.
-      reward_tasks: [K] tasks of which every environment reports the reward.
+      tasks: [E], task whose initial states and recorded rewards each environment uses.
+      reward_tasks: [K], tasks whose rewards every environment reports.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class VectorEnvironments:
 
     @property
     def decisions(self) -> int:
-        """Actions that an episode takes."""
+        """Number of decisions per episode."""
         return self.domain.decisions(self.action_repeat)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
@@ -69,7 +69,7 @@ class VectorEnvironments:
         return np.stack([rows[-1]["observation"] for rows in self._rows]), rewards.astype(np.float32)
 
     def episodes(self) -> list[Episode]:
-        """The E episodes since the last reset."""
+        """Returns the E episodes since the last reset."""
         return [
             make_episode({name: np.stack([row[name] for row in rows]) for name in rows[0]}, self.domain)
             for rows in self._rows

@@ -1,1 +1,1 @@
-"""What chooses the actions during collection: noise, RND's curiosity, TD3's task reward."""
+"""Explorers, which choose the actions of a collection: noise, intrinsic rewards, and TD3 on task rewards."""

@@ -1,11 +1,11 @@
 """Active pre-training (arXiv 2103.04551): the reward is the distance to the nearest particles.
 
-The entropy of the states seen is estimated from particles: how far each is from its k nearest
-neighbours in the batch, in the features that ICM learns. As in URLB (rll-research/url_benchmark:
-``agent/icm_apt.py``): k is 12, the distances count in units of their mean, and the reward is the log
-of one plus their average. The particles are the observations that actions lead to, as with our other
-explorers, where URLB takes those before; there are as many as transitions of an update. The reward
-counts from its mean, in deviations, as that of ``icm.py``.
+The entropy of the visited states is estimated from particles: the distance of each to its k nearest
+neighbours in the batch, in the feature space of ICM. As in URLB (rll-research/url_benchmark:
+``agent/icm_apt.py``), k is 12, distances are divided by their mean, and the reward is the log of one plus
+their average. The particles are the next observations, as with our other explorers; URLB uses the current
+ones. An update has as many particles as transitions. The reward is standardised over the batch as in
+``icm.py``.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class APT:
     """See ``intrinsic_reward.IntrinsicReward``.
 
     Attributes:
-      icm: whose features the particles lie in.
+      icm: ICM whose features the particles lie in.
       neighbours: k.
     """
 
@@ -40,9 +40,9 @@ class APT:
 
 
 def particle_reward(particles: jax.Array, neighbours: int) -> jax.Array:
-    """log(1 + mean distance to the nearest, in units of its mean), [N, F] -> [N].
+    """log(1 + mean distance to the nearest particles, divided by its batch mean), [N, F] -> [N].
 
-    A particle does not count among its own neighbours; with fewer others than ``neighbours`` all count.
+    A particle is not its own neighbour; if there are fewer others than ``neighbours``, all of them count.
     """
     squares = jnp.sum(particles**2, -1)
     squared = squares[:, None] + squares - 2 * particles @ particles.T

@@ -1,8 +1,8 @@
-"""Diversity is all you need (arXiv 1802.06070): the reward is how well a state gives its skill away.
+"""Diversity is all you need (arXiv 1802.06070): the reward is a skill's log probability given the state.
 
-As in URLB (rll-research/url_benchmark: ``agent/diayn.py``): 16 skills, and the reward of skill z is
-``log q(z | next observation) - log(1 / S)``. A skill lasts an episode, as in the paper; URLB draws one
-every 50 steps.
+As in URLB (rll-research/url_benchmark: ``agent/diayn.py``), there are 16 skills, and the reward of skill z is
+``log q(z | next observation) - log(1 / S)``. A skill lasts an episode, as in the paper; URLB draws one every
+50 steps.
 """
 
 import math
@@ -23,7 +23,7 @@ class DIAYN:
     """See ``intrinsic_reward.IntrinsicReward``; a batch's skill is one-hot.
 
     Attributes:
-      skills: S.
+      skills: number of skills S.
     """
 
     skills: int = 16
@@ -33,13 +33,13 @@ class DIAYN:
         return init_mlp(key, (observation_dim, self.hidden, self.hidden, self.skills))
 
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        guess = jax.nn.log_softmax(apply_mlp(parameters, batch["next_observation"]))
-        told = jnp.sum(guess * batch["skill"], -1)
-        return -told.mean(), told + math.log(self.skills)
+        log_probs = jax.nn.log_softmax(apply_mlp(parameters, batch["next_observation"]))
+        log_prob = jnp.sum(log_probs * batch["skill"], -1)
+        return -log_prob.mean(), log_prob + math.log(self.skills)
 
 
 class SkillExplorer:
-    """Shows ``explorer`` observations [E, O + S] that end in the skill, one-hot; see ``Explorer``."""
+    """Appends a skill, drawn per episode, one-hot to the observations of ``explorer``; see ``Explorer``."""
 
     def __init__(self, explorer: Explorer, skills: int):
         self._explorer, self._skills = explorer, skills
@@ -72,6 +72,6 @@ class SkillExplorer:
 
 
 def append_skill(observation: np.ndarray, skill: np.ndarray | int, skills: int) -> np.ndarray:
-    """[N, O] -> [N, O + S]: the skill of each observation, or of all of them, stands one-hot behind it."""
+    """Appends one skill per observation, or a common one, as a one-hot vector: [N, O] -> [N, O + S]."""
     one_hot = np.eye(skills, dtype=np.float32)[np.broadcast_to(skill, len(observation))]
     return np.concatenate([observation, one_hot], -1)

@@ -1,12 +1,11 @@
-"""Intrinsic curiosity (arXiv 1705.05363): the reward is how badly the next features were foreseen.
+"""Intrinsic curiosity module (arXiv 1705.05363): the reward is the prediction error of the next features.
 
-Features are learned with two tasks on them: to tell the action from the features before and after it,
-which keeps what the actions touch, and to foretell those after it. As in URLB
-(rll-research/url_benchmark: ``agent/icm.py``) both losses count alike and the reward is
-``log(1 + error)``; the features are those of its ``agent/icm_apt.py``, narrower (64 of 512) as all
-networks here. Its ``icm.py`` foretells the observation itself. Ours counts the reward from its mean
-over the batch, in deviations: where no episode ends early an offset changes nothing but how much the
-critic has to learn, and updates are few here.
+The features are trained by an inverse model, which predicts the action from the features before and after
+it, and by a forward model, which predicts the next features. As in URLB (rll-research/url_benchmark:
+``agent/icm.py``), both losses have equal weight and the reward is ``log(1 + error)``; the features are those
+of its ``agent/icm_apt.py``, with 64 instead of 512 entries, while its ``icm.py`` predicts the observation
+itself. Our reward is standardised over the batch: without early termination an offset changes only how much
+the critic has to learn, and updates are few here.
 """
 
 from dataclasses import dataclass
@@ -41,16 +40,16 @@ class ICM:
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         before = encode(parameters, batch["observation"])
         after = encode(parameters, batch["next_observation"])
-        foretold = apply_mlp(parameters["forward"], jnp.concatenate([before, batch["action"]], -1))
-        told = jnp.tanh(apply_mlp(parameters["inverse"], jnp.concatenate([before, after], -1)))
-        error = jnp.sum((after - foretold) ** 2, -1)
-        loss = error.mean() + jnp.sum((batch["action"] - told) ** 2, -1).mean()
+        predicted = apply_mlp(parameters["forward"], jnp.concatenate([before, batch["action"]], -1))
+        predicted_action = jnp.tanh(apply_mlp(parameters["inverse"], jnp.concatenate([before, after], -1)))
+        error = jnp.sum((after - predicted) ** 2, -1)
+        loss = error.mean() + jnp.sum((batch["action"] - predicted_action) ** 2, -1).mean()
         return loss, jax.nn.standardize(jnp.log1p(jnp.sqrt(error)))
 
 
 def encode(parameters: Any, observation: jax.Array) -> jax.Array:
     """The features that ICM learns: [..., O] -> [..., F], in (-1, 1)."""
     (layer,) = parameters["trunk"]
-    # Beside a constant an observation keeps its length, which standardising would take from it.
+    # The constant entry preserves the observation's norm, which standardising would otherwise remove.
     inputs = jnp.concatenate([observation, jnp.ones((*observation.shape[:-1], 1))], -1)
     return jnp.tanh(jax.nn.standardize(inputs @ layer["weight"] + layer["bias"]))

@@ -1,4 +1,4 @@
-"""Learners that see no task: TD3 on a reward that they give themselves."""
+"""Learners that observe no task reward: TD3 on an intrinsic reward."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import optax
 
 from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
 
-# Normalised observations beyond this many deviations count as this many (URLB: ``agent/rnd.py``).
+# Normalised observations are clipped to this many standard deviations (URLB: ``agent/rnd.py``).
 _OBSERVATION_CLIP = 5.0
 
 Batch = dict[str, jax.Array]
@@ -20,19 +20,19 @@ Batch = dict[str, jax.Array]
 
 
 class IntrinsicReward(Protocol):
-    """What one member finds worth seeing, and how it learns it; hashable, as it is compiled in."""
+    """An intrinsic reward and the training of its model; hashable, as it is a static argument of a jit."""
 
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
-        """The parameters, a pytree; observation_dim does not count the skill."""
+        """Initialises the model's parameters, a pytree; ``observation_dim`` excludes the skill."""
         ...
 
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """The loss that the parameters descend, a scalar, and the reward of each transition, [B]."""
+        """The scalar loss of the parameters, and the reward of each transition, [B]."""
         ...
 
 
 class IntrinsicRewardState(NamedTuple):
-    """Everything that an update changes; the leading axis is P."""
+    """State of P learners that an update changes; the leading axis is P."""
 
     td3: TD3State
     parameters: Any
@@ -40,13 +40,14 @@ class IntrinsicRewardState(NamedTuple):
 
 
 class IntrinsicRewardLearner:
-    """A population of curious learners; see ``population.Learner``.
+    """A population of TD3 learners with an intrinsic reward; see ``population.Learner``.
 
-    Observations are normalised by all that was seen until the round began, for the intrinsic alone.
+    The model of the reward sees normalised observations; their mean and deviation are those of all
+    observations before the round.
 
     Args:
       seeds: [P].
-      skills: S, trailing entries of an observation that say what skill is asked for.
+      skills: number of trailing entries S of an observation that encode the skill.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class IntrinsicRewardLearner:
     ):
         self.config, self.horizon, self.discount = config, config.horizon, config.discount
         if config.horizon != 1:
-            raise ValueError(f"horizon is {config.horizon}; novelty is known for one decision only, use 1")
+            raise ValueError(
+                f"horizon is {config.horizon}; an intrinsic reward is known for one decision only, use 1"
+            )
         self._intrinsic, self._members = intrinsic, len(seeds)
         self._seen = observation_dim - skills
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))
@@ -107,10 +110,10 @@ def _train(
     optimizer: optax.OptState,
     batches: Batch,
 ) -> tuple[Any, optax.OptState, jax.Array]:
-    """Trains on batches [U, delay, P, B, ...], one step for each of U.
+    """Trains the reward's model on batches [U, delay, P, B, ...], one step for each of U.
 
     Returns:
-      Parameters, optimizer state, and the rewards [U, delay, P, B] as they were before each step.
+      Parameters, optimizer state, and the rewards [U, delay, P, B] computed before each step.
     """
 
     def member(parameters: Any, optimizer: optax.OptState, batch: Batch):

@@ -1,16 +1,16 @@
-"""Actions without any policy: uniform noise and the Ornstein-Uhlenbeck process."""
+"""Explorers without a policy: uniform noise and the Ornstein-Uhlenbeck process."""
 
 from typing import Any, Literal
 
 import numpy as np
 
-# Ranges that each OU episode draws its own parameters from: from nearly held to nearly white noise.
+# Ranges from which each OU episode draws its parameters: from nearly constant to nearly white noise.
 _OU_RATE = (0.02, 0.5)
 _OU_SCALE = (0.3, 1.0)
 
 
 class NoiseExplorer:
-    """Explores by noise alone; see ``Explorer``."""
+    """Explores by noise only; see ``Explorer``."""
 
     def __init__(self, kind: Literal["random", "ou"], environments: int, action_dim: int):
         self._kind = kind

@@ -1,4 +1,4 @@
-"""Learners that act and learn at once: P members, each in M environments, on one shared replay."""
+"""An explorer with P learners, each in M environments, that share one replay buffer."""
 
 from typing import Any, Protocol
 
@@ -8,40 +8,40 @@ from data_prep.collectors.replay_buffer import ReplayBuffer
 
 
 class Learner(Protocol):
-    """The learning half of a population; its arrays carry a leading axis P."""
+    """The learning half of a population; its arrays have a leading axis P."""
 
     horizon: int
     discount: float
     state: Any
 
     def batch_shape(self, updates: int) -> tuple[int, ...]:
-        """Leading shape of the batches that ``update`` takes for this many critic updates."""
+        """The leading shape of the batches that ``update`` takes for this many critic updates."""
         ...
 
     def begin_round(self, observation: np.ndarray) -> None:
-        """Called at the start of a round with all observations so far, [N, O]."""
+        """Called at the start of a round with all observations collected before it, [N, O]."""
         ...
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """[P, M, O] -> [P, M, A], without noise."""
+        """Returns actions [P, M, A] without noise for observations [P, M, O]."""
         ...
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
-        """Learns from batches [*batch_shape, ...]; need not wait for the result."""
+        """Updates on batches [*batch_shape, ...]; need not wait for the result."""
         ...
 
 
 class PopulationExplorer:
     """Explores with Gaussian noise around each member's policy; see ``Explorer``.
 
-    Every member learns from everybody's experience with the reward of its own task. In M environments
-    a member acts with M amounts of noise, from none to ``max_noise``: the first gives consistent
+    Every member learns from the transitions of all members with the reward of its own task. In its M
+    environments a member acts with M noise scales, from 0 to ``max_noise``: the first gives consistent
     episodes, the last explores.
 
     Args:
       labels: [P], algorithm, seed and task of each member.
       updates_per_learn: critic updates every ``learn_every`` decisions.
-      first_learn_size: transitions to gather by uniform actions before the first update.
+      first_learn_size: transitions to collect with uniform actions before the first update.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a learner remembers: every decision of every episode, in the order they were taken."""
+"""A replay buffer of whole episodes, which learners draw transitions from."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ class ReplayBuffer:
     """Fixed-size arrays [episodes, decisions, ...]; episodes are added in rounds of E.
 
     Args:
-      episodes: how many episodes fit.
-      decisions: D, decisions of an episode.
-      rewards: K, number of reward columns.
+      episodes: capacity in episodes.
+      decisions: number of decisions per episode, D.
+      rewards: number of rewards per decision, K.
     """
 
     def __init__(self, episodes: int, decisions: int, observation_dim: int, action_dim: int, rewards: int):
@@ -17,9 +17,9 @@ class ReplayBuffer:
         self._action = np.zeros((episodes, decisions, action_dim), np.float32)
         self._reward = np.zeros((episodes, decisions, rewards), np.float32)
         self._decisions = decisions
-        self._complete = 0  # episodes that have all their decisions
-        self._running = 0  # episodes of the present round
-        self._step = 0  # decisions the present round has taken
+        self._complete = 0  # number of complete episodes
+        self._running = 0  # number of episodes in the current round
+        self._step = 0  # decisions taken in the current round
 
     def begin_round(self, observation: np.ndarray) -> None:
         """Starts E episodes at ``observation`` [E, O]."""
@@ -27,7 +27,7 @@ class ReplayBuffer:
         self._observation[self._slice, 0] = observation
 
     def add(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
-        """One decision of each running episode: action [E, A], reward [E, K], what followed [E, O]."""
+        """Adds a decision to each running episode: action [E, A], reward [E, K], next observation [E, O]."""
         self._action[self._slice, self._step] = action
         self._reward[self._slice, self._step] = reward
         self._step += 1
@@ -37,14 +37,14 @@ class ReplayBuffer:
             self._running, self._step = 0, 0
 
     def add_episode(self, observation: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
-        """A finished episode: observation [D + 1, O], action [D, A], reward [D, K]; between rounds only."""
+        """Adds a finished episode between rounds: observation [D + 1, O], action [D, A], reward [D, K]."""
         self._observation[self._complete] = observation
         self._action[self._complete] = action
         self._reward[self._complete] = reward
         self._complete += 1
 
     def observations(self) -> np.ndarray:
-        """All observations of complete episodes, [N, O]."""
+        """Returns all observations of complete episodes, [N, O]."""
         return self._observation[: self._complete].reshape(-1, self._observation.shape[-1])
 
     @property
@@ -52,7 +52,7 @@ class ReplayBuffer:
         return slice(self._complete, self._complete + self._running)
 
     def size(self, horizon: int) -> int:
-        """Number of ``horizon``-step transitions to draw from."""
+        """The number of ``horizon``-step transitions that can be drawn."""
         complete = self._complete * (self._decisions - horizon + 1)
         return complete + self._running * max(self._step - horizon + 1, 0)
 

@@ -1,7 +1,7 @@
-"""Random network distillation (arXiv 1810.12894): the reward is what cannot yet be predicted.
+"""Random network distillation (arXiv 1810.12894): the reward is the error in predicting random features.
 
-As in URLB (rll-research/url_benchmark: ``agent/rnd.py``) the novelty is that of the observation that
-an action leads to, seen through normalised and clipped observations.
+As in URLB (rll-research/url_benchmark: ``agent/rnd.py``), the features are those of the next observation,
+normalised and clipped.
 """
 
 from dataclasses import dataclass

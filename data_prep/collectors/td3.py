@@ -1,4 +1,4 @@
-"""TD3 as an explorer: a population that learns the rewards of its tasks while it acts."""
+"""TD3 as an explorer: a population that maximises the rewards of its tasks while it acts."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class TD3Learner:
 
     Args:
       seeds: [P].
-      reward_columns: [P], which of the replay's rewards each member sees.
+      reward_columns: [P], index of each member's reward among those of the replay buffer.
     """
 
     def __init__(

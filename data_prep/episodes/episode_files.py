@@ -1,9 +1,9 @@
-"""ExoRL's episode files: their names, and reading and writing them without pickles.
+"""ExoRL's episode files: names, reading and writing without pickles, and selection for a conversion.
 
     exorl/{domain}/{collector}/buffer/episode_{index:06d}_{length}.npz    as ExoRL publishes them
     ...                               {timestamp}_{index}_{length}.npz    as URLB writes them
 
-A damaged or foreign file gives a ``DataError`` that says what is wrong with it.
+A damaged or foreign file raises a ``DataError`` that says what is wrong with it.
 """
 
 import json
@@ -22,7 +22,7 @@ from agentic_ring.errors import DataError
 from agentic_ring.files import replacing
 from data_prep.folders import LABELS_FILE, REWARD_FREE_SUFFIX, SETTINGS_FILE, collector_folder
 
-# ExoRL's config.yaml: the loader's size in transitions, and the processes that share it out.
+# ExoRL's config.yaml: the capacity of its loader in transitions, and the number of its processes.
 _LOADER_TRANSITIONS = 1_000_000
 _LOADER_PROCESSES = 4
 _NAME = re.compile(r"(?:episode|\d{8}T\d{6})_(\d+)_(\d+)\.npz")
@@ -30,7 +30,7 @@ _NAME = re.compile(r"(?:episode|\d{8}T\d{6})_(\d+)_(\d+)\.npz")
 
 @dataclass(frozen=True)
 class EpisodeFile:
-    """A file and what its name says.
+    """An episode file and the contents of its name.
 
     Attributes:
       index: place in the order of collection.
@@ -43,7 +43,7 @@ class EpisodeFile:
 
 
 def episode_file(path: Path) -> EpisodeFile:
-    """Reads the name of an episode file.
+    """Parses the name of an episode file.
 
     Raises:
       DataError: it has neither ExoRL's nor URLB's form.
@@ -60,8 +60,8 @@ def episode_file(path: Path) -> EpisodeFile:
 def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
     """Reads and checks one episode.
 
-    Where ExoRL recorded a reward for each task (``Domain.recorded_rewards``), that of the first is
-    kept; all are computed anew from the physics.
+    If ExoRL recorded a reward for each task (``Domain.recorded_rewards``), that of the first is kept; the
+    rewards of all tasks are recomputed from the physics.
 
     Raises:
       DataError: the file cannot be read without pickles, or ``make_episode`` refuses its contents.
@@ -76,7 +76,7 @@ def read_episode(file: EpisodeFile, domain: Domain) -> Episode:
     except DataError:
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise DataError(f"it is no readable .npz without pickles ({error})") from error
+        raise DataError(f"it is not a readable .npz without pickles ({error})") from error
     reward = contents.get("reward")
     if reward is not None and reward.ndim == 2 and reward.shape[1] == domain.recorded_rewards:
         contents["reward"] = reward[:, :1]
@@ -96,7 +96,7 @@ def write_episode(buffer: Path, index: int, episode: Episode) -> Path:
 
 @dataclass(frozen=True)
 class Source:
-    """A file, its name in the store, and its label if the collection wrote one."""
+    """An episode file, its name in the store, and its label if the collection wrote one."""
 
     file: EpisodeFile
     name: str
@@ -104,20 +104,19 @@ class Source:
 
 
 def source_folders(root: Path, domain: str, collector: str) -> list[Path]:
-    """The collector's folder, and beside it what `mix` explored without reward."""
+    """The collector's folder, and that of the episodes that `mix` explored without reward."""
     folder = collector_folder(root, domain, collector)
     reward_free = folder.with_name(folder.name + REWARD_FREE_SUFFIX)
     return [folder, *([reward_free] if reward_free.exists() else [])]
 
 
 def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, str]]]:
-    """The episode files in the order of collection, and (file, reason) of each that is misnamed.
+    """The episode files in the order of collection, and (file, reason) of each misnamed file.
 
-    In a folder of ``data_prep.collect`` a file without a label is of a round that has not ended: it is
-    left for later.
+    In a folder of ``data_prep.collect``, a file without a label is of an unfinished round and is ignored.
 
     Raises:
-      DataError: a collection's labels are damaged.
+      DataError: the labels of a collection are damaged.
     """
     sources: list[Source] = []
     misnamed: list[tuple[Path, str]] = []
@@ -137,7 +136,7 @@ def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, st
 
 
 def spread(sources: list[Source], count: int) -> list[Source]:
-    """``count`` of them, evenly over the whole exploration; all if there are no more."""
+    """Selects ``count`` files, evenly over the order of collection; all if there are fewer."""
     if count >= len(sources):
         return sources
     middles = (np.arange(count) + 0.5) * len(sources) / count
@@ -145,10 +144,10 @@ def spread(sources: list[Source], count: int) -> list[Source]:
 
 
 def as_exorl_loads(sources: list[Source]) -> list[Source]:
-    """Those that ExoRL's own loader gets to (``replay_buffer.py``): the first, and earliest explored.
+    """Selects the files that ExoRL's own loader reads (``replay_buffer.py``), which are the earliest.
 
-    Its four processes take the files of their turn by name, until they hold more than a quarter of a
-    million transitions each.
+    Its four processes take files in turn, sorted by name, until each holds more than a quarter of a million
+    transitions.
     """
     taken = [0] * _LOADER_PROCESSES
     loaded = []
@@ -169,4 +168,4 @@ def _read_labels(folder: Path) -> dict[str, dict[str, Any]]:
         used = ("algorithm", "action_repeat")
         return {label["file"]: {key: label[key] for key in used} for label in labels}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); mend it, or collect again") from None
+        raise DataError(f"{path} is damaged ({error!r}); repair it, or collect again") from None

@@ -1,4 +1,4 @@
-"""Reads, checks and relabels episode files, on as many processes as pay, and yields them in order."""
+"""Reads, checks and relabels episode files in several processes, and yields them in order."""
 
 import multiprocessing
 import os
@@ -16,14 +16,14 @@ from agentic_ring.errors import DataError
 from data_prep.episodes.episode_files import Source, read_episode
 from data_prep.relabel import Relabeller
 
-# A process takes some seconds to start, in which another reads about as many episodes.
+# While a process starts, which takes some seconds, another reads about this many episodes.
 _EPISODES_WORTH_A_PROCESS = 128
 _WAITING_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files become episodes.
+    """Settings of the reading, which processes share.
 
     Attributes:
       domain, collector: names; the collector is the algorithm of episodes without a label.
@@ -44,7 +44,7 @@ class EpisodeReader:
         self._relabeller = Relabeller(self._domain, self._domain.tasks, reading.control)
 
     def read(self, source: Source) -> StoredEpisode | str:
-        """The episode, or what is wrong with the file."""
+        """Returns the episode, or a message that says what is wrong with the file."""
         try:
             episode = read_episode(source.file, self._domain)
             self._relabeller.check_physics(episode)
@@ -62,10 +62,12 @@ class EpisodeReader:
 def read_all(
     sources: Sequence[Source], reading: Reading, processes: int | None
 ) -> Iterator[tuple[Source, StoredEpisode | str]]:
-    """Each source in order, with its episode or what is wrong with it; few are in memory at a time.
+    """Yields each source in order with its episode or an error message; memory holds few at a time.
 
     Args:
-      processes: how many to read with; None takes a core each, but none that would not pay.
+      sources: files to read.
+      reading: settings.
+      processes: number of processes; None stands for one per 128 sources, at most one per core.
 
     Raises:
       DataError: a process died.
@@ -92,15 +94,15 @@ def read_all(
             yield _first(waiting)
     except BrokenProcessPool as error:
         raise DataError(
-            f"one of the {processes} processes that read episodes died ({error}); memory may be short: run "
-            "the same command with fewer --processes, it goes on where it was"
+            f"one of the {processes} processes that read episodes died ({error}); memory may have run "
+            "out: run the same command again, with fewer --processes, to resume"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 _reader: EpisodeReader
-"""Of this process, if it is one of the pool's."""
+"""The reader of this process, if it belongs to the pool."""
 
 
 def _start_reader(reading: Reading) -> None:
@@ -110,7 +112,7 @@ def _start_reader(reading: Reading) -> None:
 
 
 def _leave_with_parent() -> None:
-    """A parent that is killed cannot tell its processes to stop."""
+    """Ends this process with its parent, which cannot stop it once it is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -129,7 +131,7 @@ def _first(
 
 
 def _action_repeat(episode: Episode, source: Source) -> int:
-    """What the collection says, if the actions agree; a saturated policy hides how long it holds one."""
+    """The label's action repeat, if the actions agree with it, as saturated actions would hide it."""
     if source.label is None:
         return episode.action_repeat
     repeat = source.label["action_repeat"]

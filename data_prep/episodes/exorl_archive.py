@@ -1,10 +1,10 @@
-"""ExoRL as it is published: a zip for each domain and collector, and how it gets to its place here.
+"""Downloads and unpacks ExoRL's published archives, one zip per domain and collector.
 
     {base}/{domain}/{collector}.zip -> {data}/exorl/{domain}/{collector}/buffer/*.npz
                                        {data}/exorl/{domain}/{collector}/download.json
 
-``download.json`` records where the episodes are from: address, bytes, SHA-256 and their number. It is
-written last; the zip, which is as large as the episodes, is then removed.
+``download.json`` records the origin of the episodes: address, bytes, SHA-256 and their number. It is written
+last; the zip, which is as large as the episodes, is then removed.
 """
 
 import json
@@ -30,7 +30,7 @@ COLLECTORS = ("aps", "icm_apt", "diayn", "disagreement", "icm", "proto", "random
 
 @dataclass(frozen=True)
 class Provenance:
-    """What ``download.json`` says of a collector's episodes."""
+    """Contents of ``download.json``: the origin of a collector's episodes."""
 
     url: str
     bytes: int
@@ -39,7 +39,7 @@ class Provenance:
 
 
 def archive_sizes(url_base: str, domain: str, collectors: tuple[str, ...]) -> dict[str, int | None]:
-    """Bytes of each collector's zip, None where the server has none.
+    """The size of each collector's zip in bytes; None if the server has no such zip.
 
     Raises:
       DataError: the server cannot be reached.
@@ -50,11 +50,11 @@ def archive_sizes(url_base: str, domain: str, collectors: tuple[str, ...]) -> di
 
 
 def fetch_episodes(root: Path, url_base: str, domain: str, collector: str) -> Provenance:
-    """Downloads and unpacks a collector's episodes, or what is still missing of them.
+    """Downloads and unpacks a collector's episodes, resuming an earlier download.
 
     Raises:
       UnknownNameError: ExoRL has no such collector.
-      DataError: the download failed, or is not a zip of episodes; see ``unpack_episodes``.
+      DataError: the download failed, or is not a zip of episodes (``unpack_episodes``).
     """
     if collector not in COLLECTORS:
         raise UnknownNameError("ExoRL collector", collector, COLLECTORS)
@@ -78,7 +78,7 @@ def fetch_episodes(root: Path, url_base: str, domain: str, collector: str) -> Pr
 
 
 def how_to_get_episodes(root: Path, domain: str, collector: str) -> str:
-    """What to do when there are no episode files."""
+    """The message for a collector without episode files: how to download or collect them."""
     return (
         f"there are no episode files in {collector_folder(root, domain, collector) / 'buffer'}. To use "
         "ExoRL's, add --download to\n"
@@ -109,13 +109,13 @@ def _url(base: str, domain: str, collector: str) -> str:
 def unpack_episodes(archive: Path, buffer: Path) -> int:
     """Unpacks every ``.npz`` of ``archive`` into the folder ``buffer`` and returns their number.
 
-    Folders within the zip do not matter, other files (ExoRL's ``video``) stay in it. Episodes that are
-    there already, byte for byte, are not written again.
+    Folders within the zip are ignored, other files (ExoRL's ``video``) are not unpacked. Episodes that exist
+    already with the same contents are not written again.
 
     Raises:
-      DataError: it is no zip, is damaged, holds no episode, or a member that would lie outside its
-        folder, is a link, is encrypted, or has the name of another. Nothing is unpacked but for a
-        damaged member, whose predecessors are there.
+      DataError: it is not a zip, is damaged, holds no episode, or has a member that lies outside its folder,
+        is a link, is encrypted, or has the name of another one. Then nothing is unpacked, except that the
+        members before a damaged one are.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -126,25 +126,29 @@ def unpack_episodes(archive: Path, buffer: Path) -> int:
                         _unpack(opened, member, buffer / name)
                     advance(number, "")
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise DataError(f"{archive} is no readable zip ({error}); remove it and download it again") from error
+        raise DataError(
+            f"{archive} is not a readable zip ({error}); remove it and download it again"
+        ) from error
     return len(members)
 
 
 def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """The episode files by their name, after a look at all members."""
+    """The episode files by name; checks all members."""
     episodes: dict[str, zipfile.ZipInfo] = {}
     for member in members:
         path = PurePosixPath(member.filename.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or ":" in member.filename:
-            raise DataError(f"{archive} holds {member.filename!r}, a path outside its folder; it is not used")
+            raise DataError(
+                f"{archive} holds {member.filename!r}, a path outside its folder; the zip is not used"
+            )
         if stat.S_ISLNK(member.external_attr >> 16):
-            raise DataError(f"{archive} holds {member.filename!r}, a link; it is not used")
+            raise DataError(f"{archive} holds {member.filename!r}, a link; the zip is not used")
         if path.suffix != ".npz" or member.is_dir():
             continue
         if member.flag_bits & 1:
             raise DataError(f"{archive} is encrypted ({member.filename!r}); decrypt it first")
         if path.name in episodes:
-            raise DataError(f"{archive} holds two files of the name {path.name}; it is not used")
+            raise DataError(f"{archive} holds two files of the name {path.name}; the zip is not used")
         episodes[path.name] = member
     if not episodes:
         raise DataError(f"{archive} holds no .npz among its {len(members)} members, so no episodes")

@@ -1,11 +1,11 @@
-"""A trajectory store as a Minari dataset, and back. Needs the extra ``minari``.
+"""Exports a trajectory store to a Minari dataset and imports it again. Needs the extra ``minari``.
 
-Of each episode of T transitions and T + 1 observations the infos hold, T + 1 rows each, what Minari has
-no place for::
+For each episode of T transitions and T + 1 observations, the infos hold the arrays that Minari has no field
+for, of T + 1 rows each::
 
     physics [P], discount, recorded_reward, task_rewards/{task}
 
-Back and forth leaves every array and every label as it was, bit for bit.
+Export followed by import restores every array and every label bit for bit.
 """
 
 import shutil
@@ -34,23 +34,23 @@ from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.progress import Advance, progress
 
 _ABOUT = "agentic_ring"
-"""Key of the dataset's metadata under which stands what else the store knows of itself."""
+"""Key of the dataset's metadata that holds the store's own attributes."""
 _LABELS = ("algorithm", "action_repeat", "source")
 
 
 def export_store(path: Path, dataset: str, task: str | None = None) -> int:
-    """Writes a new dataset and returns its number of episodes; half a dataset is never in its place.
+    """Writes a new dataset atomically and returns its number of episodes.
 
     Args:
       path: the HDF5 store.
       dataset: id, such as exorl/walker/rnd-v0.
-      task: whose rewards are the dataset's ``rewards``; the store's first if None.
+      task: task whose rewards become the dataset's ``rewards``; the store's first if None.
 
     Raises:
-      ConfigError: there is such a dataset, or the id is not of Minari's form.
+      ConfigError: the dataset exists, or its id does not have Minari's form.
       StoreError: the store cannot be read.
       UnknownNameError: the store has no rewards of the task.
-      DataError: an episode's reset row has an action, for which Minari has no place.
+      DataError: an episode's reset row has an action, for which Minari has no field.
     """
     place = _place(dataset)
     if place.exists():
@@ -88,7 +88,7 @@ def import_dataset(dataset: str, path: Path) -> int:
     """Writes the store at ``path``, or replaces it, and returns its number of episodes.
 
     Raises:
-      DataError: there is no such dataset, or it lacks what a store needs: all that ``export_store`` writes.
+      DataError: there is no such dataset, or it lacks data that ``export_store`` writes and a store needs.
     """
     place = _place(dataset) / "data"
     if not place.exists():
@@ -111,7 +111,7 @@ def _place(dataset: str) -> Path:
     try:
         parse_dataset_id(dataset)
     except ValueError as error:
-        raise ConfigError(f"{dataset!r} is no dataset id ({error})") from None
+        raise ConfigError(f"{dataset!r} is not a dataset id ({error})") from None
     return get_dataset_path(dataset)
 
 
@@ -131,7 +131,7 @@ def _buffers(store: TrajectoryStore, task: str, advance: Advance) -> Iterator[Ep
     for number, stored in enumerate(store.episodes()):
         episode = stored.episode
         if episode.action[0].any():
-            raise DataError(f"{stored.source} has an action in its reset row; Minari has no place for it")
+            raise DataError(f"{stored.source} has an action in its reset row; Minari has no field for it")
         terminations = episode.discount[1:, 0] == 0
         truncations = np.zeros(len(episode), bool)
         truncations[-1] = not terminations[-1]

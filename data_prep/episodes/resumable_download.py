@@ -1,9 +1,9 @@
-"""Fetches one large file over HTTP, so that a download that broke off goes on where it was.
+"""Downloads one large file over HTTP and resumes an interrupted download.
 
-    {name}.part         what has arrived
-    {name}.part.json    what it is part of: address, size and the server's tag of this version
+    {name}.part         the bytes received so far
+    {name}.part.json    the file they belong to: address, size and the server's tag of this version
 
-A part of another version is thrown away. Servers that know no ranges send the file from its beginning.
+A part of another version is discarded. A server without range requests sends the file from its beginning.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class RemoteFile:
 
     Attributes:
       size: bytes.
-      etag: the server's name for this version of the file, if it gives one.
+      etag: the server's tag of this version of the file, if it sends one.
     """
 
     url: str
@@ -35,15 +35,15 @@ class RemoteFile:
 
 
 def http_client() -> httpx.Client:
-    """A client that takes bytes as they are and gives up on a silent server after half a minute."""
+    """An HTTP client without compression and with a timeout of 30 seconds."""
     return httpx.Client(follow_redirects=True, timeout=30, headers={"Accept-Encoding": "identity"})
 
 
 def look_up(client: httpx.Client, url: str) -> RemoteFile | None:
-    """What the server says of a file, without fetching it; None if it has no such file.
+    """Asks the server for a file's size and version; None if it has no such file.
 
     Raises:
-      DataError: the server cannot be reached, refuses, or does not tell the size.
+      DataError: the server cannot be reached, refuses, or does not send the size.
     """
     try:
         response = client.head(url)
@@ -58,13 +58,13 @@ def look_up(client: httpx.Client, url: str) -> RemoteFile | None:
 
 
 def download(client: httpx.Client, remote: RemoteFile, path: Path, advance: Callable[[int], None]) -> str:
-    """Fetches ``remote`` to ``path``, going on from what an earlier call left, and returns its SHA-256.
+    """Downloads ``remote`` to ``path``, resuming an earlier call, and returns its SHA-256.
 
     Args:
-      advance: called with the number of bytes that are there.
+      advance: called with the number of bytes received.
 
     Raises:
-      DataError: the connection broke again and again, or the file is not of the size that was promised.
+      DataError: the connection broke repeatedly, or the file does not have the announced size.
     """
     part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
     if _size(path) == remote.size:
@@ -85,11 +85,13 @@ def download(client: httpx.Client, remote: RemoteFile, path: Path, advance: Call
             if failures == _ATTEMPTS_WITHOUT_PROGRESS:
                 raise DataError(
                     f"{remote.url} broke off after {_size(part):,} of {remote.size:,} bytes ({error}); run "
-                    "the same command again to go on from there"
+                    "the same command again to resume"
                 ) from error
     if have > remote.size:
         part.unlink()
-        raise DataError(f"{remote.url} sent {have:,} bytes, not the {remote.size:,} it promised; run again")
+        raise DataError(
+            f"{remote.url} sent {have:,} bytes, expected the {remote.size:,} it announced; run again"
+        )
     advance(have)
     digest = _digest(part)
     part.replace(path)
@@ -107,11 +109,9 @@ def _fetch_rest(client: httpx.Client, remote: RemoteFile, part: Path, advance: C
         if response.is_error or (
             goes_on and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         ):
-            raise DataError(
-                f"{remote.url} answered {response.status_code} to a request for its rest; run again"
-            )
+            raise DataError(f"{remote.url} answered {response.status_code} to a range request; run again")
         with part.open("ab" if goes_on else "wb") as file:
-            for block in response.iter_raw():  # as they arrive: a block half filled would be lost
+            for block in response.iter_raw():  # as they arrive: an incomplete block would be lost
                 file.write(block)
                 advance(file.tell())
         if _size(part) < remote.size:

@@ -176,7 +176,7 @@ def test_a_broken_array_leaves_the_old_rows(folder):
     before = (folder / "packed" / "train.h5").read_bytes()
     path = folder / "chats.json"
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(DataError, match=r"chats\.json, line 1: .*mend it or fetch it again"):
+    with pytest.raises(DataError, match=r"chats\.json, line 1: .*repair it or fetch it again"):
         prepare(good)
     assert (folder / "packed" / "train.h5").read_bytes() == before
     assert sorted(file.name for file in (folder / "packed").iterdir()) == ["test.h5", "train.h5"]

@@ -116,7 +116,7 @@ def test_episodes_from_elsewhere_are_not_touched(tmp_path):
     buffer = collector_folder(tmp_path, "cartpole", "mini_ou") / "buffer"
     buffer.mkdir(parents=True)
     (buffer / "episode_000000_1000.npz").write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=r"episodes from elsewhere"):
+    with pytest.raises(ConfigError, match=r"episodes that data_prep.collect did not write"):
         collect(CollectConfig(**SMALL, collector="ou", episodes=2, output=tmp_path))
     assert (buffer / "episode_000000_1000.npz").read_bytes() == b"precious"
 

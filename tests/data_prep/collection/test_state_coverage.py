@@ -83,7 +83,7 @@ def test_missing_and_damaged_episodes_are_named(tmp_path):
     buffer = collector_folder(tmp_path, "walker", "mini_icm") / "buffer"
     buffer.mkdir(parents=True)
     (buffer / "episode_000000_1000.npz").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"episode_000000_1000.npz: it is no readable .npz"):
+    with pytest.raises(DataError, match=r"episode_000000_1000.npz: it is not a readable .npz"):
         main(CoverageConfig("walker", ("mini_icm",), tmp_path))
 
 

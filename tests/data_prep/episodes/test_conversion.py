@@ -140,10 +140,10 @@ def store_bare_array(path):
 
 
 BAD_FILES = {
-    "truncated": (truncate, "no readable .npz"),
-    "flipped byte": (flip_byte, "no readable .npz"),
-    "empty file": (lambda path: path.write_bytes(b""), "no readable .npz"),
-    "text": (lambda path: path.write_text("hello"), "no readable .npz"),
+    "truncated": (truncate, "not a readable .npz"),
+    "flipped byte": (flip_byte, "not a readable .npz"),
+    "empty file": (lambda path: path.write_bytes(b""), "not a readable .npz"),
+    "text": (lambda path: path.write_text("hello"), "not a readable .npz"),
     "bare array": (store_bare_array, "bare array"),
     "pickled": (rewritten(pickle_it), "without pickles"),
     "wrong keys": (rewritten(lambda a: a.update(obs=a.pop("observation"))), "missing: .'observation'.*'obs'"),
@@ -189,14 +189,14 @@ def test_command_line_lists_bad_files_and_fails(tmp_path, explored):
     result = command(tmp_path)
     assert result.returncode == 1
     assert "1 episodes, 1 of them new" in result.stdout
-    assert "episode_000001_30.npz: it is no readable .npz" in result.stderr
+    assert "episode_000001_30.npz: it is not a readable .npz" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_without_any_valid_file_nothing_is_written(tmp_path, explored):
     fill(tmp_path, explored, [30])
     truncate(buffer_of(tmp_path) / "episode_000000_30.npz")
-    with pytest.raises(DataError, match=r"none of the 1 files in .*no readable"):
+    with pytest.raises(DataError, match=r"none of the 1 files in .*not a readable"):
         convert(config(tmp_path))
     assert not store_path(tmp_path, "cartpole", "rnd").exists()
 

@@ -96,7 +96,7 @@ def test_dry_run_lists_sizes_and_fetches_nothing(tmp_path, server, zips, capsys)
 
 def test_damaged_download_is_no_store(tmp_path, server):
     server.files["/jaco/rnd.zip"] = b"<html>try again later</html>"
-    with pytest.raises(DataError, match=r"rnd\.zip is no readable zip"):
+    with pytest.raises(DataError, match=r"rnd\.zip is not a readable zip"):
         main(config(tmp_path, server, download=True))
     assert not (tmp_path / "store").exists()
     assert not (collector_folder(tmp_path, "jaco", "rnd") / "download.json").exists()

@@ -109,7 +109,7 @@ def _arrays(episode):
 def test_bad_names_are_named(store, tmp_path):
     with pytest.raises(UnknownNameError, match=r"'swingup'.*reach_top_left"):
         export_store(store, DATASET, task="swingup")
-    with pytest.raises(ConfigError, match=r"'exorl jaco' is no dataset id"):
+    with pytest.raises(ConfigError, match=r"'exorl jaco' is not a dataset id"):
         export_store(store, "exorl jaco")
     with pytest.raises(DataError, match=r"there is no dataset exorl/other-v0"):
         import_dataset("exorl/other-v0", tmp_path / "x.h5")
