@@ -1,4 +1,4 @@
-"""Writing files so that a reader never meets half of one."""
+"""Atomic writing of files: a reader never sees an incomplete one."""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A place beside ``path`` to write to, which becomes ``path`` once the block ends without an error.
+    """Yields a temporary path beside ``path``, which replaces ``path`` once the block ends without an error.
 
-    On an error, a full disk among them, what was written is deleted and ``path`` stays as it was. A
-    process that is killed may leave ``NAME.PROCESS_ID.partial`` behind, which nothing reads. The
-    folder is made if need be.
+    On an error, such as a full disk, the temporary file is deleted and ``path`` is unchanged. A process that
+    is killed may leave ``NAME.PROCESS_ID.partial`` behind, which nothing reads. The folder is created if it
+    does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -20,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         os.replace(beside, path)
     except OSError as error:
-        # A failed write does not know its file; the message for the user should.
+        # The error of a failed write does not name its file.
         error.filename = error.filename or str(path)
         raise
     finally:

@@ -1,1 +1,1 @@
-"""Trajectories, the store they live in, and the chains a model is trained on."""
+"""Trajectories, the store that holds them, and the chains that models are trained on."""

@@ -1,7 +1,7 @@
-"""The input pipeline: chain plans in, batches of the steps that this process holds out.
+"""The data loader of chains: reads planned chains from a store and yields batches sharded over the mesh.
 
-Everything about a batch follows from the seed and the batch's number. A process reads only the batch
-rows and the stretch of the sequence that its own devices hold, already in the ring's layout.
+A batch depends only on the seed and its number. A process reads only the batch rows and the part of the
+sequence that its own devices hold, already in the ring's layout.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ from agentic_ring.models.agentic_transformer import ChainSteps
 @partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class ChainBatch:
-    """Steps of several chains, and how much each step's action counts in the loss.
+    """Steps of several chains, and the loss weight of each step's action.
 
     Attributes:
       steps: see ``ChainSteps``, [B, S].
-      weight: float32 [B, S], 0 where there is no loss, else 1, or more in an opening.
-      layout: the order of the steps over the ring.
+      weight: float32 [B, S], 0 for steps without loss, else 1, or more in an opening.
+      layout: order of the steps over the ring.
     """
 
     steps: ChainSteps
@@ -41,24 +41,24 @@ class ChainBatch:
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """What a chain is made of.
+    """Composition of the chains.
 
     Attributes:
-      task: the task's name within its domain; of hidden tasks, the first.
-      trajectories: members of a chain.
-      action_repeat: environment steps that one decision lasts; the data must hold its actions as long.
+      task: name of the task within its domain; the first task of a task family.
+      trajectories: number of members of a chain.
+      action_repeat: environment steps per decision; the store's actions must be held at least as long.
       top_fraction: see ``StratifiedSampler``.
-      loss_extent: which members bear loss, the "last" and best one (of hidden tasks: every one that is
-        among the best of the data) or "all" that a policy acted in.
-        A poor member aims, in hindsight, at the same return as the good one: imitating it as well
-        teaches the model to act badly on purpose (measured in docs/notebook.md).
+      loss_extent: members that bear loss: "last", the last and best one (in a task family: every one that is
+        among the best of the data), or "all" in which a policy acted.
+        A poor member is relabelled to the same target as the good one, so imitating it as well teaches the
+        model to act badly on purpose (measured in docs/notebook.md).
       layout: order of the steps over the ring.
-      seed: decides every chain.
-      opening: decisions at a member's start that count in the loss as much as all its others together; 0
-        counts all alike. Which of several hidden tasks it is shows in a body's movement soon, and only
-        before that is there something to learn from the context.
-      hidden_tasks: tasks of which each chain draws one; nothing but its rewards tells which. None: all
-        chains are of ``task``.
+      seed: seed of the sampling of chains.
+      opening: number of decisions at a member's start that together have the same loss weight as all its
+        other decisions; 0 weights all equally. A body's movement soon reveals which task of a family it is
+        performing, and the context is informative only before that.
+      hidden_tasks: tasks of a task family (``task_family.py``): each chain draws one, which only its rewards
+        reveal. Empty: all chains are of ``task``.
     """
 
     task: str
@@ -80,7 +80,7 @@ class ChainLoader:
     """Reads chosen steps of planned chains from a store.
 
     Raises:
-      DataError: some actions of the store are not held for ``action_repeat`` steps.
+      DataError: some of the store's actions are not held for ``action_repeat`` steps.
     """
 
     def __init__(self, store: TrajectoryStore, config: ChainConfig, scaling: Scaling, ring: int):
@@ -93,12 +93,12 @@ class ChainLoader:
         self.learnable = store.learnable
         longest = int(self._decisions.max())
         self.length = padded_length(config.trajectories * longest, ring, config.layout)
-        """Steps S of every chain, padding included."""
+        """Number of steps S in every chain, padding included."""
         self.order = order(config.layout, self.length, ring)
-        """int [S]: the step of the chain that stands at each place."""
+        """int [S]: the step of the chain at each position of the layout."""
 
     def load(self, plan: ChainPlan, columns: slice) -> dict[str, np.ndarray]:
-        """The steps that stand at ``columns`` of the layout, arrays [columns, ...] by field name."""
+        """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         places = self.order[columns]
         fields = self._padding(len(places))
         start = 0
@@ -129,7 +129,7 @@ class ChainLoader:
         timesteps: np.ndarray,
         run: np.ndarray,
     ) -> None:
-        """Fills ``run`` with the consecutive ``timesteps`` (in decisions) of one member."""
+        """Fills ``run`` with consecutive ``timesteps`` (in decisions) of one member."""
         config, episode = self._config, plan.episodes[index]
         task = plan.task or config.task
         scaling = self._scaling.for_task(task)
@@ -154,20 +154,20 @@ class ChainLoader:
 
 
 def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-    """Cuts ``selected`` where the steps that stand there are not consecutive."""
+    """Splits ``selected`` into runs of positions that hold consecutive steps."""
     if not len(selected):
         return []
     return np.split(selected, np.flatnonzero(np.diff(places[selected]) != 1) + 1)
 
 
 class ChainPipeline(ShardedBatches):
-    """Batches of chains as global arrays, batch rows over data and fsdp, steps over the ring.
+    """An endless iterator of ``ChainBatch``, with chains sharded over data and fsdp, steps over the ring.
 
     Args:
       loader: reads the store.
-      sampler: the plan of each chain.
-      batch_size: chains of all processes together.
-      mesh, rules: where the arrays go.
+      sampler: plans each chain.
+      batch_size: number of chains, over all processes.
+      mesh, rules: sharding of the arrays.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ChainPipeline(ShardedBatches):
         return self
 
     def __next__(self) -> ChainBatch:
-        """The next batch, on the devices."""
+        """Returns the next batch, on the devices."""
         fields = self.next_fields()
         weight = fields.pop("weight")
         return ChainBatch(ChainSteps(**fields), weight, self._layout)

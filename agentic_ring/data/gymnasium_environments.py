@@ -2,10 +2,9 @@
 
     gymnasium.make("agentic_ring.data.gymnasium_environments:agentic_ring/jaco_reach_top_left-v0")
 
-After an import of this module ``agentic_ring/jaco_reach_top_left-v0`` will do. They stand beside
-shimmy's ids (``dm_control/walker-run-v0``), which lack ExoRL's own tasks; observations are flat, in
-ExoRL's order. As with shimmy's, ``reset(seed=...)`` fixes the initial state, and an episode is
-truncated at its end.
+After an import of this module ``agentic_ring/jaco_reach_top_left-v0`` suffices. Shimmy's ids
+(``dm_control/walker-run-v0``) lack ExoRL's own tasks. Observations are flat, in ExoRL's order. As with
+shimmy's environments, ``reset(seed=...)`` fixes the initial state, and an episode is truncated at its end.
 """
 
 import warnings
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 class FlatObservation(gymnasium.ObservationWrapper):
     """Joins dm_control's named observations into one float32 vector [O], in ExoRL's order.
 
-    gymnasium's own flattening sorts the names, which is another order: walker observes its
-    orientations before its height.
+    gymnasium's own flattening sorts the names, which gives another order: walker observes its orientations
+    before its height.
     """
 
     def __init__(self, env: gymnasium.Env, observation_dim: int):
@@ -32,15 +31,15 @@ class FlatObservation(gymnasium.ObservationWrapper):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32)
 
     def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
-        """The vector of one named observation."""
+        """Flattens one named observation."""
         return flatten_observation(observation)
 
 
 def named_environment(environment: "Environment", **rendering: Any) -> gymnasium.Env:
-    """A dm_control environment as shimmy makes it: named float64 observations, actions [A] in [-1, 1].
+    """Wraps a dm_control environment with shimmy: named float64 observations, actions [A] in [-1, 1].
 
     Args:
-      environment: of ``load_environment``.
+      environment: made by ``load_environment``.
       rendering: shimmy's ``render_mode`` and ``render_kwargs``.
     """
     with warnings.catch_warnings():  # dm_control.composer turns all deprecation warnings on, for good
@@ -50,11 +49,11 @@ def named_environment(environment: "Environment", **rendering: Any) -> gymnasium
 
 
 def make(task: str, seed: int = 0, **rendering: Any) -> gymnasium.Env:
-    """The registered environments' entry point.
+    """Makes a registered environment; the entry point of all of them.
 
     Args:
       task: full name, such as ``jaco_reach_top_left``.
-      seed: of the initial states, until ``reset`` is given one.
+      seed: seed of the initial states, until ``reset`` is given one.
       rendering: ``render_mode`` and ``render_kwargs``; needs ``MUJOCO_GL``.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Hindsight chains: which trajectories make a chain, and what each of them is told it aimed at.
+"""Hindsight chains: trajectories sorted by return and relabelled to a common target return.
 
-A chain holds trajectories of one task in ascending return. All are relabelled to the best return of
-the chain, R0, so a member's return-to-go starts at R0, falls by the rewards it collects, and a poor
-member ends with much of it unspent: that gap is the hindsight signal (arXiv 2305.16554).
+A chain holds trajectories of one task in ascending return. All are relabelled to the best return of the
+chain, R0: a member's return-to-go starts at R0 and decreases by the rewards it collects. A poor member ends
+with most of it left, and that gap is the hindsight signal (arXiv 2305.16554).
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from agentic_ring.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """A chain before anything is read: its members in ascending return, and their common target.
+    """A chain before its data is read: its members in ascending return, and their common target.
 
     Attributes:
-      episodes: the members.
-      target: return that all of them are told to aim at.
-      task: whose rewards the members earn; None stands for the one task of the chains.
-      leaders: members at the end that are among the best of the data, at least the last one.
+      episodes: indices of the members.
+      target: target return of all members.
+      task: task whose rewards the members earn; None stands for the only task of the chains.
+      leaders: number of members at the end that are among the best of the data, at least 1.
     """
 
     episodes: tuple[int, ...]
@@ -31,11 +31,11 @@ class ChainPlan:
 
 
 Sampler = Callable[[int], ChainPlan]
-"""The chain of a number: the same on every process and in every run."""
+"""Plans the chain with an index: the same in every process and every run."""
 
 
 def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:
-    """What is left of ``target`` before each step: target minus the rewards collected so far.
+    """The return-to-go before each step: ``target`` minus the rewards collected so far.
 
     Args:
       rewards: [T].
@@ -50,8 +50,8 @@ def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:
 def completions(rewards: np.ndarray, target: float) -> np.ndarray:
     """1 on the last step if the trajectory reached its target, else 0 everywhere; float32 [T].
 
-    Sums run in float64, as those that made the target did, so that the best member of a chain
-    reaches its own return exactly.
+    Sums are computed in float64 like the target, so that the best member of a chain reaches its own return
+    exactly.
     """
     bits = np.zeros(len(rewards), np.float32)
     bits[-1] = rewards.sum(dtype=np.float64) >= target
@@ -59,13 +59,13 @@ def completions(rewards: np.ndarray, target: float) -> np.ndarray:
 
 
 def plan_chain(returns: np.ndarray, episodes: np.ndarray) -> ChainPlan:
-    """Orders ``episodes`` by their ``returns`` [E], ascending, and sets the target to the best."""
+    """Sorts ``episodes`` by ``returns`` [E], ascending, and sets the target to the best return."""
     ascending = sorted(map(int, episodes), key=lambda episode: (returns[episode], episode))
     return ChainPlan(tuple(ascending), float(returns[ascending[-1]]))
 
 
 def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float) -> np.ndarray:
-    """The episodes that chains may end with, int [L] in ascending return; arguments and errors as below."""
+    """The episodes that a chain may end with, int [L] in ascending return; see ``StratifiedSampler``."""
     if length < 1:
         raise ConfigError(f"a chain of {length} trajectories was asked for; it needs at least 1")
     if not 0 < top_fraction <= 1:
@@ -73,9 +73,8 @@ def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fra
     leaders = np.flatnonzero(may_lead)
     if len(returns) < length or not len(leaders):
         raise DataError(
-            f"chains of {length} trajectories need at least as many episodes and one that a policy "
-            f"acted in; the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter "
-            "chains"
+            f"chains of {length} trajectories need at least as many episodes, and one of a policy; "
+            f"the store has {len(returns)} and {len(leaders)}. Collect more, or use shorter chains"
         )
     leaders = leaders[np.argsort(returns[leaders], kind="stable")]
     return leaders[-max(1, round(top_fraction * len(leaders))) :]
@@ -84,16 +83,16 @@ def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fra
 class StratifiedSampler:
     """Draws chains whose returns span the data.
 
-    The last member comes from the best of the episodes that a policy acted in. The others come from
-    everything below them, cut by rank into equal strata, one member from each; uniform draws would
-    seldom hold a good episode, and the contrast between members is what a chain teaches.
+    The last member is drawn from the best episodes of a policy. The others are drawn from all episodes below
+    these, divided by rank into equal strata, one member from each. Uniform draws would seldom contain a good
+    episode, and a chain teaches by the contrast between its members.
 
     Args:
       returns: float64 [E], of one task.
-      may_lead: bool [E], whether an episode may be the last of a chain (its actions are no noise).
-      length: members of a chain.
-      top_fraction: share of the leading episodes, by return, that the last member is drawn from.
-      seed: with the chain's index it alone decides what is drawn.
+      may_lead: bool [E], whether an episode may be the last of a chain (its actions are not noise).
+      length: number of members of a chain.
+      top_fraction: share of the episodes that may lead, by return, from which the last member is drawn.
+      seed: seed of the draws, together with the chain's index.
 
     Raises:
       ConfigError: ``length`` or ``top_fraction`` is out of range.
@@ -108,7 +107,7 @@ class StratifiedSampler:
         rest = np.setdiff1d(np.arange(len(returns)), top)
         # Noise that did as well as a leader is left out: it could end up last.
         rest = rest[may_lead[rest] | (returns[rest] < returns[top[0]])]
-        # With little data the strata would be empty: then the leaders fill them as well.
+        # With little data the strata would be empty, so the leaders fill them as well.
         pool = rest if len(rest) >= length - 1 else leaders
         pool = np.resize(pool, max(len(pool), length - 1))
         pool = pool[np.argsort(returns[pool], kind="stable")]
@@ -118,7 +117,7 @@ class StratifiedSampler:
         self._seed = seed
 
     def __call__(self, index: int) -> ChainPlan:
-        """The chain number ``index``: the same on every process and in every run."""
+        """Plans the chain with this index: the same in every process and every run."""
         random = np.random.default_rng((self._seed, index))
         last = random.choice(self._top)
         earlier = [random.choice(stratum) for stratum in self._strata]

@@ -1,4 +1,4 @@
-"""The numbers that bring observations, rewards and returns to order one."""
+"""Normalisation of observations, rewards and returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from agentic_ring.data.target_return import target_return
 from agentic_ring.errors import DataError
 
 MINIMUM_STD = 1e-3
-"""Floor of an observation's standard deviation: entries that never move are left near 0."""
+"""Floor of an observation's standard deviation, which keeps constant entries near 0."""
 
 
 @dataclass(frozen=True)
 class TaskScale:
-    """How rewards and returns of one of several hidden tasks are scaled; fields as in ``Scaling``."""
+    """Scales of one task of a task family; fields as in ``Scaling``."""
 
     task: str
     reward_scale: float
@@ -24,13 +24,13 @@ class TaskScale:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Measured once on the training data, kept with the run, used alike in training and rollouts.
+    """Scales measured once on the training data, stored with the run, used in training and rollouts.
 
     Attributes:
-      observation_mean, observation_std: one value for each entry of the observation.
-      reward_scale: a step's reward is divided by this (the steps that one decision lasts).
-      return_scale: returns-to-go are divided by this (the best return of the data).
-      hidden_tasks: the same for each of several hidden tasks, whose common target is scaled to 1.
+      observation_mean, observation_std: one value per entry of the observation.
+      reward_scale: divisor of a decision's reward (the number of its steps).
+      return_scale: divisor of returns-to-go (the best return of the data).
+      hidden_tasks: scales of each task of a task family; the common target of a task is scaled to 1.
     """
 
     observation_mean: tuple[float, ...]
@@ -40,7 +40,7 @@ class Scaling:
     hidden_tasks: tuple[TaskScale, ...] = ()
 
     def for_task(self, task: str) -> "Scaling":
-        """The scaling of one of the hidden tasks; itself where there are none."""
+        """Returns the scaling for one task of the family, or itself if there is no such task."""
         for scale in self.hidden_tasks:
             if scale.task == task:
                 return replace(self, reward_scale=scale.reward_scale, return_scale=scale.return_scale)
@@ -53,7 +53,7 @@ class Scaling:
 
 
 def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Scaling:
-    """Reads every observation of the store once; sums run in float64."""
+    """Measures the scaling on a store, reading every observation once; sums are in float64."""
     count = 0
     total = squares = np.zeros(store.domain.observation_dim)
     for episode, length in enumerate(store.lengths):
@@ -70,13 +70,13 @@ def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Sc
 def measure_family_scaling(
     store: TrajectoryStore, tasks: Sequence[str], action_repeat: int, target_quantile: float
 ) -> Scaling:
-    """The scaling of tasks that are not to be told apart by the size of their returns.
+    """Measures the scaling of a task family, so that the size of returns does not reveal the task.
 
-    Each task's target, a quantile of the returns of all that a policy acted in, becomes 1, and a decision
-    that earns its even share of the target has reward 1. All else is ``measure_scaling`` of the first task.
+    Each task's target, a quantile of the returns of all episodes of a policy, is scaled to 1, and a decision
+    that earns an equal share of the target has reward 1. The rest is ``measure_scaling`` of the first task.
 
     Raises:
-      DataError: no trajectory earns anything in one of the tasks.
+      DataError: the target of a task is not positive.
     """
     decisions = -(-int(store.lengths.max()) // action_repeat)
     scales = []
@@ -84,8 +84,8 @@ def measure_family_scaling(
         target = target_return(store, task, target_quantile)
         if target <= 0:
             raise DataError(
-                f"the {target_quantile} quantile of the returns in {task} is {target}: nothing in "
-                f"{store.path} is good at it. Collect data with --tasks that name it, or leave the task out"
+                f"the {target_quantile} quantile of the returns in {task} is {target}, expected more than "
+                f"0: {store.path} has no good trajectory for it. Collect with --tasks {task}, or omit it"
             )
         scales.append(TaskScale(task, target / decisions, target))
     scaling = measure_scaling(store, tasks[0], action_repeat)

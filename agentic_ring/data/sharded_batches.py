@@ -1,7 +1,7 @@
-"""Batches as global arrays: each process reads only the rows and places that its own devices hold.
+"""Batches as global arrays: each process reads only the rows and positions that its own devices hold.
 
-Everything about a batch follows from its number, so the iterator's state is that number (kept by
-grain), and a run that was stopped goes on with the batch it would have met.
+A batch depends only on its number. So the iterator's state is that number (kept by grain), and a resumed run
+continues with the next batch.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from jax.sharding import Mesh
 from agentic_ring.mesh import ShardingRules
 
 ENDLESS = 1 << 40
-"""More batches than any run takes; the dataset is a function of the index, nothing is stored."""
+"""More batches than any run takes; the dataset is a function of the index and stores nothing."""
 
 LoadRow = Callable[[int, slice], dict[str, np.ndarray]]
-"""(number of a row, places of the layout) -> arrays [places, ...] by field name."""
+"""(number of a row, positions in the layout) -> arrays [positions, ...] by field name."""
 
 
 class ShardedBatches:
-    """An endless iterator of fields [B, S, ...], batch rows over data and fsdp, places over the ring.
+    """An endless iterator of fields [B, S, ...], with rows sharded over data and fsdp, S over the ring.
 
     Batch b holds rows b x B to (b + 1) x B - 1.
 
     Args:
-      load: reads the chosen places of a row; called from several threads.
-      batch_size: rows B of all processes together.
-      length: places S of a row.
-      mesh, rules: where the arrays go.
+      load: reads chosen positions of a row; called from several threads.
+      batch_size: number of rows B, over all processes.
+      length: number of positions S in a row.
+      mesh, rules: sharding of the arrays.
     """
 
     def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh, rules: ShardingRules):
@@ -48,7 +48,7 @@ class ShardedBatches:
         self._batches = iter(dataset.to_iter_dataset(options))
 
     def local_block(self) -> tuple[slice, slice]:
-        """The batch rows and sequence places that this process's devices hold."""
+        """Returns the batch rows and sequence positions that this process's devices hold."""
         sharding = self._rules.sharding(self._mesh, self._shape, ("batch", "sequence"))
         indices = sharding.addressable_devices_indices_map(self._shape).values()
         bounds = [
@@ -59,7 +59,7 @@ class ShardedBatches:
         return slice(row_starts.min(), row_stops.max()), slice(column_starts.min(), column_stops.max())
 
     def next_fields(self) -> dict[str, jax.Array]:
-        """The next batch's arrays by field name, on the devices."""
+        """Returns the arrays of the next batch by field name, on the devices."""
         return {name: self._place(array) for name, array in next(self._batches).items()}
 
     def _place(self, local: np.ndarray) -> jax.Array:
@@ -69,9 +69,9 @@ class ShardedBatches:
         return jax.make_array_from_process_local_data(sharding, local, shape)
 
     def get_state(self) -> dict:
-        """Where the iterator stands, as JSON-able data."""
+        """Returns the iterator's state, which JSON can represent."""
         return self._batches.get_state()
 
     def set_state(self, state: dict) -> None:
-        """Goes on from a state that ``get_state`` gave."""
+        """Continues from a state that ``get_state`` returned."""
         self._batches.set_state(state)

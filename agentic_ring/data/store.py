@@ -1,19 +1,19 @@
 """The trajectory store: one HDF5 file that holds every episode of a domain and collector.
 
     attributes           domain, collector
-    observation          float32 [R, O]    the rows of all episodes one after another; episode e has
-    action               float32 [R, A]    length[e] + 1 of them, the first being its reset row
+    observation          float32 [R, O]    rows of all episodes, concatenated; episode e has length[e] + 1
+    action               float32 [R, A]    rows, the first of which is its reset row
     reward               float32 [R, 1]    as recorded
     discount             float32 [R, 1]
     physics              float64 [R, P]
-    rewards/{task}       float32 [R]       of each task of the domain, computed from ``physics``
+    rewards/{task}       float32 [R]       for each task of the domain, computed from ``physics``
     episodes/length      int32 [E]         transitions
     episodes/action_repeat  int32 [E]
     episodes/algorithm   string [E]
-    episodes/source      string [E]        name of the file it came from
+    episodes/source      string [E]        name of the episode's file
 
-Every array carries fletcher32 checksums, the file as a whole a digest (``sealed_hdf5.py``). A store
-is never changed: ``store_writer.py`` writes a new one and renames it into place.
+Every array has fletcher32 checksums, the whole file a digest (``sealed_hdf5.py``). A store is never
+modified: ``store_writer.py`` writes a new one and renames it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ STORE = FileKind(
     command="python -m data_prep.exorl",
     rewrite="convert the episodes again",
 )
-# Their actions are noise: no policy is to imitate them, so they bear no loss.
+# Algorithms whose actions are noise: no policy should imitate them, so they bear no loss.
 NOISE_ALGORITHMS = frozenset({"random", "ou"})
 
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """An episode with what the store knows about it.
+    """An episode with its rewards and labels in the store.
 
     Attributes:
       rewards: task name -> float32 [T + 1], row 0 being 0.
-      algorithm: what chose the actions: ``td3``, ``rnd``, ``ou``, ``random``, or ExoRL's collector.
-      action_repeat: control steps that every action was held for.
-      source: name of the file it came from; unique within a store.
+      algorithm: algorithm that chose the actions: ``td3``, ``rnd``, ``ou``, ``random``, or ExoRL's collector.
+      action_repeat: control steps for which every action was held.
+      source: name of the episode's file; unique within a store.
     """
 
     episode: Episode
@@ -101,24 +101,24 @@ class TrajectoryStore(SealedReader):
 
     @property
     def num_episodes(self) -> int:
-        """E."""
+        """Number of episodes, E."""
         return len(self.lengths)
 
     @property
     def learnable(self) -> np.ndarray:
-        """Whether a policy acted in each episode, so that it may be imitated: bool [E]."""
+        """Whether a policy (not noise) acted in each episode, so that it may be imitated: bool [E]."""
         return np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
 
     @property
     def held_steps(self) -> int:
-        """The most control steps for which all actions are held."""
+        """The largest number of control steps for which all actions are held."""
         return int(np.gcd.reduce(self.action_repeats))
 
     def require_held(self, action_repeat: int) -> None:
         """Checks that decisions of ``action_repeat`` steps can be read from the episodes.
 
         Raises:
-          DataError: some actions are not held for so long.
+          DataError: some actions are not held that long.
         """
         held = self.held_steps
         if held % action_repeat:
@@ -128,10 +128,10 @@ class TrajectoryStore(SealedReader):
             )
 
     def verify(self) -> None:
-        """Reads every byte.
+        """Reads the whole file and checks it.
 
         Raises:
-          StoreError: something differs from what was written; names the array where it can be told.
+          StoreError: a byte differs from what was written; the error names the damaged array if possible.
         """
         for name in self._row_arrays():
             for episode in range(self.num_episodes):
@@ -143,10 +143,10 @@ class TrajectoryStore(SealedReader):
         return {}
 
     def returns(self, task: str) -> np.ndarray:
-        """Undiscounted return of every episode in ``task``: float64 [E].
+        """Returns the undiscounted return of every episode in ``task``: float64 [E].
 
         Raises:
-          UnknownNameError: the store has no reward of this task.
+          UnknownNameError: the store has no rewards of this task.
         """
         if task not in self._returns:
             self._require_task(task)
@@ -156,12 +156,12 @@ class TrajectoryStore(SealedReader):
         return self._returns[task]
 
     def steps(self, episode: int, start: int, stop: int, task: str) -> Trajectory:
-        """Transitions ``start`` to ``stop`` (exclusive) of an episode, with the reward of ``task``.
+        """Returns transitions ``start`` to ``stop`` (exclusive) of an episode, with the reward of ``task``.
 
         Raises:
           ArgumentError: the episode or the range does not exist.
           StoreError: the rows are damaged.
-          UnknownNameError: the store has no reward of this task.
+          UnknownNameError: the store has no rewards of this task.
         """
         self._require_task(task)
         self._require_range(episode, start, stop)
@@ -172,7 +172,7 @@ class TrajectoryStore(SealedReader):
         )
 
     def rewards(self, episode: int, task: str) -> np.ndarray:
-        """The reward of ``task`` at every transition of an episode: float32 [T].
+        """Returns the reward of ``task`` at every transition of an episode: float32 [T].
 
         Raises:
           ArgumentError, StoreError, UnknownNameError: as in ``steps``.
@@ -182,7 +182,7 @@ class TrajectoryStore(SealedReader):
         return self._rows(f"rewards/{task}", episode, 1, int(self.lengths[episode]) + 1)
 
     def episode(self, index: int) -> StoredEpisode:
-        """The whole of an episode, as it was given to the writer."""
+        """Returns a whole episode, as it was given to the writer."""
         self._require_range(index, 0, 1)
         rows = int(self.lengths[index]) + 1
         return StoredEpisode(
@@ -194,7 +194,7 @@ class TrajectoryStore(SealedReader):
         )
 
     def episodes(self) -> Iterator[StoredEpisode]:
-        """All episodes in order, one in memory at a time."""
+        """Yields all episodes in order; memory holds one at a time."""
         return map(self.episode, range(self.num_episodes))
 
     def _rows(self, name: str, episode: int, start: int, stop: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Writes trajectory stores: beside their place, checksummed, and renamed into it."""
+"""Writes trajectory stores atomically and with checksums."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES
 from agentic_ring.errors import StoreError
 
-_CHUNK_ROWS = 1024  # about one episode, which is what is read at a time
+_CHUNK_ROWS = 1024  # about one episode, which is read at a time
 _FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
 class StoreDescription:
-    """What all episodes of a store share."""
+    """Attributes that all episodes of a store share."""
 
     domain: Domain
     collector: str
@@ -29,11 +29,11 @@ class StoreDescription:
 def write_store(path: Path, description: StoreDescription, episodes: Iterable[StoredEpisode]) -> int:
     """Writes a new store, or replaces the one at ``path``, and returns the number of episodes.
 
-    Episodes are taken one at a time, so the whole need not fit in memory. Until the last byte is on
-    disk nothing changes at ``path``; a failure leaves no file behind.
+    Memory holds one episode at a time. ``path`` is unchanged until the last byte is on disk; a failure leaves
+    no file behind.
 
     Raises:
-      StoreError: there is no episode, two have one source, or one lacks the reward of a task.
+      StoreError: there is no episode, two have the same source, or one lacks the rewards of a task.
       OSError: the disk is full.
     """
     with write_sealed(path, STORE) as (file, check_disk):
@@ -84,7 +84,7 @@ def _write(
         raise StoreError("there is no episode to write; nothing was written")
     if len(set(sources)) != len(sources):
         twice = next(source for source in sources if sources.count(source) > 1)
-        raise StoreError(f"two episodes come from {twice}; every source may be in a store once")
+        raise StoreError(f"two episodes come from {twice}; a store may hold every source once")
     table = file.create_group("episodes")
     table.create_dataset("length", data=np.array(lengths, np.int32), chunks=True, fletcher32=True)
     table.create_dataset("action_repeat", data=np.array(repeats, np.int32), chunks=True, fletcher32=True)

@@ -1,9 +1,9 @@
-"""Chains of which each draws one of several tasks: only the rewards in its context tell which.
+"""Chains of a task family: each chain draws one of several tasks, which only the rewards in it reveal.
 
-The trajectories of a domain serve all its tasks, each with rewards of its own. A chain ends with one or
-more of the best of its task and begins with others: with the best of another task, which earn little
-here, and with what is not among the best of any. So what a good member does cannot be told from how good
-the earlier ones look, but from what they were paid for.
+The trajectories of a domain are relabelled with the rewards of each of its tasks. A chain ends with one or
+more of the best trajectories of its task. The earlier members are the best of other tasks, which earn little
+in this one, and trajectories that are not among the best of any task. So skilful movement in the context says
+nothing about the task; only its rewards do.
 """
 
 from collections.abc import Mapping
@@ -21,21 +21,21 @@ CONTRAST = 0.5
 
 
 class TaskFamilySampler:
-    """Draws a chain's task, how many of its best members it ends with, and the members.
+    """Draws a chain's task, the number of its best members at the end, and the members.
 
-    A chain of N ends with 1 to N of the best of its task, each as likely, and all of them bear loss. So
-    every place of a chain bears loss, the first as well, where nothing can tell the task, behind contexts
-    of bad and of good trials, and nothing is spent on padding. The best are drawn one by one: one may stand
-    in a chain twice, as a policy that does well repeats itself.
+    A chain of N members ends with 1 to N of the best of its task, each number with equal probability, and all
+    of these bear loss. So every position in a chain can bear loss, after contexts of good and of bad trials
+    and without any context, and no computation is spent on padding. The best are drawn independently: one may
+    occur twice in a chain, as a good policy repeats itself.
 
     Args:
       returns: float64 [E] by task.
-      targets: by task, what all members are told to aim at, whatever the members' returns are.
+      targets: target return of all members by task, independent of the members' returns.
       may_lead, length, top_fraction, seed: as in ``StratifiedSampler``.
 
     Raises:
       ConfigError: fewer than two tasks, or a bad ``length`` or ``top_fraction``.
-      DataError: as in ``StratifiedSampler``; or no trajectory is worse at a task than its best ones.
+      DataError: as in ``StratifiedSampler``, or all trajectories are among the best of a task.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TaskFamilySampler:
     ):
         self._tasks = tuple(returns)
         if len(self._tasks) < 2:
-            raise ConfigError(f"hidden tasks are {self._tasks}; name at least two to choose among")
+            raise ConfigError(f"the task family is {self._tasks}; name at least two tasks")
         self._returns = returns
         self._targets = targets
         self._length = length
@@ -60,14 +60,14 @@ class TaskFamilySampler:
         of_any = np.concatenate(list(self._best.values()))
         self._earlier: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for task, best in self._best.items():
-            # What did as well as a leader is left out, be it noise: it could end up last.
+            # A trajectory that did as well as a leader, be it noise, could end up last, so it is left out.
             below = np.flatnonzero(returns[task] < returns[task][best[0]])
             self._earlier[task] = np.intersect1d(below, of_any), np.setdiff1d(below, of_any)
             if not len(below):
                 raise DataError(f"all trajectories are as good at {task} as its best ones; collect others")
 
     def __call__(self, index: int, task: str | None = None) -> ChainPlan:
-        """The chain number ``index``; of ``task`` where one is given."""
+        """Plans the chain with this index; ``task`` replaces the drawn task."""
         random = np.random.default_rng((self._seed, index))
         drawn = self._tasks[random.integers(len(self._tasks))]
         task = task or drawn
@@ -84,7 +84,7 @@ class TaskFamilySampler:
 
 
 def make_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) -> Sampler:
-    """The sampler of a store's chains, of one task or of hidden ones."""
+    """Makes the sampler of a store's chains, of a single task or of a task family."""
     if not config.hidden_tasks:
         return StratifiedSampler(
             store.returns(config.task), store.learnable, config.trajectories, config.top_fraction, config.seed
@@ -93,7 +93,7 @@ def make_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) 
 
 
 def make_family_sampler(store: TrajectoryStore, config: ChainConfig, scaling: Scaling) -> TaskFamilySampler:
-    """The sampler of a store's chains of hidden tasks."""
+    """Makes the sampler of a store's chains of a task family."""
     return TaskFamilySampler(
         {task: store.returns(task) for task in config.hidden_tasks},
         {task: scaling.for_task(task).return_scale for task in config.hidden_tasks},

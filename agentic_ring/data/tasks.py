@@ -1,4 +1,4 @@
-"""The domains and tasks of ExoRL, and how it flattens what they observe."""
+"""The table of domains and tasks, their environments, and ExoRL's flattening of observations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Domain:
-    """One body and its physics; tasks of a domain differ only in reward and initial state.
+    """A body and its physics; the tasks of a domain differ only in reward and initial state.
 
     Attributes:
       observation_dim: O, length of the flattened observation.
-      action_dim: A; every action component lies in [-1, 1].
-      physics_dim: length of MuJoCo's state: qpos, qvel and, where actuators have one, their activation.
-      episode_steps: control steps an episode lasts; no task ends early.
+      action_dim: A, number of action components, each in [-1, 1].
+      physics_dim: length of MuJoCo's state: qpos, qvel and the activations of actuators that have one.
+      episode_steps: control steps per episode; no task ends early.
       control_timestep_seconds: simulated time of one control step.
       tasks: names of the tasks that share this physics.
-      own_tasks: those of them that are not taken from dm_control's suite as they are, but from
-        ``agentic_ring.data.domains``.
-      recorded_rewards: columns of the reward in ExoRL's files.
-      force_entries: names of the observed entries that hold forces or accelerations, which the
-        stored physics alone do not determine.
+      own_tasks: those defined in ``agentic_ring.data.domains``; dm_control's suite has the others.
+      recorded_rewards: number of reward columns in ExoRL's files.
+      force_entries: names of the observation entries that hold forces or accelerations, which do not follow
+        from the stored physics.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Domain:
     recorded_rewards: int = 1
 
     def decisions(self, action_repeat: int) -> int:
-        """Actions that an episode takes if each is held for ``action_repeat`` control steps."""
+        """Number of decisions per episode if each action is held for ``action_repeat`` control steps."""
         return -(-self.episode_steps // action_repeat)
 
 
@@ -61,9 +60,9 @@ DOMAINS = {
     for domain in (
         Domain("walker", 24, 6, 18, 1000, 0.025, ("stand", "walk", "run", *_WALKER_OWN), _WALKER_OWN),
         Domain("cheetah", 17, 6, 18, 1000, 0.01, ("run", *_CHEETAH_OWN), _CHEETAH_OWN),
-        # ExoRL's two `balance` tasks pay the rewards of these two, from another initial state.
+        # ExoRL's two `balance` tasks have the rewards of these two and another initial state.
         Domain("cartpole", 5, 1, 4, 1000, 0.01, ("swingup", "swingup_sparse")),
-        # dm_control's own tasks of this body take actions of other ranges.
+        # dm_control's own tasks of this body have other action ranges.
         Domain("quadruped", 78, 12, 57, 1000, 0.02, _QUADRUPED, _QUADRUPED, ("imu", "force_torque")),
         Domain("point_mass_maze", 4, 2, 4, 1000, 0.02, _FOUR_SPOTS, _FOUR_SPOTS, recorded_rewards=4),
         Domain("jaco", 42, 9, 18, 250, 0.04, _FOUR_SPOTS, _FOUR_SPOTS, ("jaco_arm/joints_torque",)),
@@ -85,15 +84,15 @@ class Task:
 
 
 def all_tasks() -> tuple[str, ...]:
-    """The full names of every domain's tasks."""
+    """Returns the full names of the tasks of all domains."""
     return tuple(Task(domain, name).full_name for domain in DOMAINS.values() for name in domain.tasks)
 
 
 def domain_named(name: str) -> Domain:
-    """The domain of this name.
+    """Returns the domain with this name.
 
     Raises:
-      UnknownNameError: there is none.
+      UnknownNameError: there is no such domain.
     """
     if name not in DOMAINS:
         raise UnknownNameError("domain", name, tuple(DOMAINS))
@@ -101,10 +100,10 @@ def domain_named(name: str) -> Domain:
 
 
 def task_named(domain: Domain, name: str) -> Task:
-    """The task of ``domain`` with this short name, such as ``run``.
+    """Returns the task of ``domain`` with this short name, such as ``run``.
 
     Raises:
-      UnknownNameError: the domain has none such.
+      UnknownNameError: the domain has no such task.
     """
     if name not in domain.tasks:
         raise UnknownNameError(f"task of {domain.name}", name, domain.tasks)
@@ -112,7 +111,7 @@ def task_named(domain: Domain, name: str) -> Task:
 
 
 def parse_task(full_name: str) -> Task:
-    """Reads a full name such as ``cartpole_swingup``.
+    """Returns the task with this full name, such as ``cartpole_swingup``.
 
     Raises:
       UnknownNameError: no domain has such a task.
@@ -125,14 +124,14 @@ def parse_task(full_name: str) -> Task:
 
 
 def load_environment(task: Task, seed: int) -> Environment:
-    """A fresh dm_control environment whose initial states come from ``seed``.
+    """Makes a new dm_control environment; ``seed`` determines its initial states.
 
-    Nothing is rendered, so MuJoCo's graphics are switched off unless ``MUJOCO_GL`` says otherwise:
-    without a display its default would fail on import.
+    Nothing is rendered, so MuJoCo's graphics are disabled unless ``MUJOCO_GL`` is set: without a display the
+    default would fail on import.
     """
     os.environ.setdefault("MUJOCO_GL", "disabled")
-    logging.getLogger("absl").addFilter(_concerns_users)
-    # What follows is slow to import, and must come after the line above.
+    logging.getLogger("absl").addFilter(_is_actionable)
+    # The imports below are slow, and must come after the lines above.
     if task.name in task.domain.own_tasks:
         return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
     from dm_control import suite
@@ -140,19 +139,19 @@ def load_environment(task: Task, seed: int) -> Environment:
     return suite.load(task.domain.name, task.name, task_kwargs={"random": seed})
 
 
-_OF_NO_CONCERN = (
+_SUPPRESSED_WARNINGS = (
     "'settotalmass' is deprecated",  # MuJoCo on dm_control's cheetah.xml, once for every environment
-    "Failed to converge after",  # a start of Jaco's arm that dm_control then draws anew
+    "Failed to converge after",  # an initial pose of Jaco's arm, which dm_control then redraws
 )
 
 
-def _concerns_users(record: logging.LogRecord) -> bool:
-    """False of warnings that nobody who uses the environments can do anything about."""
-    return not any(words in record.getMessage() for words in _OF_NO_CONCERN)
+def _is_actionable(record: logging.LogRecord) -> bool:
+    """False for warnings that a user of the environments can do nothing about."""
+    return not any(words in record.getMessage() for words in _SUPPRESSED_WARNINGS)
 
 
 def flatten_observation(observation: Mapping[str, np.ndarray | float]) -> np.ndarray:
-    """Joins an observation's entries in their own order, as ExoRL does (``dmc.py``).
+    """Concatenates an observation's entries in their own order, as ExoRL does (``dmc.py``).
 
     Returns:
       float32 [O].

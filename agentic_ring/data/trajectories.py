@@ -1,4 +1,4 @@
-"""One trajectory, in the two forms it takes: the rows of an ExoRL file, and plain transitions."""
+"""Trajectories in two forms: the rows of an ExoRL file, and transitions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ACTION_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Trajectory:
-    """T consecutive transitions; a stretch of a trajectory is one itself.
+    """T consecutive transitions, of a whole episode or a part of one.
 
     Attributes:
-      observation: float32 [T, O], what was seen before each action.
+      observation: float32 [T, O], before each action.
       action: float32 [T, A], in [-1, 1].
-      reward: float32 [T], what each action earned.
+      reward: float32 [T], of each action.
 
     Raises:
-      DataError: the lengths differ, there is no transition, or a value is not finite.
+      DataError: the shapes disagree, there is no transition, or a value is not finite.
     """
 
     observation: np.ndarray
@@ -55,7 +55,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Episode:
-    """A trajectory as ExoRL stores it: T + 1 rows, of which row 0 is the reset.
+    """A trajectory as ExoRL stores it: T + 1 rows; row 0 is the reset.
 
     Transition i >= 1 leads from ``observation[i - 1]`` by ``action[i]`` to ``observation[i]`` and pays
     ``reward[i]``; row 0 has action 0, reward 0 and discount 1.
@@ -65,7 +65,7 @@ class Episode:
       action: float32 [T + 1, A].
       reward: float32 [T + 1, 1], of the task (or intrinsic reward) at recording.
       discount: float32 [T + 1, 1].
-      physics: float64 [T + 1, P], MuJoCo's qpos, qvel and, where actuators have a state, activations.
+      physics: float64 [T + 1, P], MuJoCo's qpos, qvel and activations.
     """
 
     observation: np.ndarray
@@ -85,11 +85,11 @@ class Episode:
 
 
 def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
-    """Checks arrays from outside and makes them an episode of ``domain``.
+    """Checks external arrays and makes an episode of ``domain`` from them.
 
     Raises:
-      DataError: names the first array that is missing, unknown, of another dtype, shape or length,
-        not finite or out of range, and what was expected.
+      DataError: an array is missing, unknown, of another dtype, shape or length, not finite or out of range;
+        the error names the first one and what was expected.
     """
     missing = [name for name in EPISODE_DTYPES if name not in arrays]
     unknown = [name for name in arrays if name not in EPISODE_DTYPES]
@@ -128,21 +128,20 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
 
 
 def detect_action_repeat(action: np.ndarray) -> int:
-    """How many consecutive steps hold one action: the largest n of which every change is a multiple.
+    """Returns the number of steps for which actions are held: the largest n that divides all change points.
 
     Args:
       action: [T, A].
 
     Returns:
-      n >= 1; an action that never changes counts as no repeat, since nothing tells how long it was
-      meant to be held.
+      n >= 1; 1 if the action never changes, since its repeat is then unknown.
     """
     changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
     return int(np.gcd.reduce(changes)) if len(changes) else 1
 
 
 def is_held(action: np.ndarray, repeat: int) -> bool:
-    """Whether actions [T, A] change at multiples of ``repeat`` steps only."""
+    """Whether actions [T, A] change only at multiples of ``repeat`` steps."""
     changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
     return not (changes % repeat).any()
 

@@ -1,6 +1,6 @@
-"""The decisions of a store in memory, for learners that draw single transitions or short windows.
+"""Transitions of a store in memory, for baselines that train on single transitions or short windows.
 
-Everything about a batch follows from the seed and the batch's number, as with chains.
+A batch depends only on the seed and its number, as with chains.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from agentic_ring.models.windows import WindowBatch, Windows
 
 @dataclass(frozen=True)
 class TransitionDataset:
-    """Rows of chosen episodes one after another; each ends with a row for what followed its last decision.
+    """Rows of chosen episodes, concatenated; each episode ends with a row for its final observation.
 
     Attributes:
       observation: float32 [R, O], normalised.
       action: float32 [R, A].
-      reward: float32 [R], that a decision earned, scaled.
-      return_to_go: float32 [R], what the episode earned from there on, scaled.
+      reward: float32 [R], reward of each decision, scaled.
+      return_to_go: float32 [R], return of the episode from there on, scaled.
       timestep: int32 [R] within the episode, in decisions.
-      rows: int [N], the rows that are decisions.
+      rows: int [N], indices of the rows that are decisions.
     """
 
     observation: np.ndarray
@@ -49,10 +49,10 @@ class TransitionDataset:
     def windows(
         self, generator: np.random.Generator, count: int, length: int, loss_extent: Literal["all", "last"]
     ) -> WindowBatch:
-        """Draws windows [count, length], their last decisions uniformly: episodes in proportion to length.
+        """Draws windows [count, length] whose last decisions are uniform over all decisions.
 
         Args:
-          loss_extent: which actions of a window bear loss.
+          loss_extent: actions of a window that bear loss.
         """
         last = self.rows[generator.integers(len(self.rows), size=count)]
         rows = last[:, None] + np.arange(1 - length, 1)
@@ -79,14 +79,14 @@ class TransitionDataset:
 def read_transitions(
     store: TrajectoryStore, task: str, action_repeat: int, scaling: Scaling, episodes: np.ndarray
 ) -> TransitionDataset:
-    """Reads the episodes with these indices.
+    """Reads the episodes with these indices into memory.
 
     Raises:
-      DataError: no episodes, or actions of the store are not held for ``action_repeat`` steps.
+      DataError: there are no episodes, or the store's actions are not held for ``action_repeat`` steps.
     """
     store.require_held(action_repeat)
     if not len(episodes):
-        raise DataError(f"no episode of {store.path} was chosen; learning needs at least one")
+        raise DataError(f"no episode of {store.path} was chosen; training needs at least one")
     parts = [_read_episode(store, task, action_repeat, scaling, int(episode)) for episode in episodes]
     ends = np.cumsum([len(part["reward"]) for part in parts])
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -110,20 +110,20 @@ def _read_episode(
 
 
 def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray, share: float) -> np.ndarray:
-    """The best episodes that together have ``share`` of the steps of all that a policy acted in.
+    """Selects the best episodes that together have ``share`` of the steps of all episodes of a policy.
 
     Args:
       returns: [E].
-      lengths: [E], steps.
-      may_lead: bool [E], whether a policy acted.
-      share: in (0, 1]; one episode is taken in any case.
+      lengths: [E], in steps.
+      may_lead: bool [E], whether a policy (not noise) acted.
+      share: share in (0, 1]; at least one episode is selected.
 
     Returns:
-      Indices in descending return.
+      Indices in order of descending return.
 
     Raises:
       ConfigError: the share is out of range.
-      DataError: no policy acted in any episode.
+      DataError: a policy acted in no episode.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"the share of best episodes is {share}; expected one in (0, 1]")
@@ -136,11 +136,11 @@ def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray
 
 
 class RandomBatches:
-    """An endless iterator of batches, each drawn from a generator of its own.
+    """An endless iterator of batches, each drawn with a random generator of its own.
 
     Args:
       draw: makes a batch.
-      seed: with the batch's number it alone decides what is drawn.
+      seed: seed of the generators, together with the batch's number.
     """
 
     def __init__(self, draw: Callable[[np.random.Generator], Any], seed: int):
@@ -149,15 +149,15 @@ class RandomBatches:
         self._number = 0
 
     def __next__(self) -> Any:
-        """The next batch."""
+        """Returns the next batch."""
         batch = self._draw(np.random.default_rng((self._seed, self._number)))
         self._number += 1
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator stands."""
+        """Returns the iterator's state."""
         return {"batch": self._number}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a state that ``get_state`` gave."""
+        """Continues from a state that ``get_state`` returned."""
         self._number = int(state["batch"])

@@ -1,6 +1,9 @@
-"""The tasks of ExoRL's domains that dm_control's suite does not have, and some of our own.
+"""Environments of tasks that dm_control's suite does not have: ExoRL's and some of our own.
 
-A module a domain, each with ``load(task, seed)``. They are loaded by ``tasks.load_environment`` alone,
-which first sets what MuJoCo reads on import. Whatever ``get_reward`` reads comes from the simulator it
-is given and not from the task's own, so that one simulator serves all tasks of a domain.
+To add a domain or a task, enter it in ``DOMAINS`` of ``agentic_ring/data/tasks.py``, in ``PLANS`` of
+``data_prep/collection/domain_plans.py`` and in ``COORDINATES`` of ``data_prep/state_coverage.py``. If it is
+not in dm_control's suite, add a module here, named after the domain, with ``load(task, seed)``.
+
+Only ``tasks.load_environment`` imports these modules, after it has set MuJoCo's environment variables.
+``get_reward`` must read only the simulator it is given, so that one simulator serves all tasks of a domain.
 """

@@ -1,4 +1,4 @@
-"""Cheetah's tasks beyond dm_control's ``run``: ExoRL's other way to run, and two ways to flip."""
+"""Tasks of ExoRL's cheetah that dm_control lacks: running backward and flipping in either direction."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ _TIME_LIMIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class _Movement:
-    """Which quantity is rewarded, in which direction, and from where on fully."""
+    """The rewarded quantity (angular momentum or speed), its sign, and the value that earns full reward."""
 
     spin: bool
     direction: int
@@ -27,7 +27,7 @@ _MOVEMENTS = {
 
 
 class _Cheetah(cheetah.Cheetah):
-    """Moves in a way of its own."""
+    """A cheetah task that rewards a movement."""
 
     def __init__(self, movement: _Movement, random: int):
         super().__init__(random=random)

@@ -1,9 +1,9 @@
-"""A Jaco arm that brings its hand to one of four fixed spots on the floor, as in ExoRL.
+"""ExoRL's Jaco tasks: an arm that moves its hand to one of four fixed targets on the floor.
 
-Arm, hand and initial states are those of dm_control's manipulation task ``reach_site_features``, as are
-the observations but for the target's position, which ExoRL leaves out. That task is built on
-dm_control's composer; this one is a suite task on the same model, so that the four are handled like
-those of every other domain.
+Arm, hand, initial states and observations are those of dm_control's manipulation task
+``reach_site_features``, except for the target's position, which ExoRL does not observe. That task is built on
+dm_control's composer; these are suite tasks on the same model, so that they are handled like those of every
+other domain.
 """
 
 from collections import OrderedDict
@@ -28,16 +28,16 @@ _TARGETS = {
     "reach_bottom_left": (-0.09, -0.09, 0.001),
     "reach_bottom_right": (0.09, -0.09, 0.001),
 }
-# Where the hand starts, in metres.
+# Range of the hand's initial position, in metres.
 _START_LOWER, _START_UPPER = (-0.2, -0.2, 0.02), (0.2, 0.2, 0.4)
 
 
 class _Reach(UnitActions):
-    """Nearness of the point between the fingers to the target.
+    """Rewards the closeness of the point between the fingers to the target.
 
     Args:
-      scene: the arena, with the arm and the hand in it.
-      target: metres.
+      scene: arena that contains the arm and the hand.
+      target: position in metres.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A ball in a square of four rooms, to be pushed from the upper left one to a spot in one of the four.
+"""ExoRL's point-mass maze: a point mass moves from the upper left of four rooms to a target in one of them.
 
-dm_control's ``point_mass`` with ExoRL's changes: two walls cross in the middle and leave a passage at
-the end of each arm, bodies touch, and the ball starts anywhere in the upper left room.
+It is dm_control's ``point_mass`` with ExoRL's changes: two walls cross in the middle and leave a passage at
+each end, contacts are enabled, and the point mass starts anywhere in the upper left room.
 """
 
 import xml.etree.ElementTree as ET
@@ -27,7 +27,7 @@ _START_LOWER, _START_UPPER = (-0.29, 0.15), (-0.15, 0.29)
 
 
 class _Reach(base.Task):
-    """Nearness to the target, by up to a fifth less for large controls."""
+    """Rewards closeness to the target, reduced by up to a fifth for large controls."""
 
     def __init__(self, target: tuple[float, float, float], random: int):
         super().__init__(random=random)
@@ -48,7 +48,7 @@ class _Reach(base.Task):
 
 
 def _model(target: tuple[float, float, float]) -> str:
-    """XML of the maze, made of dm_control's open square."""
+    """XML of the maze, made from dm_control's ``point_mass``."""
     model = ET.fromstring(point_mass.get_model_and_assets()[0])
     del _found(model, "option/flag").attrib["contact"]
     world = _found(model, "worldbody")

@@ -1,4 +1,4 @@
-"""Quadruped's tasks as ExoRL has them: ``walk`` and ``run`` of dm_control, ``stand`` and ``jump``."""
+"""ExoRL's tasks of the quadruped: dm_control's ``walk`` and ``run``, and ``stand`` and ``jump``."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ _TIME_LIMIT_SECONDS = 20.0
 _CONTROL_TIMESTEP_SECONDS = 0.02
 _SPEEDS = {"walk": 0.5, "run": 5.0}
 _JUMP_HEIGHT = 1.0
-_FLOOR_SIZE = 100.0  # only seen: the floor's plane has no end
+_FLOOR_SIZE = 100.0  # only rendered: the physical floor is infinite
 
 
 class _Quadruped(UnitActions, quadruped.Move):
-    """Rewards of all four tasks are that for an upright torso, times what the task asks for."""
+    """A quadruped task; its reward is that for an upright torso times that for speed or height."""
 
     def __init__(self, task: str, random: int):
         super().__init__(desired_speed=_SPEEDS.get(task, 0.0), random=random)

@@ -1,4 +1,4 @@
-"""Actions in [-1, 1] for bodies whose actuators have other ranges."""
+"""Scaling of actions in [-1, 1] to actuators with other ranges."""
 
 import numpy as np
 from dm_control.mujoco import Physics
@@ -8,8 +8,8 @@ from dm_control.suite import base
 class UnitActions(base.Task):
     """A task that maps [-1, 1] onto each actuator's range.
 
-    As dm_control's ``action_scale`` wrapper does, with which ExoRL recorded (``dmc.py``), but as a part
-    of the task: the environment stays one of dm_control's own kind.
+    It does what dm_control's ``action_scale`` wrapper does, with which ExoRL recorded (``dmc.py``), but as
+    part of the task, so that the environment keeps dm_control's own class.
     """
 
     def action_spec(self, physics: Physics):

@@ -1,4 +1,4 @@
-"""Walker's tasks beyond dm_control's: ``flip`` of ExoRL, and ``run_backward``."""
+"""Tasks of the walker that dm_control lacks: ExoRL's ``flip``, and our ``run_backward``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +14,14 @@ _FLIP_MOMENTUM = 5.0
 
 
 def _run_backward(physics: walker.Physics):
-    """As dm_control rewards running, the other way."""
+    """dm_control's reward for running, in the opposite direction."""
     bounds = (_RUN_SPEED, float("inf"))
     speed = -physics.horizontal_velocity()
     return tolerance(speed, bounds, margin=_RUN_SPEED / 2, value_at_margin=0.5, sigmoid="linear")
 
 
 def _flip(physics: walker.Physics):
-    """Angular momentum about the axis across the plane."""
+    """The reward for angular momentum about the axis perpendicular to the plane."""
     bounds = (_FLIP_MOMENTUM, float("inf"))
     momentum = physics.named.data.subtree_angmom["torso"][1]
     return tolerance(momentum, bounds, margin=_FLIP_MOMENTUM, value_at_margin=0, sigmoid="linear")
@@ -31,10 +31,10 @@ _MOVEMENTS = {"flip": _flip, "run_backward": _run_backward}
 
 
 class _Walker(walker.PlanarWalker):
-    """Stands, and moves in a way of its own."""
+    """A walker task that rewards standing and a movement."""
 
     def __init__(self, movement: Callable[[walker.Physics], Any], random: int):
-        super().__init__(move_speed=0, random=random)  # whose reward is that for standing
+        super().__init__(move_speed=0, random=random)  # its reward is that for standing
         self._movement = movement
 
     def get_reward(self, physics: walker.Physics) -> Any:

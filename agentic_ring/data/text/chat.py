@@ -1,8 +1,7 @@
-"""Conversations as a model was taught to read them: chat templates, built in or a folder's own.
+"""Chat templates, built in or a tokenizer folder's own, which write a conversation as text.
 
-A template cuts a conversation into pieces of text, questions and answers in turn. A model reads the
-pieces up to its answer and writes the answer; whoever trains it encodes the same pieces, so that no
-token of a prompt differs between the two, and none of an answer is lost to a text encoded twice.
+A template divides a conversation into pieces of text, alternately questions and answers. Training and
+generation encode the same pieces separately, so that the tokens of a prompt are the same in both.
 """
 
 import json
@@ -25,25 +24,25 @@ Role = Literal["system", "user", "assistant"]
 
 
 class Turn(NamedTuple):
-    """What one side says."""
+    """One message of a conversation."""
 
     role: Role
     text: str
 
 
 class Piece(NamedTuple):
-    """A stretch of a conversation's text, and whether the model is to write it."""
+    """A part of a conversation's text, and whether the model should write it."""
 
     text: str
     is_answer: bool
 
 
 class ChatTemplate(Protocol):
-    """How a conversation is written.
+    """Interface of the templates.
 
     Attributes:
-      name: by which it is asked for.
-      special: tokens it writes, each of which must be one token of the tokenizer.
+      name: name of the template.
+      special: tokens that the template writes, each of which must be one token of the tokenizer.
     """
 
     @property
@@ -53,24 +52,24 @@ class ChatTemplate(Protocol):
     def special(self) -> tuple[str, ...]: ...  # noqa: D102
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """The text of a conversation that ends with the user's turn, up to where the answer begins.
+        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning.
 
         Raises:
-          DataError: the turns are no such conversation.
+          DataError: the turns are not such a conversation.
         """
         ...
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """The same text, and that of answers, piece by piece; after the user's last turn a prompt's end.
+        """Returns the text of a conversation with its answers, as pieces.
 
         Raises:
-          DataError: the turns are no conversation.
+          DataError: the turns are not a conversation.
         """
         ...
 
 
 def check_turns(turns: Sequence[Turn]) -> None:
-    """Checks that user and assistant take turns, the user first, after the system if it speaks at all.
+    """Checks that user and assistant alternate, the user first, after an optional turn of the system.
 
     Raises:
       DataError: they do not.
@@ -89,17 +88,17 @@ def check_turns(turns: Sequence[Turn]) -> None:
 
 @dataclass(frozen=True)
 class FormatTemplate:
-    """A template in a few format strings, each with one ``{}`` for the text.
+    """A template made of format strings, each with one ``{}`` for the text.
 
     Attributes:
-      name: by which it is asked for.
-      system_turn: how the system speaks.
-      question: the user's turn, up to where an answer begins.
-      answer: the answer and what ends it.
-      start: what stands before all turns.
-      system: what the system says where a conversation does not tell.
+      name: name of the template.
+      system_turn: the system's turn.
+      question: the user's turn, up to the answer's beginning.
+      answer: the answer and its end token.
+      start: text before all turns.
+      system: the system's text for conversations without a system turn.
       special: tokens in these strings.
-      strip: whether white space round a turn is taken off.
+      strip: whether to remove white space around a turn.
     """
 
     name: str
@@ -136,15 +135,15 @@ class FormatTemplate:
 
 
 class JinjaTemplate:
-    """The template of a tokenizer's folder, rendered as Hugging Face renders it: in Jinja's sandbox.
+    """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does.
 
     Args:
-      source: Jinja.
-      tokenizer: gives ``bos_token`` and ``eos_token``.
-      clock: what ``strftime_now`` tells.
+      source: Jinja source.
+      tokenizer: provides ``bos_token`` and ``eos_token``.
+      clock: provides the time for ``strftime_now``.
 
     Raises:
-      DataError: the source is no Jinja.
+      DataError: the source is not valid Jinja.
     """
 
     name = "tokenizer"
@@ -160,7 +159,9 @@ class JinjaTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise DataError(f"the tokenizer's chat template is no Jinja: {error}; {_ANOTHER}") from None
+            raise DataError(
+                f"the tokenizer's chat template is not valid Jinja: {error}; {_ANOTHER}"
+            ) from None
         self._tokenizer = tokenizer
 
     @cached_property
@@ -174,11 +175,11 @@ class JinjaTemplate:
         return self._render(turns, prompt=True)
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """See ``ChatTemplate``; each piece is what one more turn adds to the text of those before it.
+        """See ``ChatTemplate``; a piece is the text that one more turn adds to that of the turns before it.
 
         Raises:
-          DataError: the turns are no conversation, the template refuses them, or it writes a turn in
-            another way once others follow.
+          DataError: the turns are not a conversation, the template refuses them, or it writes a turn
+            differently once others follow.
         """
         check_turns(turns)
         text = ""
@@ -190,10 +191,10 @@ class JinjaTemplate:
             longer = self._render(turns[:count], prompt=asked)
             if not longer.startswith(text):
                 raise DataError(
-                    f"the tokenizer's chat template writes the turns before number {count} in another way "
-                    f"once that one follows, so its answers cannot be trained on; {_ANOTHER}"
+                    f"the tokenizer's chat template writes the turns before number {count} differently once "
+                    f"that one follows, so its answers cannot be trained on; {_ANOTHER}"
                 )
-            # What follows the end of an answer belongs to the template, not to what the model says.
+            # Text after an answer's end token belongs to the template, not to the answer.
             end = len(longer) if asked else self._end_of_answer(longer, len(text))
             pieces.append(Piece(longer[len(text) : end], not asked))
             text = longer[:end]
@@ -214,16 +215,16 @@ class JinjaTemplate:
                 documents=None,
                 **{name: token for name, token in tokens.items() if token is not None},
             )
-        # A template is a program of other people's: in the sandbox it may fail in any way.
+        # A template is foreign code, which may raise anything in the sandbox.
         except Exception as error:
             raise DataError(f"the tokenizer's chat template fails: {error}; {_ANOTHER}") from None
 
 
-_ANOTHER = "take another template: vicuna_v1.1, llama-3 or plain"
+_ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}``, by which some templates mark answers; here pieces tell them."""
+    """``{% generation %}``, with which some templates mark answers; it is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -233,7 +234,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without the HTML escapes of Jinja's own filter."""
+    """``tojson`` without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -243,7 +244,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _check_asks(turns: Sequence[Turn]) -> None:
     if not turns or turns[-1].role != "user":
-        raise DataError("a prompt must end with a turn of the user; take off the last answer")
+        raise DataError("a prompt must end with a turn of the user; remove the last answer")
 
 
 _VICUNA = FormatTemplate(
@@ -268,16 +269,16 @@ _LLAMA_3 = FormatTemplate(
     strip=True,
 )
 TEMPLATES = ("vicuna_v1.1", "llama-3", "plain", "tokenizer")
-"""Names for ``chat_template``; "plain" writes each turn on a line of its own, and no roles, and
-"tokenizer" is the template of the tokenizer's folder."""
+"""Names for ``chat_template``; "plain" writes each turn on its own line without roles, and "tokenizer" is the
+template of the tokenizer's folder."""
 
 
 def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of this name, checked against the tokenizer.
+    """Returns the template with this name, checked against the tokenizer.
 
     Raises:
       UnknownNameError: no such template.
-      DataError: the tokenizer lacks a token that the template writes, or a template of its own.
+      DataError: the tokenizer lacks a token that the template writes, or has no template of its own.
     """
     if name not in TEMPLATES:
         raise UnknownNameError("chat template", name, TEMPLATES)
@@ -297,7 +298,7 @@ def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
     if absent:
         raise DataError(
             f"the template {name} writes {', '.join(absent)}, which the tokenizer does not have as one "
-            "token each; take a template that was made for this tokenizer (plain fits any)"
+            "token each; use a template that was made for this tokenizer (plain fits any)"
         )
     return template
 

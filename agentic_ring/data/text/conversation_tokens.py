@@ -1,4 +1,4 @@
-"""Conversations as token ids, with the tokens that count in the loss: the answers and what ends them."""
+"""Tokenizes conversations and marks the tokens with loss: the answers and their end tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """One text.
+    """The tokens of one text.
 
     Attributes:
       ids: int32 [L].
-      counts: bool [L], whether it counts in the loss that this token is predicted.
-      cut: tokens that were taken off its end, because it was too long for a row.
+      counts: bool [L], whether the prediction of this token counts in the loss.
+      cut: number of tokens truncated at its end because it was longer than a row.
     """
 
     ids: np.ndarray
@@ -28,9 +28,9 @@ class TokenizedText:
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[int]]:
-    """The ids of each piece as it goes on from the one before; the first begins with BOS where due.
+    """Encodes each piece as the continuation of the one before; the first begins with BOS if texts do.
 
-    A template that writes BOS itself gets no second one.
+    If the template writes BOS itself, no second one is added.
     """
     encoded: list[list[int]] = []
     before = ""
@@ -45,20 +45,20 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[in
 
 
 def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
-    """What a model reads before it answers the last turn: the very ids it was trained on.
+    """Returns the ids of a prompt, up to the answer to the last turn, the same as in training.
 
     Raises:
-      DataError: the turns are no conversation that ends with the user's.
+      DataError: the turns are not a conversation that ends with the user's turn.
     """
     template.prompt(turns)
     return [number for ids in encode_pieces(tokenizer, template.pieces(turns)) for number in ids]
 
 
 def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
-    """A conversation's ids; loss counts on answers and what ends them.
+    """Tokenizes a conversation; answers and their end tokens count in the loss.
 
     Raises:
-      DataError: the turns are no conversation.
+      DataError: the turns are not a conversation.
     """
     pieces = template.pieces(turns)
     encoded = encode_pieces(tokenizer, pieces)
@@ -72,19 +72,19 @@ def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]
 def tokenize_in_parts(
     tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn], length: int
 ) -> Iterator[TokenizedText]:
-    """A conversation in as few parts of at most ``length`` tokens as its turns allow.
+    """Splits a conversation between its turns into as few parts of at most ``length`` tokens as possible.
 
-    Each part is a conversation of its own, with the system's words in front. A question and its answer
-    stay together; where one such pair is too long, its end is cut off, and ``TokenizedText.cut`` says
-    how many tokens that took.
+    Each part is a conversation of its own that begins with the system's turn. A question and its answer stay
+    together; a pair that is longer than a row is truncated, and ``TokenizedText.cut`` counts the removed
+    tokens.
 
     Args:
-      tokenizer, template: what writes the conversation.
-      turns: of a conversation.
-      length: tokens of a row.
+      tokenizer, template: encode the conversation.
+      turns: turns of a conversation.
+      length: row length in tokens.
 
     Raises:
-      DataError: the turns are no conversation.
+      DataError: the turns are not a conversation.
     """
     whole = tokenize(tokenizer, template, turns)
     if len(whole) <= length:
@@ -106,13 +106,12 @@ def _longest_part(
     pairs: Sequence[Sequence[Turn]],
     length: int,
 ) -> tuple[int, TokenizedText]:
-    """As many of the first pairs as fit, at least one, and their ids."""
+    """Returns the number of first pairs that fit into a row, at least one, and their tokens."""
 
     def text_of(count: int) -> TokenizedText:
         return tokenize(tokenizer, template, [*opening, *(turn for pair in pairs[:count] for turn in pair)])
 
-    # The number of pairs is doubled until they are too many, and the interval then halved: what does
-    # not fit is encoded a few times, not once for each pair.
+    # Bisection after doubling: long conversations are encoded a few times, not once per pair.
     fits, best, too_many = 0, None, 1
     while too_many <= len(pairs) and len(text := text_of(too_many)) <= length:
         fits, best, too_many = too_many, text, 2 * too_many

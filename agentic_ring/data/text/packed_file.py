@@ -1,11 +1,11 @@
-"""Packed rows on disk: one HDF5 file, sealed (``sealed_hdf5.py``), of R rows of T tokens.
+"""Reads and writes packed rows: a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T tokens.
 
     attributes     tokenizer (digest), vocab_size, template
     tokens         int32 [R, T]    0 where padding
-    counts         uint8 [R, T]    1 where it counts in the loss that the token is predicted
-    segment_ids    int32 [R, T]    the number of the token's text within the row; -1 where padding
+    counts         uint8 [R, T]    1 where the prediction of the token counts in the loss
+    segment_ids    int32 [R, T]    index of the token's text within the row; -1 where padding
 
-Targets, weights and positions follow from these; ``PackedRow`` derives them.
+``PackedRow`` derives targets, weights and positions from these.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ _CHUNK_TOKENS = 1 << 16
 
 @dataclass(frozen=True)
 class PackedDescription:
-    """How the rows' ids came about.
+    """Tokenizer and template of the rows.
 
     Attributes:
       tokenizer: ``Tokenizer.digest``.
-      vocab_size: of the tokenizer; every id is below it.
+      vocab_size: vocabulary size of the tokenizer; every id is below it.
       template: name of the chat template.
     """
 
@@ -59,7 +59,7 @@ class PackedWriter:
         self._length = length
         chunks = (1, min(length, _CHUNK_TOKENS))
         self._arrays = {
-            # Runs of equal numbers, and ids that need half their bytes: to compress them is cheap.
+            # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
             name: file.create_dataset(
                 name,
                 (0, length),
@@ -74,17 +74,19 @@ class PackedWriter:
             for name, dtype in _DTYPES.items()
         }
         self.rows = 0
-        """Written so far."""
+        """Number of rows written so far."""
 
     def add(self, row: PackedRow) -> None:
         """Writes one more row.
 
         Raises:
-          ArgumentError: it has another length.
+          ArgumentError: the row has another length.
           OSError: the disk is full.
         """
         if len(row.tokens) != self._length:
-            raise ArgumentError(f"a row of {len(row.tokens)} tokens for a file of rows of {self._length}")
+            raise ArgumentError(
+                f"the row has {len(row.tokens)} tokens, expected {self._length} as in the whole file"
+            )
         for name, array in self._arrays.items():
             array.resize(self.rows + 1, axis=0)
             array[self.rows] = getattr(row, name)
@@ -94,7 +96,7 @@ class PackedWriter:
 
 @contextmanager
 def packed_writer(path: Path, description: PackedDescription, length: int) -> Iterator[PackedWriter]:
-    """Writes a new file, or replaces the one at ``path``, once the block ends without an error.
+    """Writes a new file, which replaces ``path`` once the block ends without an error.
 
     Raises:
       OSError: the disk is full.
@@ -109,7 +111,7 @@ class PackedRows(SealedReader):
 
     Attributes:
       description: the ``PackedDescription``.
-      length: tokens of a row, T.
+      length: row length in tokens, T.
     """
 
     kind = PACKED
@@ -132,15 +134,15 @@ class PackedRows(SealedReader):
         self._count, self.length = shapes["tokens"]
 
     def __len__(self) -> int:
-        """Rows R."""
+        """Number of rows R."""
         return self._count
 
     def __getitem__(self, index: int) -> PackedRow:
-        """One row.
+        """Returns one row.
 
         Raises:
           ArgumentError: there is no such row.
-          StoreError: it is damaged, or holds an id beyond the vocabulary.
+          StoreError: the row is damaged, or holds an id outside the vocabulary.
         """
         if not 0 <= index < len(self):
             raise ArgumentError(f"row {index} is outside the {len(self)} of {self.path}")
@@ -158,7 +160,7 @@ class PackedRows(SealedReader):
         return PackedRow(tokens, counts.astype(bool), segment_ids)
 
     def answer_tokens(self) -> int:
-        """Targets that count in the loss, of all rows; reads every row.
+        """Counts the targets with loss in all rows; reads every row.
 
         Raises:
           StoreError: a row is damaged.
@@ -166,10 +168,10 @@ class PackedRows(SealedReader):
         return sum(int(self[index].weight().sum()) for index in range(len(self)))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Checks that the rows were made with this tokenizer.
+        """Checks that the rows were encoded with this tokenizer.
 
         Raises:
-          StoreError: they were made with another.
+          StoreError: they were encoded with another one.
         """
         if tokenizer.digest != self.description.tokenizer:
             raise StoreError(

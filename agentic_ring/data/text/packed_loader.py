@@ -1,4 +1,4 @@
-"""The input pipeline of packed text: rows in a new order each epoch, in the ring's layout."""
+"""The data loader of packed text: rows, shuffled every epoch, in the ring's layout."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -18,21 +18,20 @@ from agentic_ring.models.llama import TokenBatch
 class PackedBatches(ShardedBatches):
     """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring.
 
-    Every row is met once an epoch, in an order that the seed decides and that no mesh changes. A batch's
-    weight is one global array: its sum counts the answer tokens of all devices and processes, which is
-    what ``training.train_step.make_train_step`` divides by.
+    Every row occurs once per epoch, in an order that depends on the seed but not on the mesh. A batch's
+    weight is one global array: its sum is the number of answer tokens on all devices and processes, by which
+    ``training.train_step.make_train_step`` divides.
 
     Args:
-      rows: of a file.
-      batch_size: rows of all processes together.
-      mesh: of the run.
-      seed: decides the order of the rows.
-      layout: of the tokens over the ring. A text's tokens stand side by side in its row, so their places
-        tell which of them comes first, and segment ids which belong together.
-      rules: where the arrays go.
+      rows: rows of a file.
+      batch_size: number of rows, over all processes.
+      mesh: mesh of the run.
+      seed: seed of the order of the rows.
+      layout: order of the tokens over the ring.
+      rules: sharding of the arrays.
 
     Raises:
-      DataError: there are no rows, or they do not spread evenly over the ring.
+      DataError: there are no rows, or their length does not divide evenly over the ring.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class PackedBatches(ShardedBatches):
         needed = padded_length(rows.length, ring, layout)
         if needed != rows.length:
             raise DataError(
-                f"the rows of {rows.path} have {rows.length} tokens, which do not spread evenly over a ring "
-                f"of {ring} in {layout} order; pack rows of {needed}, or take a smaller ring"
+                f"the rows of {rows.path} have {rows.length} tokens, which do not divide evenly over a ring "
+                f"of {ring} in {layout} order; pack rows of {needed}, or use a smaller ring"
             )
         places = order(layout, rows.length, ring)
         shuffled = grain.MapDataset.range(len(rows)).shuffle(seed=seed).repeat()
@@ -74,5 +73,5 @@ class PackedBatches(ShardedBatches):
         return self
 
     def __next__(self) -> TokenBatch:
-        """The next batch, on the devices."""
+        """Returns the next batch, on the devices."""
         return TokenBatch(**self.next_fields(), layout=self._layout)

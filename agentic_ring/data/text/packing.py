@@ -1,4 +1,4 @@
-"""Texts of different lengths side by side in rows of one length, with as little padding as can be."""
+"""Packs texts of different lengths into rows of one length with little padding."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from agentic_ring.data.text.conversation_tokens import TokenizedText
 from agentic_ring.errors import ArgumentError
 
 WINDOW_ROWS = 64
-"""Rows whose texts are placed together: what is held in memory, and enough for padding below 1%
-unless most texts are nearly as long as a row."""
+"""Number of rows that are packed together and held in memory; enough for padding below 1% unless most texts
+are nearly as long as a row."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class PackedRow:
 
     Attributes:
       tokens: int32, 0 where padding.
-      counts: bool, whether it counts in the loss that this token is predicted.
-      segment_ids: int32, the number of each token's text within the row; negative for padding.
+      counts: bool, whether the prediction of this token counts in the loss.
+      segment_ids: int32, index of each token's text within the row; negative for padding.
     """
 
     tokens: np.ndarray
@@ -30,35 +30,36 @@ class PackedRow:
     segment_ids: np.ndarray
 
     def targets(self) -> np.ndarray:
-        """The token after each one within its text, int32 [T]; 0 after the last."""
-        return np.where(self._goes_on(), np.append(self.tokens[1:], 0), 0).astype(np.int32)
+        """Returns the next token within each token's text, int32 [T]; 0 after the last."""
+        return np.where(self._continues(), np.append(self.tokens[1:], 0), 0).astype(np.int32)
 
     def weight(self) -> np.ndarray:
-        """How much each target counts in the loss, float32 [T], 1 or 0."""
-        return (self._goes_on() & np.append(self.counts[1:], False)).astype(np.float32)
+        """Returns the loss weight of each target, float32 [T], 1 or 0."""
+        return (self._continues() & np.append(self.counts[1:], False)).astype(np.float32)
 
     def positions(self) -> np.ndarray:
-        """Each token's place in its text, int32 [T]; 0 where padding."""
+        """Returns each token's position in its text, int32 [T]; 0 where padding."""
         place = np.arange(len(self.tokens), dtype=np.int32)
         begins = np.diff(self.segment_ids, prepend=PADDING - 1) != 0
         start = np.maximum.accumulate(np.where(begins, place, 0))
         return np.where(self.segment_ids >= 0, place - start, 0).astype(np.int32)
 
-    def _goes_on(self) -> np.ndarray:
-        """Whether the next token is of the same text."""
+    def _continues(self) -> np.ndarray:
+        """Whether the next token belongs to the same text."""
         following = np.append(self.segment_ids[1:], PADDING)
         return (self.segment_ids >= 0) & (following == self.segment_ids)
 
 
 class RowPacker:
-    """Fills rows with texts, each of them once and whole.
+    """Packs whole texts into rows, each text once.
 
-    Best fit, longest first, within windows of as many texts as fill ``window_rows`` rows; the texts of
-    each window's emptiest row wait for the next. The same texts in the same order give the same rows.
+    The method is best fit, longest first, within windows of as many texts as fill ``window_rows`` rows; the
+    texts of a window's emptiest row are carried to the next. The same texts in the same order give the same
+    rows.
 
     Args:
-      length: tokens of a row, T.
-      window_rows: rows to fill at a time.
+      length: row length in tokens, T.
+      window_rows: number of rows to fill at a time.
     """
 
     def __init__(self, length: int, window_rows: int = WINDOW_ROWS):
@@ -70,34 +71,34 @@ class RowPacker:
         self._tokens = 0
 
     def add(self, text: TokenizedText) -> list[PackedRow]:
-        """Takes a text of 1 to T tokens, and gives the rows that are done, if any.
+        """Adds a text of 1 to T tokens and returns the completed rows, if any.
 
         Raises:
           ArgumentError: the text is empty or longer than a row.
         """
         if not 1 <= len(text) <= self._length:
             raise ArgumentError(
-                f"a text of {len(text)} tokens for rows of {self._length}; split or cut it first"
+                f"a text has {len(text)} tokens, expected 1 to {self._length}; split or truncate it first"
             )
         self._waiting.append(text)
         self._tokens += len(text)
         if self._tokens < self._window_tokens:
             return []
         rows = _best_fit(self._waiting, self._length)
-        # A window holds at least one row's worth, so a single row is full.
+        # A window has at least as many tokens as a row, so a single row is full.
         self._waiting = rows.pop() if len(rows) > 1 else []
         self._tokens = sum(map(len, self._waiting))
         return [_row(row, self._length) for row in rows]
 
     def finish(self) -> list[PackedRow]:
-        """The rows of all texts that still wait."""
+        """Returns the rows of all texts that still wait."""
         rows = _best_fit(self._waiting, self._length)
         self._waiting, self._tokens = [], 0
         return [_row(row, self._length) for row in rows]
 
 
 def _best_fit(texts: Sequence[TokenizedText], length: int) -> list[list[TokenizedText]]:
-    """Each text in the fullest row that has room for it, longest first; the emptiest row comes last."""
+    """Puts each text, longest first, into the fullest row with room for it; the emptiest row comes last."""
     rows: list[list[TokenizedText]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for text in sorted(texts, key=len, reverse=True):

@@ -1,13 +1,13 @@
-"""Text to token ids and back, by the files of a Hugging Face folder.
+"""Encodes and decodes text with the tokenizer of a Hugging Face folder.
 
-Which tokens begin and end a text is said in several files, each of which may be absent::
+The begin and end tokens are given in several files, each of which but the first may be absent::
 
-    tokenizer.json            the tokenizer itself; needed
+    tokenizer.json            the tokenizer itself; required
     tokenizer_config.json     bos_token, eos_token, add_bos_token, chat_template
     special_tokens_map.json   bos_token, eos_token
-    generation_config.json    bos_token_id, eos_token_id: a number, or several that all end an answer
-    config.json               the same; where generation_config.json says nothing
-    chat_template.jinja       instead of chat_template
+    generation_config.json    bos_token_id, eos_token_id: an id, or several that all end an answer
+    config.json               the same; used where generation_config.json has no entry
+    chat_template.jinja       takes precedence over chat_template
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from agentic_ring.files import replacing
 
 
 class Tokenizer:
-    """A ``tokenizers.Tokenizer`` and what its model makes of the special tokens.
+    """A ``tokenizers.Tokenizer`` with the model's begin and end tokens and chat template.
 
     Args:
-      backend: of the ``tokenizers`` library; its truncation and padding are switched off.
-      bos: the token that begins a text, where there is one.
-      eos: the tokens that end an answer, the one that is written first.
-      add_bos: whether a text begins with ``bos``; as ``backend`` has it where absent.
+      backend: tokenizer of the ``tokenizers`` library; its truncation and padding are switched off.
+      bos: the token that begins a text, if any.
+      eos: the tokens that end an answer; the first is the one to write.
+      add_bos: whether a text begins with ``bos``; as in ``backend`` if None.
       chat_template: Jinja source, see ``agentic_ring.data.text.chat``.
 
     Attributes:
       bos_id: int, or None.
-      eos_ids: ids that end an answer, the one that is written first.
+      eos_ids: ids that end an answer; the first is the one to write.
       add_bos: whether a text begins with ``bos_id``.
       chat_template: Jinja source, or None.
 
     Raises:
-      DataError: bos or eos is no token of the tokenizer.
+      DataError: bos or eos is not a token of the tokenizer.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Tokenizer:
         """Reads the tokenizer of a Hugging Face folder.
 
         Raises:
-          DataError: no tokenizer.json, or a file that cannot be read or does not fit the others.
+          DataError: tokenizer.json is missing, or a file cannot be read or does not match the others.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
@@ -76,7 +76,7 @@ class Tokenizer:
             raise DataError(_how_to_get(folder))
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        # The library raises no class narrower than this one.
+        # The library raises no narrower class.
         except Exception as error:
             raise DataError(f"{path} cannot be read ({error}); fetch the file again") from None
         named = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
@@ -98,7 +98,7 @@ class Tokenizer:
         )
 
     def save(self, folder: Path | str) -> None:
-        """Writes files that ``load`` and Hugging Face's ``transformers`` open.
+        """Writes files that ``load`` and Hugging Face's ``transformers`` can read.
 
         Raises:
           OSError: the disk is full.
@@ -128,13 +128,13 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """What stands for one id wherever it is met in a text, longest first."""
+        """Texts that are encoded as one id wherever they occur, longest first."""
         added = self._backend.get_added_tokens_decoder().values()
         return tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides which ids a text gets."""
+        """A digest of everything that determines the ids of a text."""
         decisive = self._backend.to_str(), self.bos_id, self.eos_ids, self.add_bos
         return hashlib.blake2b(repr(decisive).encode(), digest_size=16).hexdigest()
 
@@ -145,28 +145,28 @@ class Tokenizer:
 
     @property
     def eos(self) -> str | None:
-        """The token that is written to end an answer."""
+        """The token to write at the end of an answer."""
         return self._backend.id_to_token(self.eos_ids[0]) if self.eos_ids else None
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token; None where there is no such token."""
+        """Returns the id of a token; None if there is no such token."""
         return self._backend.token_to_id(token)
 
     def token(self, token_id: int) -> str | None:
-        """The token of an id, as the vocabulary spells it; None where there is no such id."""
+        """Returns the token with this id, as the vocabulary spells it; None if there is none."""
         return self._backend.id_to_token(token_id)
 
     def encode(self, text: str, bos: bool = False, after: str = "") -> list[int]:
-        """The ids of ``text``; special tokens are those that stand in it, and none is added.
+        """Encodes ``text``; special tokens in it are recognised, and none is added unless asked for.
 
         Args:
           text: any text.
-          bos: put ``bos_id`` in front.
-          after: the text that stands before this one, already encoded. Tokenizers in the manner of
-            SentencePiece put a space before the first word, unless the text is seen to go on.
+          bos: prepend ``bos_id``.
+          after: the text before this one, encoded already. Tokenizers like SentencePiece's put a space before
+            the first word, unless the text continues another.
 
         Raises:
-          ArgumentError: ``bos`` where the tokenizer has none.
+          ArgumentError: ``bos`` is set and the tokenizer has none.
         """
         if bos and self.bos_id is None:
             raise ArgumentError("this tokenizer has no token that begins a text; encode with bos=False")
@@ -174,22 +174,22 @@ class Tokenizer:
         context = self._end(after)
         before = self._ids(context)
         whole = self._ids(context + text)
-        # Where the context's last letter would become one token with the text, the text stands alone.
+        # If the context's last letter would merge into one token with the text, the text is encoded alone.
         return front + (whole[len(before) :] if whole[: len(before)] == before else self._ids(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a whole prompt: ``bos_id`` in front where texts begin with it, but never twice."""
+        """Encodes a whole prompt, with ``bos_id`` in front if texts begin with it, but never twice."""
         return self.encode(text, bos=self.add_bos and not text.startswith(self.bos or ""))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of ``ids``, without special tokens unless asked for."""
+        """Decodes ``ids``, by default without special tokens."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def check_fits(self, vocab_size: int) -> None:
-        """Checks that a model with this vocabulary knows every id.
+        """Checks that a model with this vocabulary size has every id.
 
         Raises:
-          DataError: an id lies beyond it.
+          DataError: it lacks an id.
         """
         if self.vocab_size > vocab_size:
             last = self.vocab_size - 1
@@ -202,7 +202,7 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
     def _end(self, text: str) -> str:
-        """The last special token or character of a text."""
+        """Returns the last special token or character of a text."""
         ends = (token for token in self.special_tokens if text.endswith(token))
         return next(ends, text[-1:])
 
@@ -210,7 +210,7 @@ class Tokenizer:
         number = self._backend.token_to_id(token)
         if number is None:
             raise DataError(
-                f"the token {token!r} is not in the tokenizer's vocabulary; mend the names of the special "
+                f"the token {token!r} is not in the tokenizer's vocabulary; correct the names of the special "
                 "tokens in tokenizer_config.json, or use the tokenizer.json that belongs to it"
             )
         return number
@@ -230,20 +230,20 @@ def _how_to_get(folder: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An object, without the entries that say nothing; empty where there is no file."""
+    """Reads a JSON object without its null entries; empty if there is no such file."""
     if not path.exists():
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path} is no JSON ({error}); fetch the file again") from None
+        raise DataError(f"{path} is not JSON ({error}); fetch the file again") from None
     if not isinstance(values, dict):
         raise DataError(f"{path} holds a {type(values).__name__}, expected an object; fetch the file again")
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _texts(value: Any, name: str, folder: Path) -> list[str]:
-    """A special token as Hugging Face writes it: a string, or an object with its ``content``."""
+    """Reads a special token as Hugging Face writes it: a string, or an object with its ``content``."""
     content = value.get("content") if isinstance(value, dict) else value
     if content is not None and not isinstance(content, str):
         raise DataError(f"{folder}: {name} is {value!r}, expected a string or an object with its content")
@@ -251,11 +251,11 @@ def _texts(value: Any, name: str, folder: Path) -> list[str]:
 
 
 def _tokens(backend: tokenizers.Tokenizer, value: Any, name: str, folder: Path) -> list[str]:
-    """The tokens of one id or of several."""
+    """Returns the tokens of an id or a list of ids."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(number) is int for number in ids):
         raise DataError(f"{folder}: {name} is {value!r}, expected a number or a list of numbers")
-    # A configuration may name an id that only the model's vocabulary has: it is never met.
+    # A configuration may name an id that only the model's vocabulary has; it never occurs.
     tokens = (backend.id_to_token(number) if number >= 0 else None for number in ids)
     return [token for token in tokens if token is not None]
 
@@ -265,7 +265,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     if path.exists():
         return path.read_text(encoding="utf-8")
     value = config.get("chat_template")
-    if isinstance(value, list):  # several under names, of which one is for plain conversations
+    if isinstance(value, list):  # several by name; "default" is for plain conversations
         try:
             value = {entry["name"]: entry["template"] for entry in value}.get("default")
         except (KeyError, TypeError):

@@ -93,7 +93,7 @@ def test_a_template_that_rewrites_earlier_turns_cannot_be_trained_on_but_asked()
     forgetful = "{% for m in messages %}{{ m.content if loop.last else '...' }}|{% endfor %}"
     template = JinjaTemplate(forgetful, byte_level())
     assert template.prompt(TURNS[:3]) == "...|...|Why?|"
-    with pytest.raises(DataError, match="before number 2 in another way"):
+    with pytest.raises(DataError, match="before number 2 differently"):
         template.pieces(TURNS)
 
 
@@ -112,7 +112,7 @@ def test_templates_that_fail_are_named(source, message):
 
 
 def test_a_template_that_is_no_jinja_is_refused_at_once():
-    with pytest.raises(DataError, match="is no Jinja"):
+    with pytest.raises(DataError, match="is not valid Jinja"):
         JinjaTemplate("{% if %}", byte_level())
 
 

@@ -95,7 +95,7 @@ def test_rows_are_held_no_longer_than_a_window():
 
 @pytest.mark.parametrize("length", [0, 9])
 def test_texts_that_fit_no_row_are_refused(length):
-    with pytest.raises(ArgumentError, match=f"a text of {length} tokens for rows of 8"):
+    with pytest.raises(ArgumentError, match=f"a text has {length} tokens, expected 1 to 8"):
         RowPacker(8).add(numbered([length])[0])
 
 
@@ -123,7 +123,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
 
 
 def test_rows_of_another_length_are_not_written(tmp_path):
-    with pytest.raises(ArgumentError, match="a row of 16 tokens for a file of rows of 32"):
+    with pytest.raises(ArgumentError, match="the row has 16 tokens, expected 32"):
         write(tmp_path / "train.h5", packed(numbered([5]), 16), 32)
 
 

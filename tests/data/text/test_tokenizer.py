@@ -130,7 +130,7 @@ def test_chat_templates_are_found_in_their_places(tmp_path):
     [
         ({"tokenizer": "{"}, r"tokenizer\.json cannot be read"),
         ({"tokenizer": None}, r"has no tokenizer\.json; fetch it"),
-        ({"tokenizer_config": "{"}, r"tokenizer_config\.json is no JSON"),
+        ({"tokenizer_config": "{"}, r"tokenizer_config\.json is not JSON"),
         ({"tokenizer_config": []}, r"holds a list, expected an object"),
         ({"tokenizer_config": {"eos_token": "<|end|>"}}, r"'<\|end\|>' is not in the tokenizer's vocabulary"),
         ({"tokenizer_config": {"eos_token": 3}}, r"eos_token is 3, expected a string"),
