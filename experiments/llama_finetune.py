@@ -3,9 +3,9 @@
     python experiments/llama_finetune.py
     python experiments/llama_finetune.py --model FOLDER --conversations chats.json --preset prolong-512k
 
-The first line is the demo: a tiny LLaMA from scratch on made-up conversations, in minutes on a CPU. The
+The first command is the demo: a tiny LLaMA from scratch on made-up conversations, in minutes on a CPU. The
 second packs conversations with the model's own tokenizer and trains it through a published recipe. Run
-the same command again after an interruption: it goes on where it stopped.
+the same command again after an interruption: it continues where it stopped.
 """
 
 from dataclasses import replace
@@ -14,34 +14,31 @@ from typing import Annotated, Literal
 
 import jax
 import rich
+import tyro
 from jax.sharding import Mesh
 
 from agentic_ring import cli
 from agentic_ring.data.text.chat import TEMPLATES
-from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import MeshShape, make_mesh, shape_with_ring, simulate_cpu_devices
+from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.model import Model
-from agentic_ring.processes import first_process_first, join_processes
+from agentic_ring.processes import first_process_first
 from agentic_ring.progress import say
-from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.run_folder import Stages
 from agentic_ring.token_units import short_tokens
 from evals.common.results import figure_table
-from evals.compile.machines import MACHINES, NamedMachine, machine
+from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import print_memory
-from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.common.launch import LaunchOptions, default_preset
 from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
 from experiments.finetune.presets import PRESETS, FinetunePreset, llama
-from experiments.finetune.stage_data import check_given, given_rows, own_tokenizer, pack_rows
-
-SIMULATED_DEVICES = 8
+from experiments.finetune.stage_data import check_inputs, prepare_rows
 
 
 def mesh_shape(ring: int | None, devices: int) -> MeshShape:
-    """A ring of this size; the devices it leaves over share rows and weights out among them."""
+    """A ring of this size; the remaining devices process other rows and share the weights (FSDP)."""
     shape = shape_with_ring(ring, devices)
     return replace(shape, data=1, fsdp=shape.data)
 
@@ -53,7 +50,7 @@ def print_plan(
     mesh: Mesh,
     absent: NamedMachine | None,
 ) -> None:
-    """What ``--dry-run`` shows; the mesh is of an absent machine's devices, or of those that are here."""
+    """Prints what ``--dry-run`` asks for; ``absent`` is the machine of the mesh if it is not this one."""
     print(f"parameters          {Model(base).parameter_count():,}")
     for number, stage in enumerate(preset.stages, start=1):
         rows = preset.training(stage, mesh, seed=0).batch_size
@@ -70,31 +67,8 @@ def print_plan(
     print_memory(step, absent)
 
 
-def check_choice(
-    model: Path | None, data: tuple[Path, ...], conversations: tuple[Path, ...], preset: str, lora: int | None
-) -> None:
-    """Fails where flags do not go together.
-
-    Raises:
-      ConfigError: says what to give.
-    """
-    if data and conversations:
-        raise ConfigError("give either --data, which is packed, or --conversations, which will be")
-    if model is not None and not data and not conversations:
-        raise ConfigError("nothing to train on: give --conversations FILE..., or packed folders by --data")
-    if model is None and data:
-        raise ConfigError("--data holds ids of some model's tokenizer; name that model's folder by --model")
-    if model is None and preset != "demo":
-        raise ConfigError(
-            f"the preset {preset} finetunes a model; name its folder by --model, or add --dry-run to ask for "
-            "its memory. Only the demo trains from scratch"
-        )
-    if model is None and lora is not None:
-        raise ConfigError("--lora adapts a model that is there; name its folder by --model")
-    check_given(conversations)
-
-
 def main(
+    launch: Annotated[LaunchOptions, tyro.conf.arg(name="")],
     model: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     data: Annotated[tuple[Path, ...], cli.optional_flag(metavar="DIR...")] = (),
     conversations: Annotated[tuple[Path, ...], cli.optional_flag(metavar="FILE...")] = (),
@@ -104,73 +78,33 @@ def main(
         cli.optional_flag(metavar="NAME"),
     ] = None,
     lora: Annotated[int | None, cli.optional_flag(metavar="RANK")] = None,
-    ring: Annotated[int | None, cli.optional_flag(metavar="DEVICES")] = None,
-    seed: int = 0,
-    resume: bool = True,
-    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
-    dry_run: Annotated[bool, cli.switch] = False,
-    hardware: Annotated[
-        Literal[tuple(MACHINES)] | None,  # pyright: ignore[reportInvalidTypeForm]
-        cli.optional_flag(metavar="NAME"),
-    ] = None,
-    wandb: Annotated[str | None, cli.optional_flag(metavar="PROJECT")] = None,
-    distributed: Annotated[bool, cli.switch] = False,
 ) -> None:
-    """Finetunes a LLaMA on conversations; the loss counts answers alone.
+    """Finetunes a LLaMA on conversations; only the tokens of answers bear loss.
 
     Args:
-      model: Folder of a model as Hugging Face lays it out. Default: a tiny LLaMA from scratch, whose
+      launch: Flags that the training scripts share.
+      model: Folder of a model in Hugging Face's layout. Default: a tiny LLaMA from scratch, whose
         tokenizer is trained on the conversations; with --dry-run the preset's model.
-      data: Folders that data_prep.sharegpt wrote with the model's tokenizer, one for each length of row.
-      conversations: ShareGPT JSON or jsonl, packed into the run's folder. Default without --model: made-up
-        ones.
-      template: How conversations are written; "tokenizer" is the model's own. For --conversations.
+      data: Folders that data_prep.sharegpt wrote with the model's tokenizer, one per length of rows.
+      conversations: ShareGPT files, JSON or jsonl, which are packed into the run's folder. Default without
+        --model: synthetic ones.
+      template: Chat template of --conversations; "tokenizer" is the model's own.
       preset: The recipe: demo (a laptop), small (one accelerator), lwm-512k, prolong-512k, gradient-1m or
         paper-13b-512k. Default: demo on a CPU, small on anything else.
-      lora: Train adapters of this rank on all projections and leave the weights as they are. Default: all
-        weights are trained.
-      ring: Devices a row is sharded over; the rest take other rows, and weights are sharded over all.
-        Default: all.
-      seed: Decides the order of the rows, and the initial weights where they are not given.
-      resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
-      output: Folder of the run. Default: runs/MODEL-PRESET-seedSEED.
-      dry_run: Only print the stages and the compiled bytes per device at the longest; needs no data.
-      hardware: With --dry-run, a machine that need not be here, such as 32xA100: is the step too large for
-        it? Default: the devices that are here.
-      wandb: Also log to this Weights & Biases project; offline if there is no API key.
-      distributed: Join the other processes of a multi-host job (Slurm, Kubernetes, Cloud TPU, or by
-        JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
+      lora: Train LoRA adapters of this rank on all projections instead of the weights. Default: all weights
+        are trained.
     """
-    simulate_cpu_devices(SIMULATED_DEVICES)
-    if hardware is not None:
-        if not dry_run:
-            raise ConfigError("--hardware compiles for a machine that need not be here; add --dry-run")
-        jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
-    if distributed:
-        join_processes()
-    name = preset or ("demo" if jax.default_backend() == "cpu" else "small")
+    launch.ready_devices()
+    name = preset or default_preset()
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
-    absent = None if hardware is None else machine(hardware)
-    devices = jax.devices() if absent is None else absent.compile_target().devices
-    shape = mesh_shape(ring, len(devices))
-    mesh = make_mesh(shape, devices)
-    here = f"{jax.device_count()} {jax.default_backend()} devices"
-    say(f"preset {name} on {absent.name if absent else here}, mesh {dict(mesh.shape)}")
+    mesh = launch.mesh(name, mesh_shape)
     scratch = llama(chosen.shape, "float32" if name == "demo" else "bfloat16")
     base = scratch if model is None else read_config(model)
-    if dry_run:
-        print_plan(chosen, base, adapters, mesh, absent)
+    if launch.dry_run:
+        print_plan(chosen, base, adapters, mesh, launch.absent_machine)
         return
 
-    check_choice(model, data, conversations, name, lora)
-    directory = output or Path("runs") / f"{model.resolve().name if model else 'llama'}-{name}-seed{seed}"
-    contexts = sorted({stage.context for stage in chosen.stages})
-    rows: dict[int, Path] = {}
-    if model is not None:
-        tokenizer = Tokenizer.load(model)
-        tokenizer.check_fits(base.vocab_size)
-        rows = given_rows(data, contexts, tokenizer) if data else {}
     config = FinetuneConfig(
         preset=name,
         model=None if model is None else str(model),
@@ -179,35 +113,26 @@ def main(
         template=template,
         stages=chosen.stages,
         lora=adapters,
-        seed=seed,
+        seed=launch.seed,
         mesh=MeshShape(**mesh.shape),
     )
-    first_process = jax.process_index() == 0
-    with first_process_first("directory"):
-        enter_directory(directory, config, resume or not first_process)
+    check_inputs(config, base.vocab_size)
+    model_name = model.resolve().name if model else "llama"
+    directory = launch.output or Path("runs") / f"{model_name}-{name}-seed{launch.seed}"
     stages = Stages()
-    if first_process:
-        stages.keep_in(directory)
+    launch.enter(directory, config, stages)
     with stages.stage("data"), first_process_first("data"):
-        if model is None and not conversations:
-            conversations = (directory / "conversations.jsonl",)
-            if not conversations[0].exists():
-                write_demo_conversations(conversations[0])
-        folder = model or directory / "tokenizer"
-        if model is None:
-            own_tokenizer(conversations, base.vocab_size, folder)
-        tokenizer = Tokenizer.load(folder)
-        rows = rows or pack_rows(conversations, contexts, template, folder, directory / "rows")
+        tokenizer, rows = prepare_rows(config, base.vocab_size, directory)
     run = Finetuning(config, chosen, base, tokenizer, rows, mesh, directory)
     with stages.stage("loss before"):
         initial = run.initial_loss()
     with stages.stage("training"):
-        params = run.train(wandb)
+        params = run.train(launch.wandb)
     with stages.stage("loss after"):
         final = run.final_loss(params)
     with stages.stage("export"):
         exported = run.export(params)
-    if not first_process:
+    if jax.process_index() != 0:
         return
     figures = run.figures(initial, final)
     run.write_report(figures, stages)

@@ -110,7 +110,7 @@ def main(
     # Seed by seed and task by task, so that an early stop leaves whole rows.
     cells = [TableCell(task, method, seed) for seed in range(seeds) for task in domains for method in columns]
     for each in cells:
-        prepare_cell(each, chosen, name, stores[domains[each.task]], folder)
+        prepare_cell(each, chosen, stores[domains[each.task]], folder)
     with progress("cells", len(cells)) as advance:
         for done, each in enumerate(run_cells(cells, folder, workers), start=1):
             advance(done, str(each))

@@ -1,7 +1,7 @@
 """The stages of a run: configuration, training, evaluation, and what is left on disk."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,8 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
-from agentic_ring.data.scaling import Scaling, measure_scaling
+from agentic_ring.data.scaling import Scaling, measure_family_scaling, measure_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.target_return import target_return
 from agentic_ring.data.task_family import make_sampler
 from agentic_ring.data.tasks import Task
 from agentic_ring.device_memory import PlannedMemory
@@ -36,13 +37,13 @@ from experiments.exorl.presets import Preset
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a run's configuration takes from its data.
+    """The part of a run's configuration that its data decides.
 
     Attributes:
-      action_repeat: control steps of a decision.
+      action_repeat: control steps per decision.
       scaling: see ``Scaling``.
-      longest: decisions of the longest trajectory.
-      target: the chosen quantile of the returns of all that a policy acted in.
+      longest: number of decisions of the longest trajectory.
+      target: return that every trial aims at, see ``target_return``.
     """
 
     action_repeat: int
@@ -51,66 +52,73 @@ class DataFacts:
     target: float
 
 
-def decisions_of(store: TrajectoryStore, wanted: int) -> tuple[int, int]:
-    """Control steps of a decision, and decisions of the longest trajectory.
-
-    Args:
-      store: whose actions were each held for some control steps.
-      wanted: control steps of a decision; a divisor of it where the data's actions change more often.
-    """
+def held_steps(store: TrajectoryStore, wanted: int) -> int:
+    """Control steps per decision: ``wanted``, or a divisor of it where stored actions change more often."""
     action_repeat = math.gcd(store.held_steps, wanted)
     if action_repeat != wanted:
         say(
             f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} is "
             f"held for {store.held_steps}"
         )
-    return action_repeat, -(-int(store.lengths.max()) // action_repeat)
+    return action_repeat
 
 
 def measure_data(
-    store_path: Path, task: Task, action_repeats: Mapping[str, int], target_quantile: float
+    preset: Preset,
+    task: Task,
+    store_path: Path,
+    target_quantile: float,
+    in_context_tasks: Sequence[str] = (),
 ) -> DataFacts:
-    """Reads a store once; decisions last as long as the preset has them for the domain, or less."""
+    """Reads a store once; the preset says how long a decision lasts at most.
+
+    Args:
+      in_context_tasks: tasks among which chains draw, with ``task`` the first; none for a single task.
+
+    Raises:
+      DataError: no trajectory earns anything in one of several tasks.
+    """
     with TrajectoryStore.open(store_path) as store:
-        action_repeat, longest = decisions_of(store, action_repeats.get(task.domain.name, 1))
-        returns = store.returns(task.name)[store.learnable]
-        return DataFacts(
-            action_repeat,
-            measure_scaling(store, task.name, action_repeat),
-            longest,
-            target=float(np.quantile(returns, target_quantile)),
-        )
+        action_repeat = held_steps(store, preset.action_repeat.get(task.domain.name, 1))
+        longest = -(-int(store.lengths.max()) // action_repeat)
+        if in_context_tasks:
+            scaling = measure_family_scaling(store, in_context_tasks, action_repeat, target_quantile)
+            return DataFacts(action_repeat, scaling, longest, scaling.return_scale)
+        target = target_return(store, task.name, target_quantile)
+        return DataFacts(action_repeat, measure_scaling(store, task.name, action_repeat), longest, target)
 
 
 def resolve(
-    preset: Preset,
-    preset_name: str,
-    task: Task,
-    store_path: Path,
-    mesh: Mesh,
-    loss_extent: Literal["last", "all"],
-    seed: int,
+    preset: Preset, task: Task, store_path: Path, mesh: Mesh, loss_extent: Literal["last", "all"], seed: int
 ) -> RunConfig:
     """The whole configuration of a run: the preset, and what the data decides."""
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
-    data = measure_data(store_path, task, preset.action_repeat, evaluation.target_quantile)
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    training = preset.training(preset.trajectories * data.longest, shards, seed)
+    data = measure_data(preset, task, store_path, evaluation.target_quantile)
+    chains = ChainConfig(
+        task.name, preset.trajectories, data.action_repeat, loss_extent=loss_extent, seed=seed
+    )
+    return assemble(preset, task, store_path, mesh, data, chains, evaluation)
+
+
+def assemble(
+    preset: Preset,
+    task: Task,
+    store_path: Path,
+    mesh: Mesh,
+    data: DataFacts,
+    chains: ChainConfig,
+    evaluation: EvaluationConfig,
+) -> RunConfig:
+    """A run's configuration from its parts."""
     return RunConfig(
         task=task.full_name,
-        preset=preset_name,
+        preset=preset.name,
         store=str(store_path),
         mesh=MeshShape(**mesh.shape),
-        chains=ChainConfig(
-            task=task.name,
-            trajectories=preset.trajectories,
-            action_repeat=data.action_repeat,
-            loss_extent=loss_extent,
-            seed=seed,
-        ),
+        chains=chains,
         scaling=data.scaling,
         model=preset.model(task.domain, max_timestep=data.longest),
-        training=training,
+        training=preset.training(data.longest, mesh, chains.seed),
         evaluation=evaluation,
         target=data.target,
     )

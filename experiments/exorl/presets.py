@@ -1,13 +1,17 @@
-"""Named runs: the same program at three sizes."""
+"""Sizes of the ExoRL runs: demo, small and paper; those of the in-context experiment beside them."""
 
 from dataclasses import dataclass, field, replace
 
+from jax.sharding import Mesh
+
 from agentic_ring.data.tasks import Domain
 from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import batch_shards
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.optimizer import OptimizerConfig
+from data_prep.collection.domain_plans import PLANS
 
 
 @dataclass(frozen=True)
@@ -15,19 +19,21 @@ class Preset:
     """A size of the main job.
 
     Attributes:
+      name: as on the command line.
       transformer: the stack.
       trajectories: members of a chain.
-      action_repeat: environment steps that one decision lasts, by domain; 1 where it is not named.
-      updates: of the optimiser.
-      tokens_per_update: about as many, in whole chains.
-      accumulate: work through a batch one chain a device at a time, adding up gradients: long chains
-        need the memory.
+      updates: number of optimiser updates.
+      tokens_per_update: tokens of a batch, rounded to whole chains.
       optimizer: AdamW's settings.
       checkpoint_every: updates between two checkpoints.
       trials: rollouts after the prompt.
       prompt_trajectories: stored trajectories in context before the first trial.
+      accumulate: whether a batch is computed one chain per device at a time, and the gradients added up:
+        long chains need the memory.
+      action_repeat: control steps per decision, by domain; 1 where it is not named.
     """
 
+    name: str
     transformer: TransformerConfig
     trajectories: int
     updates: int
@@ -58,13 +64,15 @@ class Preset:
             raise ConfigError(f"{count} updates were asked for; give at least 1")
         return replace(self, updates=count)
 
-    def training(self, chain_steps: int, batch_shards: int, seed: int = 0) -> TrainConfig:
-        """How long and how to train on chains of ``chain_steps``, batches spread over ``batch_shards``."""
-        chains = self.tokens_per_update / (chain_steps * TOKENS_PER_STEP)
-        chains_a_shard = max(1, round(chains / batch_shards))
-        optimizer = replace(self.optimizer, accumulation=chains_a_shard if self.accumulate else 1)
-        batch_size = chains_a_shard * batch_shards
-        return TrainConfig(self.updates, batch_size, optimizer, self.checkpoint_every, seed=seed)
+    def training(self, decisions: int, mesh: Mesh, seed: int = 0) -> TrainConfig:
+        """How to train on chains of trajectories of ``decisions`` each, with batches spread over the mesh."""
+        shards = batch_shards(mesh)
+        chains = self.tokens_per_update / (self.trajectories * decisions * TOKENS_PER_STEP)
+        chains_per_shard = max(1, round(chains / shards))
+        optimizer = replace(self.optimizer, accumulation=chains_per_shard if self.accumulate else 1)
+        return TrainConfig(
+            self.updates, chains_per_shard * shards, optimizer, self.checkpoint_every, seed=seed
+        )
 
     def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
         """The Agentic Transformer of this size for a domain."""
@@ -73,64 +81,66 @@ class Preset:
         )
 
 
-PRESETS = {
-    # A laptop: 2 cores, 8 GiB, minutes. Decisions last several steps, so that chains of 4 whole
-    # episodes are 2K (cartpole, maze, jaco) or 4K tokens (walker, cheetah, quadruped).
-    "demo": Preset(
-        transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
-        trajectories=4,
-        updates=250,
-        tokens_per_update=8_000,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
-        checkpoint_every=50,
-        trials=4,
-        accumulate=False,
-        action_repeat={
-            "cartpole": 8,
-            "walker": 4,
-            "cheetah": 4,
-            "quadruped": 4,
-            "point_mass_maze": 8,
-            "jaco": 2,
-        },
+# A laptop: 2 cores, 8 GiB, minutes. Decisions last several steps, so that chains of 4 whole
+# episodes are 2K (cartpole, maze, jaco) or 4K tokens (walker, cheetah, quadruped).
+_DEMO = Preset(
+    name="demo",
+    transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
+    trajectories=4,
+    updates=250,
+    tokens_per_update=8_000,
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
+    checkpoint_every=50,
+    trials=4,
+    accumulate=False,
+    action_repeat={domain: plan.action_repeat for domain, plan in PLANS.items()},
+)
+# One accelerator: chains of 16 x 1000 steps, 64K tokens.
+_SMALL = Preset(
+    name="small",
+    transformer=TransformerConfig(
+        width=512,
+        layers=8,
+        heads=8,
+        ffn_width=1536,
+        dtype="bfloat16",
+        ffn_chunk=4096,
+        rope_theta=500_000.0,
     ),
-    # One accelerator: chains of 16 x 1000 steps, 64K tokens.
-    "small": Preset(
-        transformer=TransformerConfig(
-            width=512,
-            layers=8,
-            heads=8,
-            ffn_width=1536,
-            dtype="bfloat16",
-            ffn_chunk=4096,
-            rope_theta=500_000.0,
-        ),
-        trajectories=16,
-        updates=20_000,
-        tokens_per_update=512_000,
-        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=1000),
-        checkpoint_every=500,
-        trials=4,
-        prompt_trajectories=12,
+    trajectories=16,
+    updates=20_000,
+    tokens_per_update=512_000,
+    optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=1000),
+    checkpoint_every=500,
+    trials=4,
+    prompt_trajectories=12,
+)
+# The paper's: 350M parameters, 128 trajectories x 1000 steps x 4 tokens = 512K tokens
+# (arXiv 2310.01889, section 5.3); width, depth and optimiser are not given there and are ours.
+_PAPER = replace(
+    _SMALL,
+    name="paper",
+    transformer=replace(
+        _SMALL.transformer, width=1024, layers=24, heads=16, ffn_width=3328, rope_theta=10_000_000.0
     ),
-    # The paper's: 350M parameters, 128 trajectories x 1000 steps x 4 tokens = 512K tokens
-    # (arXiv 2310.01889, section 5.3); width, depth and optimiser are not given there and are ours.
-    "paper": Preset(
-        transformer=TransformerConfig(
-            width=1024,
-            layers=24,
-            heads=16,
-            ffn_width=3328,
-            dtype="bfloat16",
-            ffn_chunk=4096,
-            rope_theta=10_000_000.0,
-        ),
-        trajectories=128,
-        updates=100_000,
-        tokens_per_update=4_096_000,
-        optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
-        checkpoint_every=1000,
-        trials=4,
-        prompt_trajectories=124,
+    trajectories=128,
+    updates=100_000,
+    tokens_per_update=4_096_000,
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+    checkpoint_every=1000,
+    prompt_trajectories=124,
+)
+PRESETS = {preset.name: preset for preset in (_DEMO, _SMALL, _PAPER)}
+
+IN_CONTEXT_PRESETS = {
+    # 2 cores, tens of minutes.
+    "demo": replace(
+        _DEMO,
+        transformer=replace(_DEMO.transformer, width=64, ffn_width=128),
+        updates=400,
+        optimizer=replace(_DEMO.optimizer, learning_rate=2e-3, warmup_steps=50),
+        checkpoint_every=100,
     ),
+    # One accelerator: chains of 8 trajectories.
+    "small": replace(_SMALL, trajectories=8, prompt_trajectories=0, trials=8),
 }

@@ -1,4 +1,4 @@
-"""Which trajectories a run reads: ExoRL's where they are, else our own, collected on the spot."""
+"""Finds the trajectory store of a run: ExoRL's data if it is there, else data of our own collection."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,12 +8,12 @@ from agentic_ring.data.tasks import Domain
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import say
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.schedule import PLANS
+from data_prep.collection.domain_plans import PLANS
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
 
 OWN_PREFIXES = ("mix", "mini_")
-"""Folders of data_prep.collect begin with these; every other one is taken for ExoRL's."""
+"""Prefixes of the folders that data_prep.collect writes; all other folders are taken for ExoRL's."""
 
 
 def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequence[str] = ()) -> Path:
@@ -22,9 +22,9 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
     Args:
       domain: any; one store serves all of its tasks.
       data: the data folder.
-      collector: the collector to read; None takes ExoRL's if there is one, else our own mix.
-      tasks: whose rewards our own explorers are to see. Those of the domain's plan are served by its own
-        mix; for others as many members explore for each, and their episodes have a folder of their own.
+      collector: collector to read; None reads ExoRL's if there is one, else our own mix.
+      tasks: tasks whose rewards our own explorers observe. The domain's mix serves those of its plan; for
+        others the same number of members explores each, and their episodes have a folder of their own.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -37,14 +37,12 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
             f"{why}using our own exploration of {domain.name}, which is not ExoRL's (what is missing is "
             "collected now)"
         )
-        config, plan = (
-            CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data),
-            PLANS[domain.name],
-        )
+        config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)
+        plan = PLANS[domain.name]
         if not set(tasks) <= set(plan.tasks):
             data = data / "+".join(tasks)
-            shares = -(-plan.members // len(tasks))
-            config = replace(config, tasks=tuple(tasks), output=data, members=shares * len(tasks))
+            members = len(tasks) * -(-plan.members // len(tasks))
+            config = replace(config, tasks=tuple(tasks), output=data, members=members)
         collect(config)
     summary = convert(ConvertConfig(domain=domain.name, collector=chosen, data=data))
     for file, reason in summary.skipped:

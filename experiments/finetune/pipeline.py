@@ -4,7 +4,6 @@ import json
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.packed_loader import PackedBatches
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files import replacing
-from agentic_ring.mesh import MeshShape, ShardingRules
+from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.llama.pretrained import load_weights
 from agentic_ring.models.lora import LoraConfig, LoraModel
@@ -36,17 +35,17 @@ from evals.compile.step_memory import TrainStep, token_batch
 from experiments.finetune.presets import FinetunePreset, Stage
 
 TEST_ROWS = 64
-"""Held-out rows that the loss is measured on, at most."""
+"""Maximum number of held-out rows on which the loss is measured."""
 RULES = ShardingRules()
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """Everything that decides a run's result, but for the contents of the files it names."""
+    """Everything that decides a run's result, except for the contents of the files it names."""
 
     preset: str
     model: str | None
-    """Folder; None is a model from scratch with a tokenizer of its own."""
+    """Folder of a model; None trains one from scratch with a tokenizer of its own."""
     data: tuple[str, ...]
     conversations: tuple[str, ...]
     template: str
@@ -55,11 +54,16 @@ class FinetuneConfig:
     seed: int
     mesh: MeshShape
 
+    @property
+    def contexts(self) -> list[int]:
+        """Context lengths of the stages, in ascending order."""
+        return sorted({stage.context for stage in self.stages})
+
 
 def stage_model(
     preset: FinetunePreset, base: LlamaConfig, stage: Stage, lora: LoraConfig | None, mesh: Mesh
 ) -> Model:
-    """What a stage trains: all weights, or LoRA's beside frozen ones in the compute dtype."""
+    """The model that a stage trains: all weights, or LoRA adapters of weights frozen in the compute dtype."""
     config = preset.model(base, stage, mesh)
     return Model(config) if lora is None else LoraModel(config, lora, config.transformer.dtype)
 
@@ -67,7 +71,7 @@ def stage_model(
 def stage_step(
     preset: FinetunePreset, base: LlamaConfig, stage: Stage, lora: LoraConfig | None, mesh: Mesh
 ) -> TrainStep:
-    """An update of a stage, to compile."""
+    """The train step of a stage, to compile."""
     training = preset.training(stage, mesh, seed=0)
     batch = token_batch(training.batch_size, stage.context, packed=True)
     model = stage_model(preset, base, stage, lora, mesh)
@@ -76,16 +80,16 @@ def stage_step(
 
 @dataclass(frozen=True)
 class Finetuning:
-    """A run with all that it needs.
+    """A finetuning run.
 
     Attributes:
       config: what decides its result.
       preset: the recipe, with the stages of ``config``.
-      base: the model as it comes.
-      tokenizer: the model's.
-      rows: folder of the packed rows of each context.
-      mesh: of devices.
-      directory: of the run.
+      base: configuration of the model before finetuning.
+      tokenizer: the model's tokenizer.
+      rows: folder of the packed rows, by context length.
+      mesh: device mesh.
+      directory: folder of the run.
     """
 
     config: FinetuneConfig
@@ -98,11 +102,11 @@ class Finetuning:
 
     @cached_property
     def frozen(self) -> Params | None:
-        """The weights beside which LoRA trains."""
+        """The weights that LoRA adapts; None where all weights are trained."""
         return None if self.config.lora is None else self._loaded(self.base.transformer.dtype)
 
     def train(self, wandb_project: str | None) -> Params:
-        """Trains all stages from where the run stands; gives the trained parameters."""
+        """Trains all stages, from the newest checkpoint if there is one; returns the trained parameters."""
         begun = self._last_begun()
         params: Params | None = None
         for number, stage in enumerate(self.config.stages):
@@ -145,7 +149,7 @@ class Finetuning:
         return state.params
 
     def _last_begun(self) -> int:
-        """Number of the last stage with a checkpoint, which holds all that those before it gave; or 0."""
+        """Number of the last stage with a checkpoint, which contains the work of earlier ones; or 0."""
         for number in reversed(range(len(self.config.stages))):
             folder = self._stage_folder(number) / "checkpoints"
             if folder.exists():
@@ -161,7 +165,7 @@ class Finetuning:
         return stage_model(self.preset, self.base, stage, self.config.lora, self.mesh)
 
     def starting_params(self) -> Params:
-        """What the first stage starts from: the folder's weights, fresh ones, or LoRA's zeros."""
+        """Parameters at the start of the first stage: the folder's weights, fresh ones, or LoRA's zeros."""
         if self.config.lora is None and self.config.model is not None:
             return self._loaded("float32")
         model = self._model(self.config.stages[0])
@@ -175,7 +179,7 @@ class Finetuning:
         return nnx.to_pure_dict(nnx.split(llama)[1])
 
     def initial_loss(self) -> float:
-        """Of the model as it came, positions included, on the last stage's test rows; measured once a run."""
+        """Loss before training on the last stage's test rows, at the model's rotary base; kept on disk."""
         path = self.directory / "initial_loss.json"
         if path.exists():
             return json.loads(path.read_text())["loss"]
@@ -192,17 +196,17 @@ class Finetuning:
         return loss
 
     def final_loss(self, params: Params) -> float:
-        """On the last stage's test rows."""
+        """Loss after training on the last stage's test rows."""
         return self._test_loss(self._model(self.config.stages[-1]), params)
 
     def _test_loss(self, model: Model, params: Params) -> float:
-        """Nats for each answer token of the test rows, as many as fill whole batches."""
+        """Nats per answer token over the test rows that fill whole batches."""
 
         @jax.jit
         def sums(params: Params, frozen: Params | None, batch: Any) -> jax.Array:
             return jnp.stack([token_loss(model.bind(params, frozen), batch), batch.weight.sum()])
 
-        rows_at_once = prod(self.mesh.shape[axis] for axis in RULES.batch)
+        rows_at_once = batch_shards(self.mesh)
         with PackedRows.open(self._test_file) as rows, jax.set_mesh(self.mesh):
             batches = PackedBatches(rows, rows_at_once, self.mesh)
             count = max(1, min(len(rows), TEST_ROWS) // rows_at_once)
@@ -215,7 +219,7 @@ class Finetuning:
         return self.rows[self.config.stages[-1].context] / "test.h5"
 
     def export(self, params: Params) -> Path:
-        """Writes the trained model, LoRA merged into it, as a folder that ``transformers`` opens."""
+        """Writes the trained model, LoRA merged, as a folder for ``transformers``; returns the folder."""
         last = self.config.stages[-1]
         stack = replace(self.base.transformer, rope_theta=last.rope_theta, rope_scaling=None)
         model = self._model(last)
@@ -250,7 +254,7 @@ class Finetuning:
         ]
 
     def write_report(self, figures: list[Figure], stages: Stages) -> None:
-        """Writes ``results.json`` and ``loss.png``, all stages one after the other."""
+        """Writes ``results.json``, and ``loss.png`` with all stages one after the other."""
         results = Results.of_this_process(asdict(self.config), stages.seconds, figures)
         write_results(self.directory / "results.json", results)
         rows, before = [], 0
@@ -258,4 +262,4 @@ class Finetuning:
             own = read_metrics(self._stage_folder(number) / "metrics.jsonl")
             rows += [row | {"step": row["step"] + before} for row in own]
             before += stage.steps
-        plot_loss(self.directory / "loss.png", self.directory.name, rows, "nats a token of an answer")
+        plot_loss(self.directory / "loss.png", self.directory.name, rows, "nats per answer token")

@@ -1,16 +1,15 @@
-"""Named recipes of finetuning: stages of context, each with its rotary base, one after the other.
+"""LLaMA finetuning recipes: stages of growing context length, each with its rotary base.
 
-A rotary base (theta) sets how far apart positions can be told; what each recipe takes is as published,
-with its source beside it. Lengths of context are in tokens, 1k = 1024.
+Each recipe is as published, with its source beside it. Context lengths are in tokens, 1k = 1024.
 """
 
 from dataclasses import dataclass, replace
-from math import prod
+from functools import partial
 
 from jax.sharding import Mesh
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import ShardingRules
+from agentic_ring.mesh import batch_shards
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
@@ -23,20 +22,20 @@ _M = 1024**2
 
 @dataclass(frozen=True)
 class Stage:
-    """Training at one length of context."""
+    """Training at one context length."""
 
     context: int
-    """Tokens of a row."""
+    """Tokens per row."""
     rope_theta: float
-    """Rotary base; a scaling of positions that the model came with is dropped."""
+    """Rotary base (theta); a scaling of positions in the model's own configuration is dropped."""
     learning_rate: float
-    """Its peak."""
+    """Peak learning rate."""
     steps: int
     batch_tokens: int
-    """Of one update, about: in whole rows, padding included."""
+    """Tokens per update, rounded to whole rows; padding included."""
     warmup_steps: int = 0
     final_fraction: float = 0.1
-    """The learning rate at the last step, as a share of its peak; 1 is a constant rate."""
+    """Learning rate at the last step, as a share of the peak; 1 is a constant rate."""
 
     def __post_init__(self) -> None:
         if self.context < 2 or self.steps < 1 or self.rope_theta <= 0:
@@ -48,15 +47,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class FinetunePreset:
-    """A recipe.
+    """A finetuning recipe.
 
     Attributes:
-      stages: each starts from the weights of the one before, with a fresh optimiser.
-      shape: the model that a dry run takes where no folder is given; the demo trains it from scratch.
+      stages: each starts from the weights of the previous one, with a fresh optimiser.
+      shape: model of a dry run without ``--model``; the demo trains it from scratch.
       checkpoint_every: updates between two checkpoints.
-      beta2: of AdamW.
-      frugal: one row at a time, layers rematerialised, heads in groups and the feedforward in chunks:
-        long rows need the memory.
+      beta2: AdamW's.
+      frugal: whether to save memory, for long rows: one row at a time, layers rematerialised, heads in
+        groups and the feedforward in chunks.
     """
 
     stages: tuple[Stage, ...]
@@ -67,8 +66,8 @@ class FinetunePreset:
 
     def training(self, stage: Stage, mesh: Mesh, seed: int) -> TrainConfig:
         """How to train a stage on this mesh."""
-        shards = prod(mesh.shape[axis] for axis in ShardingRules().batch)
-        rows_a_shard = max(1, round(stage.batch_tokens / stage.context / shards))
+        shards = batch_shards(mesh)
+        rows_per_shard = max(1, round(stage.batch_tokens / stage.context / shards))
         optimizer = OptimizerConfig(
             learning_rate=stage.learning_rate,
             warmup_steps=stage.warmup_steps,
@@ -76,12 +75,12 @@ class FinetunePreset:
             weight_decay=0.0,
             clip_norm=1.0,
             beta2=self.beta2,
-            accumulation=rows_a_shard if self.frugal else 1,
+            accumulation=rows_per_shard if self.frugal else 1,
         )
-        return TrainConfig(stage.steps, rows_a_shard * shards, optimizer, self.checkpoint_every, seed=seed)
+        return TrainConfig(stage.steps, rows_per_shard * shards, optimizer, self.checkpoint_every, seed=seed)
 
     def model(self, config: LlamaConfig, stage: Stage, mesh: Mesh) -> LlamaConfig:
-        """A model as it is computed in a stage on this mesh."""
+        """The model's configuration in a stage on this mesh."""
         stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
         if not self.frugal:
             return replace(config, transformer=replace(stack, remat="none"), loss_chunk=CHUNK)
@@ -110,8 +109,10 @@ def llama(shape: Shape, dtype: str) -> LlamaConfig:
     return LlamaConfig(stack, vocab_size=shape.vocab_size)
 
 
+_constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)
+
 PRESETS = {
-    # A laptop: a tiny LLaMA from scratch, minutes. Two stages, so that all that a long recipe does is done.
+    # A laptop: a tiny LLaMA from scratch, minutes. Two stages, so that it does all that a long recipe does.
     "demo": FinetunePreset(
         stages=(
             Stage(512, 10_000.0, 2e-3, steps=120, batch_tokens=4 * _K, warmup_steps=10),
@@ -134,10 +135,10 @@ PRESETS = {
     # text was not at hand: rates, tokens and the base at 32K are from memory of its table.
     "lwm-512k": FinetunePreset(
         stages=(
-            Stage(32 * _K, 1e6, 4e-5, steps=1200, batch_tokens=4 * _M, final_fraction=1.0),
-            Stage(128 * _K, 1e7, 4e-5, steps=3000, batch_tokens=4 * _M, final_fraction=1.0),
-            Stage(256 * _K, 1e7, 4e-5, steps=3000, batch_tokens=4 * _M, final_fraction=1.0),
-            Stage(512 * _K, 2.5e7, 4e-5, steps=750, batch_tokens=4 * _M, final_fraction=1.0),
+            _constant_rate(32 * _K, 1e6, 4e-5, steps=1200),
+            _constant_rate(128 * _K, 1e7, 4e-5, steps=3000),
+            _constant_rate(256 * _K, 1e7, 4e-5, steps=3000),
+            _constant_rate(512 * _K, 2.5e7, 4e-5, steps=750),
         ),
         shape=SHAPES["7B"],
         checkpoint_every=50,
@@ -158,10 +159,10 @@ PRESETS = {
     # table's steps and tokens (63M, 101M, 419M, 839M) as tokens of a batch.
     "gradient-1m": FinetunePreset(
         stages=(
-            Stage(64 * _K, 1.53e7, 2e-5, steps=30, batch_tokens=2 * _M, final_fraction=1.0),
-            Stage(256 * _K, 2.071e8, 2e-5, steps=24, batch_tokens=4 * _M, final_fraction=1.0),
-            Stage(512 * _K, 1.06e9, 2e-5, steps=50, batch_tokens=8 * _M, final_fraction=1.0),
-            Stage(1 * _M, 2.8e9, 2e-5, steps=50, batch_tokens=16 * _M, final_fraction=1.0),
+            _constant_rate(64 * _K, 1.53e7, 2e-5, steps=30, batch_tokens=2 * _M),
+            _constant_rate(256 * _K, 2.071e8, 2e-5, steps=24),
+            _constant_rate(512 * _K, 1.06e9, 2e-5, steps=50, batch_tokens=8 * _M),
+            _constant_rate(1 * _M, 2.8e9, 2e-5, steps=50, batch_tokens=16 * _M),
         ),
         shape=SHAPES["8B"],
         checkpoint_every=10,

@@ -1,28 +1,25 @@
-"""The packed rows of each stage of finetuning: given, or packed from conversations in the run's folder."""
+"""Packed rows of each finetuning stage: given folders, or conversations packed into the run's folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.token_units import short_tokens
 from data_prep.conversations.tokenizer_training import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
+from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.finetune.pipeline import FinetuneConfig
 
 TEST_SHARE = 0.05
-"""Of conversations that are packed here."""
+"""Share of the conversations packed here that is held out for the test."""
 
 
-def own_tokenizer(conversations: Sequence[Path], vocab_size: int, folder: Path) -> Tokenizer:
-    """The tokenizer of a model from scratch, trained on the conversations; the one in ``folder`` if any."""
-    if not (folder / "tokenizer.json").exists():
-        train_tokenizer(conversation_texts(conversations), vocab_size).save(folder)
-    return Tokenizer.load(folder)
-
-
-def given_rows(folders: Sequence[Path], contexts: Sequence[int], tokenizer: Tokenizer) -> dict[int, Path]:
-    """For each context the folder, of those that data_prep.sharegpt wrote, with rows of that length.
+def given_rows(
+    folders: Sequence[str | Path], contexts: Sequence[int], tokenizer: Tokenizer
+) -> dict[int, Path]:
+    """The folder with rows of each context length, among those that data_prep.sharegpt wrote.
 
     Raises:
       DataError: a length is missing, or a file is of another tokenizer, empty, or without answers.
@@ -30,8 +27,8 @@ def given_rows(folders: Sequence[Path], contexts: Sequence[int], tokenizer: Toke
     """
     lengths = {}
     for folder in folders:
-        with PackedRows.open(folder / "train.h5") as rows:
-            lengths[rows.length] = folder
+        with PackedRows.open(Path(folder) / "train.h5") as rows:
+            lengths[rows.length] = Path(folder)
     for context in contexts:
         if context not in lengths:
             raise DataError(
@@ -50,7 +47,7 @@ def pack_rows(
     tokenizer_folder: Path,
     directory: Path,
 ) -> dict[int, Path]:
-    """For each context the folder of its rows below ``directory``, packed unless they are there.
+    """The folder with rows of each context length, below ``directory``; packs what is missing.
 
     Raises:
       DataError: no conversation is left to train or to test on.
@@ -74,7 +71,7 @@ def pack_rows(
 
 
 def check_rows(folder: Path, tokenizer: Tokenizer) -> None:
-    """Checks that both splits have answers to learn from, in this tokenizer's ids.
+    """Checks that both splits contain answers, as ids of this tokenizer.
 
     Raises:
       DataError: they have none.
@@ -91,12 +88,60 @@ def check_rows(folder: Path, tokenizer: Tokenizer) -> None:
                 )
 
 
-def check_given(paths: Sequence[Path]) -> None:
-    """Fails early where a file of conversations is missing.
+def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
+    """Checks that the inputs of a run go together, before its folder is made.
+
+    Args:
+      vocab_size: entries of the model's vocabulary.
 
     Raises:
-      ArgumentError: names it.
+      ConfigError: flags do not go together; it says what to give.
+      ArgumentError: a file of conversations is missing.
+      DataError: the tokenizer is not the model's, or the packed rows do not fit.
     """
-    for path in paths:
-        if not path.is_file():
+    if config.data and config.conversations:
+        raise ConfigError("give either --data, which is packed, or --conversations, which will be")
+    if config.model is None:
+        if config.data:
+            raise ConfigError("--data holds ids of a model's tokenizer; name that model's folder by --model")
+        if config.preset != "demo":
+            raise ConfigError(
+                f"the preset {config.preset} finetunes a model; name its folder by --model, or add --dry-run "
+                "to ask for its memory. Only the demo trains from scratch"
+            )
+        if config.lora is not None:
+            raise ConfigError("--lora adapts a model that is there; name its folder by --model")
+    elif not config.data and not config.conversations:
+        raise ConfigError("nothing to train on: give --conversations FILE..., or packed folders by --data")
+    for path in config.conversations:
+        if not Path(path).is_file():
             raise ArgumentError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl")
+    if config.model is not None:
+        tokenizer = Tokenizer.load(Path(config.model))
+        tokenizer.check_fits(vocab_size)
+        if config.data:
+            given_rows(config.data, config.contexts, tokenizer)
+
+
+def prepare_rows(
+    config: FinetuneConfig, vocab_size: int, directory: Path
+) -> tuple[Tokenizer, dict[int, Path]]:
+    """The run's tokenizer, and the folder of its packed rows by context length; makes what is missing.
+
+    Args:
+      vocab_size: entries of the vocabulary, for a model from scratch.
+      directory: folder of the run.
+    """
+    if config.data and config.model is not None:
+        tokenizer = Tokenizer.load(Path(config.model))
+        return tokenizer, given_rows(config.data, config.contexts, tokenizer)
+    conversations = [Path(path) for path in config.conversations]
+    if not conversations:
+        conversations = [directory / "conversations.jsonl"]
+        if not conversations[0].exists():
+            write_demo_conversations(conversations[0])
+    folder = directory / "tokenizer" if config.model is None else Path(config.model)
+    if config.model is None and not (folder / "tokenizer.json").exists():
+        train_tokenizer(conversation_texts(conversations), vocab_size).save(folder)
+    rows = pack_rows(conversations, config.contexts, config.template, folder, directory / "rows")
+    return Tokenizer.load(folder), rows

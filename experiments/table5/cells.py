@@ -52,13 +52,13 @@ class TableCell:
         return [sys.executable, str(SCRIPT), *flags]
 
 
-def prepare_cell(cell: TableCell, preset: TablePreset, preset_name: str, store: Path, output: Path) -> None:
+def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path) -> None:
     """Writes the cell's configuration.
 
     Raises:
       ConfigError: the folder holds the cell with other settings.
     """
-    config = method_named(cell.method).resolve(preset, preset_name, parse_task(cell.task), store, cell.seed)
+    config = method_named(cell.method).resolve(preset, parse_task(cell.task), store, cell.seed)
     enter_directory(cell.folder(output), config, resume=True)
 
 

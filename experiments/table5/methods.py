@@ -64,7 +64,7 @@ class Method(Protocol):
         """Of its ``config.json``, which ``resolve`` makes."""
         ...
 
-    def resolve(self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int) -> Dataclass:
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> Dataclass:
         """Everything that decides the result of a cell."""
         ...
 
@@ -100,14 +100,12 @@ class Baseline:
     trajectories: int = 1
     config_kind: type[Dataclass] = BaselineConfig
 
-    def resolve(
-        self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int
-    ) -> BaselineConfig:
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> BaselineConfig:
         """See ``Method``."""
         evaluation = EvaluationConfig(trials=preset.chains.trials)
-        data = measure_data(store, task, preset.chains.action_repeat, evaluation.target_quantile)
+        data = measure_data(preset.chains, task, store, evaluation.target_quantile)
         learner = self._learner(preset, task.domain, data, seed)
-        return BaselineConfig(task.full_name, preset_name, str(store), data, evaluation, learner, seed)
+        return BaselineConfig(task.full_name, preset.chains.name, str(store), data, evaluation, learner, seed)
 
     def _learner(
         self, preset: TablePreset, domain: Domain, data: DataFacts, seed: int
@@ -190,12 +188,12 @@ class Agentic:
         devices = jax.devices()
         return devices if self.attention == "ring" or devices[0].platform != "cpu" else devices[:1]
 
-    def resolve(self, preset: TablePreset, preset_name: str, task: Task, store: Path, seed: int) -> RunConfig:
+    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> RunConfig:
         """See ``Method``."""
         devices = self.devices()
         chains = preset.chains_of(self.trajectories)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
-        return resolve(chains, preset_name, task, store, self.mesh(devices), "last", seed)
+        return resolve(chains, task, store, self.mesh(devices), "last", seed)
 
     def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
         """See ``Method``."""

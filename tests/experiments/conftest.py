@@ -1,3 +1,28 @@
-"""The run of the evaluations' tests, for scripts that take a trained one."""
+"""Data and sizes that the tests of several scripts share."""
 
+from pathlib import Path
+
+import pytest
+
+from agentic_ring.models.transformer import TransformerConfig
+from data_prep.collect import CollectConfig, collect
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from tests.evals.conftest import small_run as small_run
+
+TINY = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32)
+
+
+@pytest.fixture(scope="module")
+def data(request, tmp_path_factory) -> Path:
+    """Twelve episodes of the module's ``DOMAIN``, really explored, put where ExoRL's rnd data would lie."""
+    folder = tmp_path_factory.mktemp("data")
+    domain, action_repeat = request.module.DOMAIN
+    collect(
+        CollectConfig(domain=domain, collector="ou", episodes=12, action_repeat=action_repeat, output=folder)
+    )
+    own = folder / "exorl" / domain / "mini_ou"
+    # Ours says that its actions are noise, which nothing imitates.
+    for name in (LABELS_FILE, SETTINGS_FILE):
+        (own / name).unlink()
+    own.rename(own.with_name("rnd"))
+    return folder

@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError, MeshError, StoreError
-from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.metrics import read_metrics
-from data_prep.collect import CollectConfig, collect
-from data_prep.folders import LABELS_FILE, SETTINGS_FILE, store_path
+from data_prep.folders import store_path
 from evals import dmc_returns
 from evals.common.results import read_results
 from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import machine
 from evals.rollouts.evaluation_record import read_record
 from experiments import exorl_at_ring
+from experiments.common.launch import LaunchOptions
 from experiments.exorl import presets
+from tests.experiments.conftest import TINY
 
+DOMAIN = ("cartpole", None)
+"""Domain of the episodes, and control steps for which their actions are held."""
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = {
     "return/random_policy",
@@ -36,26 +38,13 @@ FIGURES = {
 }
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Twelve episodes of real exploration, put where ExoRL's rnd data would lie."""
-    folder = tmp_path_factory.mktemp("data")
-    collect(CollectConfig(domain="cartpole", collector="ou", episodes=12, output=folder))
-    own = folder / "exorl" / "cartpole" / "mini_ou"
-    # Ours says that its actions are noise, which nothing imitates.
-    for name in (LABELS_FILE, SETTINGS_FILE):
-        (own / name).unlink()
-    own.rename(own.with_name("rnd"))
-    return folder
-
-
 @pytest.fixture
 def tiny_demo(monkeypatch) -> None:
     """The demo preset with a model and a length for tests."""
     demo = presets.PRESETS["demo"]
     tiny = replace(
         demo,
-        transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+        transformer=TINY,
         updates=4,
         checkpoint_every=2,
         trajectories=2,
@@ -66,7 +55,7 @@ def tiny_demo(monkeypatch) -> None:
 
 def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
     run = tmp_path / "run"
-    exorl_at_ring.main("cartpole_swingup", data=data, output=run)
+    exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run), data=data)
     printed = capsys.readouterr().out
     assert "return/last_trial" in printed
     assert "not this quantity" in printed
@@ -82,7 +71,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
         assert (run / plot).read_bytes().startswith(b"\x89PNG")
 
     # The same command again trains no further and measures the same.
-    exorl_at_ring.main("cartpole_swingup", data=data, output=run)
+    exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run), data=data)
     again = read_results(run / "results.json")
     assert again.figure("return/last_trial") == results.figure("return/last_trial")
     assert len(read_metrics(run / "metrics.jsonl")) == 4
@@ -93,9 +82,9 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
     assert f"{results.figure('return/random_policy').value:.4g}" in capsys.readouterr().out
 
     with pytest.raises(ConfigError, match=r"other settings \(.*seed"):
-        exorl_at_ring.main("cartpole_swingup", data=data, output=run, seed=1)
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run, seed=1), data=data)
     with pytest.raises(ConfigError, match=r"other settings \(training.steps\)"):
-        exorl_at_ring.main("cartpole_swingup", data=data, output=run, updates=5)
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run), data=data, updates=5)
     assert read_results(run / "results.json") == again
 
 
@@ -103,41 +92,41 @@ def test_a_damaged_store_is_named(data, tiny_demo, tmp_path):
     path = store_path(data, "cartpole", "rnd")
     whole = path.read_bytes() if path.exists() else None
     if whole is None:
-        exorl_at_ring.main("cartpole_swingup", data=data, output=tmp_path / "run")
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "run"), data=data)
         whole = path.read_bytes()
     damaged = bytearray(whole)
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(bytes(damaged))
     try:
         with pytest.raises(StoreError, match="cartpole-rnd"):
-            exorl_at_ring.main("cartpole_swingup", data=data, output=tmp_path / "other")
+            exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "other"), data=data)
     finally:
         path.write_bytes(whole)
 
 
 def test_dry_run_counts_without_data(tmp_path, capsys):
-    exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, ring=4)
+    exorl_at_ring.main("cartpole_swingup", LaunchOptions(dry_run=True, ring=4), data=tmp_path)
     printed = capsys.readouterr().out
-    assert "tokens a sequence   2,000 = 4 trajectories x 125 steps x 4 tokens" in printed
+    assert "tokens per sequence 2,000 = 4 trajectories x 125 steps x 4 tokens" in printed
     assert "bytes per device" in printed
     assert not list(tmp_path.iterdir())
 
 
 def test_an_action_repeat_of_1_gives_whole_trajectories(tiny_demo, tmp_path, capsys):
-    exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, action_repeat=1)
-    assert "tokens a sequence   8,000 = 2 trajectories x 1000 steps x 4 tokens" in capsys.readouterr().out
+    exorl_at_ring.main("cartpole_swingup", LaunchOptions(dry_run=True), data=tmp_path, action_repeat=1)
+    assert "tokens per sequence 8,000 = 2 trajectories x 1000 steps x 4 tokens" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="an action repeat of 0 was asked for"):
-        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, action_repeat=0)
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(dry_run=True), data=tmp_path, action_repeat=0)
 
 
 def test_no_updates_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="0 updates were asked for"):
-        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, updates=0)
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(dry_run=True), data=tmp_path, updates=0)
 
 
 def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
     def run() -> None:
-        exorl_at_ring.main("cartpole_swingup", data=tmp_path, dry_run=True, hardware="8xH100")
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(dry_run=True, hardware="8xH100"), data=tmp_path)
 
     try:
         machine("8xH100").compile_target()
@@ -158,7 +147,7 @@ def test_the_paper_preset_has_the_papers_size():
 
 def test_a_ring_that_does_not_divide_is_refused(tmp_path):
     with pytest.raises(MeshError, match="a ring of 3 does not divide 8 devices; choose one of 1, 2, 4, 8"):
-        exorl_at_ring.main("cartpole_swingup", ring=3, data=tmp_path)
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(ring=3), data=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,50 +1,36 @@
-"""Hidden tasks from flags to files, on real episodes, with a model that trains in seconds."""
+"""In-context tasks from flags to files, on real episodes, with a model that trains in seconds."""
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from agentic_ring.errors import ConfigError, UnknownNameError
-from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import load_config
 from agentic_ring.training.metrics import read_metrics
-from data_prep.collect import CollectConfig, collect
-from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from evals.common.results import read_results
 from evals.in_context import task_rollouts
 from experiments import in_context
-from experiments.exorl import in_context_pipeline, in_context_presets
+from experiments.exorl import in_context_pipeline, presets
+from tests.experiments.conftest import TINY
 
+DOMAIN = ("cheetah", 50)
+"""Domain of the episodes, and control steps for which their actions are held."""
 TASKS = ("run", "run_backward")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Twelve episodes of noise, put where ExoRL's rnd data would lie."""
-    folder = tmp_path_factory.mktemp("data")
-    collect(CollectConfig(domain="cheetah", collector="ou", episodes=12, action_repeat=50, output=folder))
-    own = folder / "exorl" / "cheetah" / "mini_ou"
-    # Ours says that its actions are noise, which nothing imitates.
-    for name in (LABELS_FILE, SETTINGS_FILE):
-        (own / name).unlink()
-    own.rename(own.with_name("rnd"))
-    return folder
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> None:
-    demo = in_context_presets.HIDDEN_PRESETS["demo"]
+    demo = presets.IN_CONTEXT_PRESETS["demo"]
     tiny = replace(
         demo,
-        transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+        transformer=TINY,
         updates=2,
         trajectories=2,
         trials=2,
         action_repeat={"cheetah": 50},
     )
-    monkeypatch.setitem(in_context_presets.HIDDEN_PRESETS, "demo", tiny)
+    monkeypatch.setitem(presets.IN_CONTEXT_PRESETS, "demo", tiny)
     monkeypatch.setattr(in_context_pipeline, "ENVIRONMENTS", 4)
     monkeypatch.setattr(in_context_pipeline, "DRAWS", 2)
 
@@ -85,6 +71,6 @@ def test_it_prints_a_verdict_and_goes_on_with_a_run(data, tiny, tmp_path, capsys
         (("run", "run"), ConfigError, "named twice"),
     ],
 )
-def test_tasks_that_cannot_be_hidden_are_refused(data, tiny, tmp_path, tasks, error, message):
+def test_tasks_that_do_not_go_together_are_refused(data, tiny, tmp_path, tasks, error, message):
     with pytest.raises(error, match=message):
         in_context.main("cheetah", tasks, data=data, output=tmp_path / "run")

@@ -21,9 +21,11 @@ from data_prep.sharegpt import ConversationsConfig, prepare
 from evals.common.results import read_results
 from evals.compile.llama_step import Shape
 from experiments import llama_finetune
+from experiments.common.launch import LaunchOptions
 from experiments.finetune import presets
 from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.presets import PRESETS, FinetunePreset, Stage
+from experiments.finetune.stage_data import given_rows
 from tests.data.text.tokenizers_for_tests import byte_level
 
 TINY = FinetunePreset(
@@ -56,7 +58,7 @@ def chats(tmp_path_factory) -> Path:
 def run(chats, tmp_path_factory) -> Path:
     """A finished run from scratch."""
     folder = tmp_path_factory.mktemp("runs") / "scratch"
-    llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+    llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
     return folder
 
 
@@ -112,10 +114,10 @@ def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_p
     folder = tmp_path / "stopped"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MetricsLog, "write", stop)
-        llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+        llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
     assert not (folder / "results.json").exists()
     first_stage = (folder / "stage1" / "metrics.jsonl").read_text()
-    llama_finetune.main(conversations=(chats,), template="plain", output=folder)
+    llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
     assert (folder / "stage1" / "metrics.jsonl").read_text() == first_stage
     resumed, undisturbed = weights(folder), weights(run)
     assert resumed.keys() == undisturbed.keys()
@@ -123,7 +125,7 @@ def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_p
         np.testing.assert_array_equal(resumed[name], values, err_msg=name)
 
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
-        llama_finetune.main(conversations=(chats,), template="plain", output=folder, seed=1)
+        llama_finetune.main(LaunchOptions(output=folder, seed=1), conversations=(chats,), template="plain")
 
 
 @pytest.mark.slow
@@ -131,7 +133,9 @@ def test_lora_changes_projections_alone_and_learns(run, chats, tmp_path):
     folder = run / "model"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     adapted = tmp_path / "adapted"
-    llama_finetune.main(model=folder, conversations=(chats,), template="plain", lora=4, output=adapted)
+    llama_finetune.main(
+        LaunchOptions(output=adapted), model=folder, conversations=(chats,), template="plain", lora=4
+    )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
     started = read_results(run / "results.json").figure("loss/final").value
@@ -152,7 +156,7 @@ def test_rows_packed_beforehand_serve_each_stage_by_their_length(run, chats, tmp
         )
         prepare(config)
     trained = tmp_path / "trained"
-    llama_finetune.main(model=run / "model", data=tuple(folders[::-1]), output=trained)
+    llama_finetune.main(LaunchOptions(output=trained), model=run / "model", data=tuple(folders[::-1]))
     assert not (trained / "rows").exists()
     results = read_results(trained / "results.json")
     assert results.figure("loss/final").value < results.figure("loss/initial").value < 5
@@ -164,13 +168,13 @@ def test_a_length_that_no_folder_has_is_named(run):
     folders = [run / "rows" / "64", run / "rows" / "128"]
     message = r"rows of 256 tokens, but --data has rows of 64, 128; .*--length 256"
     with pytest.raises(DataError, match=message):
-        llama_finetune.given_rows(folders, [64, 256], Tokenizer.load(run / "model"))
+        given_rows(folders, [64, 256], Tokenizer.load(run / "model"))
 
 
 def test_rows_of_another_tokenizer_are_refused(run, tmp_path):
     byte_level().save(tmp_path / "other")
     with pytest.raises(StoreError, match="packed with another tokenizer"):
-        llama_finetune.given_rows([run / "rows" / "64"], [64], Tokenizer.load(tmp_path / "other"))
+        given_rows([run / "rows" / "64"], [64], Tokenizer.load(tmp_path / "other"))
 
 
 def test_rows_without_answers_are_refused(run, tmp_path):
@@ -181,7 +185,7 @@ def test_rows_without_answers_are_refused(run, tmp_path):
         with packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
             writer.add(row)
     with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
-        llama_finetune.given_rows([tmp_path], [64], tokenizer)
+        given_rows([tmp_path], [64], tokenizer)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_path):
@@ -191,7 +195,9 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_pat
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((run / "model" / name).read_bytes())
     with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
-        llama_finetune.main(model=folder, conversations=(chats,), template="plain", output=tmp_path / "run")
+        llama_finetune.main(
+            LaunchOptions(output=tmp_path / "run"), model=folder, conversations=(chats,), template="plain"
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -209,13 +215,15 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_pat
 )
 def test_flags_that_do_not_go_together_are_refused(flags, error, message, tmp_path):
     with pytest.raises(error, match=message):
-        llama_finetune.main(output=tmp_path / "run", **flags)
+        launch = {name: flags[name] for name in ("dry_run", "hardware") if name in flags}
+        rest = {name: value for name, value in flags.items() if name not in launch}
+        llama_finetune.main(LaunchOptions(output=tmp_path / "run", **launch), **rest)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_model_without_anything_to_train_on_is_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="nothing to train on"):
-        llama_finetune.main(model=run / "model", output=tmp_path / "run")
+        llama_finetune.main(LaunchOptions(output=tmp_path / "run"), model=run / "model")
 
 
 def test_conversations_without_answers_are_refused(tmp_path):
@@ -223,11 +231,11 @@ def test_conversations_without_answers_are_refused(tmp_path):
     turn = {"from": "human", "value": "Is anybody there at all?"}
     path.write_text(json.dumps({"conversations": [turn]}) + "\n")
     with pytest.raises(DataError, match="no conversation is left to train on"):
-        llama_finetune.main(conversations=(path,), output=tmp_path / "run")
+        llama_finetune.main(LaunchOptions(output=tmp_path / "run"), conversations=(path,))
 
 
 def test_a_dry_run_counts_without_data(tmp_path, capsys):
-    llama_finetune.main(dry_run=True, lora=2, ring=4, output=tmp_path / "run")
+    llama_finetune.main(LaunchOptions(dry_run=True, ring=4, output=tmp_path / "run"), lora=2)
     printed = capsys.readouterr().out
     assert "parameters          14," in printed
     assert "stage 2             4 steps of 2 rows of 128 tokens, rotary base 40,000" in printed

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.provenance import provenance
-from data_prep.collect import CollectConfig, collect
-from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from evals.common.intervals import Interval
 from evals.common.results import Figure, Results
 from evals.common.rows import read_rows
@@ -24,23 +21,13 @@ from experiments.table5.chain_memory import ChainCell
 from experiments.table5.methods import METHODS, Agentic
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import ReturnsTable, write_table
+from tests.experiments.conftest import TINY
 
+DOMAIN = ("cartpole", None)
+"""Domain of the episodes, and control steps for which their actions are held."""
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "cartpole_swingup"
 ORIGIN = provenance()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Twelve episodes of real exploration, put where ExoRL's rnd data would lie."""
-    folder = tmp_path_factory.mktemp("data")
-    collect(CollectConfig(domain="cartpole", collector="ou", episodes=12, output=folder))
-    own = folder / "exorl" / "cartpole" / "mini_ou"
-    # Ours says that its actions are noise, which nothing imitates.
-    for name in (LABELS_FILE, SETTINGS_FILE):
-        (own / name).unlink()
-    own.rename(own.with_name("rnd"))
-    return folder
 
 
 @pytest.fixture
@@ -51,7 +38,7 @@ def tiny_demo(monkeypatch) -> None:
         demo,
         chains=replace(
             demo.chains,
-            transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+            transformer=TINY,
             updates=2,
             checkpoint_every=1,
             trials=2,
@@ -247,7 +234,7 @@ def test_a_cell_that_fails_is_named_after_the_others(tmp_path, monkeypatch):
         line = "print('done')" if cell.method == "bc" else "raise SystemExit('error: no such luck')"
         return [sys.executable, "-c", line]
 
-    monkeypatch.setattr(cells.TableCell, "command", command)
+    monkeypatch.setattr(TableCell, "command", command)
     done = []
     with pytest.raises(CellFailedError, match=r"cartpole_swingup dt seed 0 failed \(error: no such luck\)"):
         done.extend(run_cells(cells, tmp_path, workers=2))

@@ -1,0 +1,96 @@
+"""Flags that the training scripts share, and the start of a script: devices, mesh, folder of the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+from jax.sharding import Mesh
+
+from agentic_ring import cli
+from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import MeshShape, make_mesh, shape_with_ring, simulate_cpu_devices
+from agentic_ring.processes import first_process_first, join_processes
+from agentic_ring.progress import say
+from agentic_ring.run_folder import Dataclass, Stages, enter_directory
+from evals.compile.machines import MACHINES, NamedMachine, machine
+
+SIMULATED_DEVICES = 8
+
+
+def default_preset() -> Literal["demo", "small"]:
+    """The preset of a command that names none: demo on a CPU, small on anything else."""
+    return "demo" if jax.default_backend() == "cpu" else "small"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Flags of a training script.
+
+    Attributes:
+      ring: Devices that each sequence is sharded over; the remaining ones process other sequences.
+        Default: all.
+      seed: Random seed of the initial weights and of the order of the training data.
+      resume: Continue the run in the output folder; --no-resume moves it aside and starts anew.
+      output: Folder of the run. Default: runs/NAME-PRESET-seedSEED, where NAME is the task or the model.
+      dry_run: Only print the number of parameters and the compiled bytes per device; needs no data.
+      hardware: With --dry-run, compile for this machine instead, such as 8xH100 or TPUv5e-256, and say
+        whether the train step fits its memory. Default: the local devices.
+      wandb: Also log to this Weights & Biases project; offline if there is no API key.
+      distributed: Join the other processes of a multi-host job (Slurm, Kubernetes, Cloud TPU, or by
+        JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).
+    """
+
+    ring: Annotated[int | None, cli.optional_flag(metavar="DEVICES")] = None
+    seed: int = 0
+    resume: bool = True
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None
+    dry_run: Annotated[bool, cli.switch] = False
+    hardware: Annotated[
+        Literal[tuple(MACHINES)] | None,  # pyright: ignore[reportInvalidTypeForm]
+        cli.optional_flag(metavar="NAME"),
+    ] = None
+    wandb: Annotated[str | None, cli.optional_flag(metavar="PROJECT")] = None
+    distributed: Annotated[bool, cli.switch] = False
+
+    def ready_devices(self) -> None:
+        """Sets JAX up for these flags; call before anything asks JAX for its devices.
+
+        Raises:
+          ConfigError: a machine is named without a dry run, or the other processes cannot be found.
+        """
+        simulate_cpu_devices(SIMULATED_DEVICES)
+        if self.hardware is not None:
+            if not self.dry_run:
+                raise ConfigError("--hardware compiles for a machine that need not be here; add --dry-run")
+            jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
+        if self.distributed:
+            join_processes()
+
+    @property
+    def absent_machine(self) -> NamedMachine | None:
+        """The machine to compile for, where it is not this one."""
+        return None if self.hardware is None else machine(self.hardware)
+
+    def mesh(self, preset: str, shape_of: Callable[[int | None, int], MeshShape] = shape_with_ring) -> Mesh:
+        """Builds the mesh of the local devices, or of ``hardware``'s, and says so.
+
+        Args:
+          preset: name of the run's size, for the message.
+          shape_of: mesh shape from the ring's size and the number of devices.
+        """
+        absent = self.absent_machine
+        devices = jax.devices() if absent is None else absent.compile_target().devices
+        mesh = make_mesh(shape_of(self.ring, len(devices)), devices)
+        local = f"{jax.device_count()} {jax.default_backend()} devices"
+        say(f"preset {preset} on {absent.name if absent else local}, mesh {dict(mesh.shape)}")
+        return mesh
+
+    def enter(self, directory: Path, config: Dataclass, stages: Stages) -> None:
+        """Makes the run's folder ready, on every process; see ``enter_directory``."""
+        first = jax.process_index() == 0
+        with first_process_first("directory"):
+            enter_directory(directory, config, self.resume or not first)
+        if first:
+            stages.keep_in(directory)
