@@ -2,28 +2,31 @@
 
     python experiments/context_length.py --run runs/walker_run-demo-seed0
 
-The paper argues for long context by what more trajectories in it are worth (arXiv 2310.01889, section 5.3).
-A point is one trial, in many environments, behind a prompt of stored trajectories in ascending return: n
-trajectories in context, the one that is being rolled out included. Only the prompt differs between points:
-model, target, environments and initial states are the same. Points that are done are kept, and not measured
-again.
+The paper argues for long context by the value of more trajectories in it (arXiv 2310.01889, section 5.3).
+A point is one trial, in many environments, after a prompt of stored trajectories in ascending return; its n
+trajectories include the one that is rolled out. Only the prompt differs between points: model, target,
+environments and initial states are the same. Finished points are kept and not measured again.
 
-A model that was trained on chains of fewer trajectories extrapolates; the script says where.
+A model trained on chains of fewer trajectories extrapolates; the script says where.
 """
 
 import hashlib
+import json
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import rich
 from jax.sharding import Mesh
 
 from agentic_ring import cli
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.device_memory import check_memory
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing
 from agentic_ring.inference import ContextBytes
 from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
@@ -31,15 +34,132 @@ from agentic_ring.models.model import Model
 from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
-from evals.common.results import figure_table
+from evals.common.intervals import mean_interval
+from evals.common.plots import BLUE, GREEN, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.common.results import Figure, Results, figure_table, write_results
+from evals.common.rows import write_rows
 from evals.dmc_returns import checkpoint_step, load_params, roll_out
 from evals.rollouts.policies import context_bytes, in_context_policies, plan_of
-from experiments.exorl.context_curve import ContextLengthConfig, Point, read_point, write_curve, write_point
+
+
+@dataclass(frozen=True)
+class ContextLengthConfig:
+    """Settings that all points share.
+
+    Attributes:
+      runs: folders of the main job's runs.
+      models: identity of each run's model, see ``model_identity``.
+      checkpoint: which checkpoint of each run.
+      environments: number of parallel environments, each with its own seed.
+      first_seed: seed of the first environment.
+    """
+
+    runs: tuple[str, ...]
+    models: tuple[str, ...]
+    checkpoint: Literal["last", "best"]
+    environments: int
+    first_seed: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One trial after a prompt of stored trajectories.
+
+    Attributes:
+      run: name of the run.
+      trajectories: number of trajectories in context, including the trial.
+      trained: number of trajectories per chain in training.
+      tokens: tokens in context at the end of the trial.
+      prompt_bytes, environments_bytes: cache memory of the prompt and of the trials.
+      reading_seconds: time to encode the prompt, including compilation.
+      trial_seconds: time of the trial.
+      returns: return in each environment.
+    """
+
+    run: str
+    trajectories: int
+    trained: int
+    tokens: int
+    prompt_bytes: int
+    environments_bytes: int
+    reading_seconds: float
+    trial_seconds: float
+    returns: tuple[float, ...]
+
+    def figure(self) -> Figure:
+        """Mean return with its interval over the environments."""
+        name = f"return/{self.run}/{self.trajectories}_trajectories"
+        return Figure.of(name, mean_interval(self.returns), "return")
+
+
+def read_point(path: Path) -> Point:
+    """Reads a point that was measured before.
+
+    Raises:
+      DataError: the file does not hold one.
+    """
+    try:
+        content = json.loads(path.read_text())
+        return Point(**{**content, "returns": tuple(content["returns"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} is no point of this curve ({error!r}); delete it to measure it again"
+        ) from error
+
+
+def write_point(path: Path, point: Point) -> None:
+    """Writes a point atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(asdict(point)) + "\n")
+
+
+def plot_points(path: Path, points: Sequence[Point]) -> None:
+    """Plots return against trajectories in context, one curve per run; extrapolated points are hollow."""
+    canvas, axes = titled_canvas("Return by trajectories in context")
+    for number, run in enumerate(dict.fromkeys(point.run for point in points)):
+        colour = (BLUE, ORANGE, GREEN, PINK)[number % 4]
+        own = sorted((point for point in points if point.run == run), key=lambda point: point.trajectories)
+        counts = np.array([point.trajectories for point in own])
+        intervals = [mean_interval(point.returns) for point in own]
+        values = np.array([interval.value for interval in intervals])
+        label = f"{run} (trained on {own[0].trained}, {intervals[0].n} environments)"
+        axes.errorbar(counts, values, yerr=error_bars(intervals), color=colour, capsize=4, label=label)
+        known = counts <= own[0].trained
+        axes.plot(counts[known], values[known], "o", color=colour)
+        axes.plot(counts[~known], values[~known], "o", color=colour, markerfacecolor="white")
+    axes.set_xscale("log", base=2)
+    counts = sorted({point.trajectories for point in points})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("trajectories in context, with the one rolled out; hollow: more than trained on")
+    axes.set_ylabel("mean return (sum of rewards); bars: 95%")
+    legend_below(canvas, axes)
+    save(canvas, path)
+
+
+def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence[Point]) -> list[Figure]:
+    """Writes ``results.json``, ``context_length.csv`` (a row per environment) and the plot."""
+    figures = [point.figure() for point in points]
+    seconds = {
+        f"{point.run}/{point.trajectories}": point.reading_seconds + point.trial_seconds for point in points
+    }
+    write_results(directory / "results.json", Results.of_this_process(asdict(settings), seconds, figures))
+    rows: list[dict[str, Any]] = []
+    for point in points:
+        cells = {name: value for name, value in asdict(point).items() if name != "returns"}
+        seeds = range(settings.first_seed, settings.first_seed + settings.environments)
+        rows += [
+            {**cells, "environment_seed": seed, "return": value}
+            for seed, value in zip(seeds, point.returns, strict=True)
+        ]
+    write_rows(directory / "context_length.csv", rows)
+    plot_points(directory / "context_length.png", points)
+    return figures
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run of the main job, to be rolled out behind prompts; ``config`` evaluates one trial."""
+    """A run of the main job, to be rolled out after prompts; its ``config`` evaluates one trial."""
 
     folder: Path
     config: RunConfig
@@ -47,18 +167,18 @@ class TrainedRun:
 
     @classmethod
     def of(cls, folder: Path, environments: int, first_seed: int) -> "TrainedRun":
-        """The run in this folder, to be rolled out in so many environments."""
+        """The run in this folder, to be rolled out in this number of environments."""
         config = load_config(folder)
         evaluation = replace(config.evaluation, trials=1, environments=environments, first_seed=first_seed)
         return cls(folder, replace(config, evaluation=evaluation), mesh_of_saved(config.mesh))
 
     def behind(self, trajectories: int) -> RunConfig:
-        """The configuration of a trial with so many trajectories in context."""
+        """The configuration of a trial with this number of trajectories in context."""
         evaluation = replace(self.config.evaluation, prompt_trajectories=trajectories - 1)
         return replace(self.config, evaluation=evaluation)
 
     def context_bytes(self, trajectories: int) -> ContextBytes:
-        """What the caches take, before they are made."""
+        """Cache memory of a point, before it is allocated."""
         plan = plan_of(self.behind(trajectories), self.mesh)
         of_each = ContextBytes.planned(
             self.config.model,
@@ -70,7 +190,7 @@ class TrainedRun:
         return replace(of_each, environments=plan.policies * of_each.environments)
 
     def describe(self, trajectories: int) -> str:
-        """The point in words: tokens, bytes, and whether the model knows contexts of that length."""
+        """Describes a point: tokens, bytes, and whether it is longer than the chains of training."""
         size, trained = self.context_bytes(trajectories), self.config.chains.trajectories
         tokens = trajectories * self.config.decisions * TOKENS_PER_STEP
         words = (
@@ -82,7 +202,7 @@ class TrainedRun:
         return words
 
     def measure(self, trajectories: int, checkpoint: Literal["last", "best"], chunk: int) -> Point:
-        """Reads the prompt and rolls out one trial."""
+        """Encodes the prompt and rolls out one trial."""
         config = self.behind(trajectories)
         model = Model(config.model)
         params, _ = load_params(self.folder, config, self.mesh, checkpoint)
@@ -90,7 +210,7 @@ class TrainedRun:
         policies = in_context_policies(config, model, params, self.mesh, chunk)
         read = time.monotonic()
         task, repeat = parse_task(config.task), config.chains.action_repeat
-        returns, _ = roll_out(policies, f"trial behind {trajectories - 1}", task, repeat, config.evaluation)
+        returns, _ = roll_out(policies, f"trial after {trajectories - 1}", task, repeat, config.evaluation)
         size = context_bytes(policies)
         return Point(
             run=self.folder.name,
@@ -106,7 +226,7 @@ class TrainedRun:
 
 
 def model_identity(folder: Path, checkpoint: Literal["last", "best"]) -> str:
-    """By which a run's model is known again: its configuration's digest, and the checkpoint's step."""
+    """Identifies a run's model by the digest of its configuration and the checkpoint's step."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8).hexdigest()
     return f"{digest}, step {checkpoint_step(folder, checkpoint)}"
 
@@ -121,16 +241,16 @@ def main(
     output: Path = Path("runs/context_length"),
     dry_run: bool = False,
 ) -> None:
-    """Measures returns behind prompts of several lengths.
+    """Measures returns after prompts of several lengths.
 
     Args:
       run: Folders of trained runs, such as runs/walker_run-demo-seed0.
-      trajectories: In context, the one that is rolled out included.
-      environments: At once; the intervals are over them.
+      trajectories: Numbers of trajectories in context, including the one that is rolled out.
+      environments: Number of parallel environments; the intervals are over them.
       first_seed: Seed of the first environment.
-      checkpoint: The newest one, or the one with the lowest training loss.
-      prompt_chunk: Decisions of the prompt encoded at a time; a multiple of the devices.
-      output: Folder of the results; the same command goes on where it stopped.
+      checkpoint: The newest checkpoint, or the one with the lowest training loss.
+      prompt_chunk: Number of decisions of the prompt encoded at a time; a multiple of the devices.
+      output: Folder of the results; the same command continues where it stopped.
       dry_run: Only print tokens and bytes.
     """
     if min(trajectories, default=0) < 1:

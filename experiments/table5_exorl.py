@@ -4,8 +4,8 @@
     python experiments/table5_exorl.py --tasks cartpole_swingup --methods bc dt at_ring_4 --seeds 3
 
 finds or collects the data, trains and rolls out each cell in a process of its own, and writes the table
-beside the paper's to runs/table5-PRESET. Run the same command again after an interruption: cells that are
-done stay, one that was stopped goes on.
+beside the paper's to runs/table5-PRESET. Run the same command again after an interruption: finished cells
+are kept, a stopped one continues.
 """
 
 import os
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
-import tyro
 from rich.console import Console
 
 from agentic_ring import cli
@@ -25,17 +24,16 @@ from data_prep.folders import data_root
 from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell
 from experiments import paper
+from experiments.common.launch import SIMULATED_DEVICES, default_preset
 from experiments.exorl.stores import prepare_store
 from experiments.table5.cells import TableCell, prepare_cell, run_cell, run_cells
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TABLE_PRESETS
-from experiments.table5.returns_plot import plot_returns
-from experiments.table5.returns_table import RANDOM, ReturnsTable, write_table
+from experiments.table5.returns_table import RANDOM, ReturnsTable, plot_returns, write_table
 
-SIMULATED_DEVICES = 8
 TABLE_WIDTH = 200
-"""Characters, also where the terminal is narrower or there is none: broken cells are hard to read."""
+"""Characters, even where the terminal is narrower: broken cells are hard to read."""
 
 KNOWN_TASKS = tuple(
     task
@@ -46,7 +44,7 @@ KNOWN_TASKS = tuple(
 
 
 def answer_memory(method: str, hardware: str, output: Path) -> None:
-    """Asks a compiler about one method and keeps the answer, in this process."""
+    """Compiles one method's train step for a machine, in this process, and stores the answer."""
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     cell = ChainCell(hardware, method)
     finding = compile_cell(cell, cell.context)
@@ -56,8 +54,8 @@ def answer_memory(method: str, hardware: str, output: Path) -> None:
 
 def main(
     preset: Annotated[Literal["demo", "small", "paper"] | None, cli.optional_flag()] = None,
-    tasks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = KNOWN_TASKS,
-    methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (),
+    tasks: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = KNOWN_TASKS,
+    methods: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
     seeds: Annotated[int | None, cli.optional_flag()] = None,
     output: Annotated[Path | None, cli.optional_flag()] = None,
     data: Annotated[Path | None, cli.optional_flag()] = None,
@@ -70,26 +68,26 @@ def main(
     """Trains and rolls out every method on every task and prints the table beside the paper's.
 
     Args:
-      preset: Size: demo (two cores, under two hours), small (one accelerator) or paper (350M parameters,
-        512K tokens). Default: demo on a CPU, small on anything else.
-      tasks: Rows; the paper's where absent.
-      methods: Columns, such as bc, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32; the preset's where
-        absent.
-      seeds: Training seeds of each cell. Default: the preset's.
+      preset: Size of the runs: demo (two cores, under two hours), small (one accelerator) or paper (350M
+        parameters, 512K tokens). Default: demo on a CPU, small on anything else.
+      tasks: Rows of the table. Default: the paper's.
+      methods: Columns of the table, such as bc, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32.
+        Default: the preset's.
+      seeds: Number of training seeds per cell. Default: the preset's.
       output: Folder of the table and its cells. Default: runs/table5-PRESET.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
-      collector: ExoRL collector to read, such as rnd. Default: the one that is there; if there is none,
-        data is collected here and now.
-      workers: Cells at a time; one that trains a ring takes about two cores.
-      hardware: Machine that the 350M model is compiled for at each context, such as 8xA100 or TPUv3-512.
-      cell: Only fill one prepared cell: its task, method and seed.
-      fit: Only ask whether the 350M model fits: a method and a machine.
+      collector: ExoRL collector whose data is read, such as rnd. Default: the one found in the data folder;
+        if there is none, the script collects data of its own.
+      workers: Number of cells at a time; one that trains a ring takes about two cores.
+      hardware: Machine for which the 350M model is compiled at each context, such as 8xA100 or TPUv3-512.
+      cell: Only compute one prepared cell, given by its task, method and seed.
+      fit: Only compile the 350M model, for a method and a machine.
     """
     simulate_cpu_devices(SIMULATED_DEVICES)
     if fit is not None:  # before JAX looks for devices: it would look for a driver as well
         answer_memory(*fit, output or Path("runs") / "table5")
         return
-    name = preset or ("demo" if jax.default_backend() == "cpu" else "small")
+    name = preset or default_preset()
     chosen = TABLE_PRESETS[name]
     folder = output or Path("runs") / f"table5-{name}"
     if cell is not None:

@@ -1,4 +1,4 @@
-"""The stages of a baseline's run, beside those of the main job in ``pipeline.py``."""
+"""Configuration and training of the baselines of Table 5."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +31,11 @@ from experiments.exorl.pipeline import DataFacts
 
 @dataclass(frozen=True)
 class WindowLearner:
-    """Imitation of the last decisions.
+    """Behaviour cloning or a Decision Transformer, on windows of the last decisions.
 
     Attributes:
-      best_share: of the steps of all that a policy acted in, those of the best episodes alone.
-      training: how long and how.
+      best_share: share of the steps in which a policy acted that is imitated, taken from the best episodes.
+      training: length and settings of the training.
     """
 
     model: DecisionTransformerConfig | BehaviorCloningConfig
@@ -48,8 +48,8 @@ class BaselineConfig:
     """Everything that decides a baseline's result.
 
     Attributes:
-      learner: what is trained; None is the random policy.
-      seed: of the random policy; a learner has its own.
+      learner: the learner that is trained; None is the random policy.
+      seed: seed of the random policy; a learner has its own.
     """
 
     task: str
@@ -64,7 +64,7 @@ class BaselineConfig:
 def train_windows(
     config: BaselineConfig, learner: WindowLearner, directory: Path
 ) -> tuple[Model, TrainState]:
-    """Trains behaviour cloning or a Decision Transformer, from its newest checkpoint where there is one."""
+    """Trains behaviour cloning or a Decision Transformer, from its newest checkpoint if there is one."""
     task = parse_task(config.task).name
     with TrajectoryStore.open(config.store) as store:
         chosen = best_episodes(store.returns(task), store.lengths, store.learnable, learner.best_share)
@@ -93,7 +93,7 @@ def train_windows(
 
 
 def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: Path) -> TD3State:
-    """Trains TD3 or TD3+BC on all episodes, noise among them: values need no policy behind the data."""
+    """Trains TD3 or TD3+BC on all episodes, noise included: values need no policy behind the data."""
     with TrajectoryStore.open(config.store) as store:
         data = _transitions(store, config, np.arange(store.num_episodes))
     checkpoints, metrics = _outputs(config, directory)

@@ -1,6 +1,6 @@
-"""The cells of Table 5: one task, method and training seed each, a process of its own, kept on disk.
+"""The cells of Table 5: one task, method and training seed each, computed in a process of its own.
 
-A cell is done once its ``results.json`` is there; one that was stopped goes on from its last checkpoint.
+A cell is finished once its ``results.json`` exists; a stopped one continues from its last checkpoint.
 """
 
 import subprocess
@@ -38,16 +38,16 @@ class TableCell:
         return f"{self.task} {self.method} seed {self.seed}"
 
     def folder(self, output: Path) -> Path:
-        """Where it lives."""
+        """The cell's folder."""
         return output / "cells" / f"{self.task}-{self.method}-seed{self.seed}"
 
     def results(self, output: Path) -> Results | None:
-        """What it found, once it is done."""
+        """The cell's results; None until it is finished."""
         path = self.folder(output) / "results.json"
         return read_results(path) if path.exists() else None
 
     def command(self, output: Path) -> list[str]:
-        """Of the process that fills it."""
+        """Command of the process that computes the cell."""
         flags = ["--cell", self.task, self.method, str(self.seed), "--output", str(output)]
         return [sys.executable, str(SCRIPT), *flags]
 
@@ -56,14 +56,14 @@ def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path
     """Writes the cell's configuration.
 
     Raises:
-      ConfigError: the folder holds the cell with other settings.
+      ConfigError: the folder contains the cell with other settings.
     """
     config = method_named(cell.method).resolve(preset, parse_task(cell.task), store, cell.seed)
     enter_directory(cell.folder(output), config, resume=True)
 
 
 def run_cell(cell: TableCell, output: Path) -> None:
-    """Trains and rolls out, in this process, what the cell's configuration says.
+    """Trains and rolls out a cell in this process, by its configuration.
 
     Raises:
       DataError: the cell was not prepared.
@@ -82,12 +82,12 @@ def run_cell(cell: TableCell, output: Path) -> None:
 
 
 def run_cells(cells: Sequence[TableCell], output: Path, workers: int) -> Iterator[TableCell]:
-    """Runs the cells that are not done, ``workers`` processes at a time; yields each that is.
+    """Runs the unfinished cells, ``workers`` processes at a time; yields each finished one.
 
-    What a process says goes to ``log.txt`` in the cell's folder.
+    The output of a process goes to ``log.txt`` in the cell's folder.
 
     Raises:
-      CellFailedError: after all others have ended, if one failed; names it and where it speaks.
+      CellFailedError: a cell failed; raised after all others have ended, it names the cell and its log.
     """
 
     def run(cell: TableCell) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether the paper's Agentic Transformer fits a machine: the ``oom`` cells of Table 5, computed.
+"""Memory of the paper's Agentic Transformer on a machine: the ``oom`` cells of Table 5, computed.
 
 The 350M model's own training step on chains of 1000 steps of 4 tokens is compiled for the machine, as Table
 3's cells are (``evals.compile.maximum_context``): one chain over all devices for the ring, one per device
@@ -23,16 +23,16 @@ from experiments.table5.methods import METHODS, Agentic
 
 SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
 DOMAIN = DOMAINS["walker"]
-"""Whose widths of observation and action are taken; they hardly count."""
+"""Domain whose observation and action widths are used; they hardly matter."""
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One update of the paper's model.
+    """A train step of the paper's model.
 
     Attributes:
-      method: the way to attend, and the trajectories of a chain.
-      devices: what it is compiled for.
+      method: the attention method and the number of trajectories per chain.
+      devices: devices for which it is compiled.
     """
 
     method: Agentic
@@ -40,19 +40,19 @@ class ChainStep:
 
     @property
     def batch(self) -> int:
-        """Chains of an update."""
+        """Chains per update."""
         return 1 if self.method.attention == "ring" else len(self.devices)
 
     @property
     def config(self) -> AgenticTransformerConfig:
-        """The model and how it is computed."""
+        """The model's configuration."""
         model = PRESETS["paper"].model(DOMAIN, max_timestep=DOMAIN.episode_steps)
         stack = self.method.transformer(model.transformer, len(self.devices))
         return AgenticTransformerConfig(stack, model.observation_dim, model.action_dim, model.max_timestep)
 
     @property
     def train_step(self) -> TrainStep:
-        """To ask for its memory."""
+        """The step to compile."""
         mesh = self.method.mesh(self.devices)
         steps = self.method.trajectories * DOMAIN.episode_steps
         padded = padded_length(steps, mesh.shape["ring"], "zigzag")
@@ -61,7 +61,7 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class ChainCell:
-    """A machine and an Agentic method, by their names."""
+    """Names of a machine and of an Agentic method."""
 
     hardware: str
     method: str
@@ -71,7 +71,7 @@ class ChainCell:
 
     @property
     def machine(self) -> NamedMachine:
-        """What it is compiled for."""
+        """The machine for which it is compiled."""
         return machine(self.hardware)
 
     @property
@@ -83,21 +83,21 @@ class ChainCell:
 
     @property
     def context(self) -> int:
-        """Tokens of a chain."""
+        """Tokens per chain."""
         return self.agentic.trajectories * DOMAIN.episode_steps * TOKENS_PER_STEP
 
     def step(self, context: int, devices: tuple[Any, ...]) -> ChainStep:
-        """The step; its method tells the context."""
+        """The train step; the method determines the context."""
         return ChainStep(self.agentic, devices)
 
 
 def kept_findings(output: Path) -> Findings[ChainCell]:
-    """The answers of a table's folder."""
+    """The answers stored in a table's folder."""
     return Findings(output / "answers", ChainCell)
 
 
 def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]]:
-    """What is known by method: asked of the machine's compiler, or only read where that is not installed.
+    """Findings by method: from the machine's compiler, or stored ones where that is not installed.
 
     Raises:
       UnknownNameError: no such machine.

@@ -1,6 +1,6 @@
-"""The methods of Table 5: how each is configured, trained and made to act. One registry, ``METHODS``.
+"""The methods of Table 5, in the registry ``METHODS``: how each is configured, trained and rolled out.
 
-All see the same data of a task, the same environments and the same training seeds.
+All use the same data of a task, the same environments and the same training seeds.
 """
 
 from collections.abc import Sequence
@@ -41,27 +41,27 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         ...
 
     @property
     def title(self) -> str:
-        """As in the table."""
+        """Title of its column."""
         ...
 
     @property
     def paper(self) -> str | None:
-        """The paper's title of its column, where it has one."""
+        """Title of its column in the paper; None if it has none."""
         ...
 
     @property
     def trajectories(self) -> int:
-        """In context at most, the one under way included."""
+        """Maximum number of trajectories in context, including the current one."""
         ...
 
     @property
     def config_kind(self) -> type[Dataclass]:
-        """Of its ``config.json``, which ``resolve`` makes."""
+        """Type of the configuration that ``resolve`` makes."""
         ...
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> Dataclass:
@@ -69,15 +69,15 @@ class Method(Protocol):
         ...
 
     def train(self, config: Any, directory: Path) -> Sequence[TrialPolicy]:
-        """Trains what ``config`` says, from its newest checkpoint on.
+        """Trains the method, from its newest checkpoint if there is one.
 
         Returns:
-          What acts, one policy or several that share the environments evenly.
+          One policy, or several that share the environments evenly.
         """
         ...
 
     def action_repeat(self, config: Any) -> int:
-        """Control steps of a decision."""
+        """Control steps per decision."""
         ...
 
 
@@ -86,9 +86,9 @@ class Baseline:
     """A method without earlier trajectories in context.
 
     Attributes:
-      kind: of its learner.
-      best_share: see ``WindowLearner``; of the imitators alone.
-      bc_alpha: see ``TD3Config``; of TD3 alone.
+      kind: its learner.
+      best_share: see ``WindowLearner``; only for bc and dt.
+      bc_alpha: see ``TD3Config``; only for td3.
     """
 
     name: str
@@ -145,11 +145,11 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Agentic:
-    """The Agentic Transformer; the four ways to attend differ in memory, not in what they compute.
+    """The Agentic Transformer; the four attention methods differ in memory, not in what they compute.
 
     Attributes:
       attention: see ``evals.compile.llama_step``.
-      trajectories: of a chain.
+      trajectories: members of a chain.
     """
 
     attention: Attention
@@ -168,7 +168,7 @@ class Agentic:
         return f"AT {self.attention.replace('_', ' ')}, {self.trajectories}"
 
     def transformer(self, config: TransformerConfig, devices: int) -> TransformerConfig:
-        """The stack, attending in this way on so many devices."""
+        """The transformer with this attention method on ``devices`` devices."""
         chunked = self.attention in ("blockwise", "ring")
         return replace(
             config,
@@ -178,13 +178,13 @@ class Agentic:
         )
 
     def mesh(self, devices: Sequence[Any]) -> Mesh:
-        """A ring of all devices, or for other ways to attend a chain a device."""
+        """A ring of all devices; for other attention methods one chain per device."""
         if self.attention == "ring":
             return make_mesh(MeshShape(ring=len(devices)), devices)
         return make_mesh(MeshShape(fsdp=len(devices), ring=1), devices)
 
     def devices(self) -> Sequence[Any]:
-        """Those that are here; of simulated ones, which share a CPU, more than one for a ring alone."""
+        """The local devices; only a ring uses several simulated ones, as they share a CPU."""
         devices = jax.devices()
         return devices if self.attention == "ring" or devices[0].platform != "cpu" else devices[:1]
 

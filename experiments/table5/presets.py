@@ -1,7 +1,7 @@
-"""Sizes of Table 5: the chains of the main job's presets, and as much training for the baselines.
+"""Sizes of Table 5: the main job's presets, and the training of the baselines beside them.
 
-``paper`` and ``small`` train the baselines by their published recipes; ``demo`` gives them learning rates
-and lengths that two cores finish in a minute or two.
+``paper`` and ``small`` train the baselines by their published recipes; ``demo`` with learning rates and
+lengths that two cores finish in a minute or two.
 """
 
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ class TablePreset:
     """A size of the whole table.
 
     Attributes:
-      chains: the Agentic Transformer's; its trajectories are each column's own.
-      cloning: how behaviour cloning is trained.
-      decision: how the Decision Transformer is.
-      values: how TD3 and TD3+BC are.
-      methods: columns that are trained unless others are asked for.
-      seeds: training seeds of each cell.
+      chains: the Agentic Transformer's preset; each column sets its own number of trajectories.
+      cloning: training of behaviour cloning.
+      decision: training of the Decision Transformer.
+      values: training of TD3 and TD3+BC.
+      methods: default columns.
+      seeds: number of training seeds per cell.
     """
 
     chains: Preset
@@ -34,7 +34,7 @@ class TablePreset:
     seeds: int
 
     def chains_of(self, trajectories: int) -> Preset:
-        """Chains of so many trajectories, the last few of them trials: as many trials in every column."""
+        """The preset with this number of trajectories per chain; all columns have equally many trials."""
         trials = min(self.chains.trials, trajectories)
         return replace(
             self.chains,

@@ -1,4 +1,4 @@
-"""Table 5 from its cells: returns, normalised returns, the order of the methods; text, CSV and Markdown."""
+"""Table 5 from its cells: returns, normalised returns, order of the methods; text, CSV, Markdown, plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from agentic_ring.data.target_return import TARGET_QUANTILE
 from agentic_ring.files import replacing
 from agentic_ring.tables import TextTable
 from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
+from evals.common.plots import BLUE, GREY, ORANGE, error_bars, legend_below, save, titled_canvas
 from evals.common.results import Results
 from evals.common.rows import write_rows
 from experiments import paper
@@ -19,14 +21,15 @@ from experiments.table5.methods import METHODS
 
 RANDOM = "random"
 FORMULA = "100 * (R - random) / (reference - random)"
+REFERENCE = f"{100 * TARGET_QUANTILE:.0f}th percentile of the training returns"
 
 
 @dataclass(frozen=True)
 class ReturnsTable:
-    """Every cell of some tasks, methods and seeds.
+    """The cells of some tasks, methods and seeds.
 
     Attributes:
-      results: of each cell; the random policy's among them.
+      results: results of each cell, including the random policy's.
     """
 
     tasks: Sequence[str]
@@ -45,14 +48,14 @@ class ReturnsTable:
 
     @cached_property
     def random(self) -> np.ndarray:
-        """What uniform random actions earn, [tasks]: the 0 of normalised returns."""
+        """Mean return of uniform random actions, [tasks]: the 0 of normalised returns."""
         trials = len([f for f in self._any_random.figures if f.name.startswith("return/trial_")])
         numbers = range(1, trials + 1)
         return np.mean([self.returns(RANDOM, f"return/trial_{n}") for n in numbers], axis=(0, 1))
 
     @cached_property
     def reference(self) -> np.ndarray:
-        """The 95th percentile of the training returns, [tasks]: the 100, and what every trial aims at."""
+        """Return that every trial aims at, [tasks]: the 100 of normalised returns."""
         configs = [self.results[TableCell(task, RANDOM, 0)].config for task in self.tasks]
         return np.array([config["data"]["target"] for config in configs])
 
@@ -75,7 +78,7 @@ class ReturnsTable:
         return self.results[TableCell(self.tasks[0], RANDOM, 0)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a task, method, seed and trial, the best of the trials among them."""
+        """Rows of the CSV: one per task, method, seed and trial, and one for the best of the trials."""
         return [row for (cell, results) in self.results.items() for row in self._rows_of(cell, results)]
 
     def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
@@ -117,6 +120,34 @@ def write_table(
     return tables
 
 
+def plot_returns(path: Path, table: ReturnsTable) -> None:
+    """Plots the interquartile mean of each method's normalised last trials; dots are tasks and seeds."""
+    canvas, axes = titled_canvas("Table 5: return of the last trial, normalised")
+    intervals = [interval for _, interval in table.order]
+    places = np.arange(len(intervals))
+    for place, (method, _) in enumerate(table.order):
+        scores = table.scores(method).ravel()
+        label = "each task and seed" if place == 0 else None
+        axes.plot(np.full(len(scores), place), scores, ".", color=ORANGE, alpha=0.6, label=label)
+    values = [interval.value for interval in intervals]
+    axes.errorbar(
+        places,
+        values,
+        yerr=error_bars(intervals),
+        color=BLUE,
+        marker="o",
+        linestyle="none",
+        capsize=4,
+        label="IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} training seeds",
+    )
+    axes.axhline(100, color=GREY, linestyle="--", label=REFERENCE)
+    axes.axhline(0, color=GREY, linestyle=":", label="random policy")
+    axes.set_xticks(places, [METHODS[method].title for method, _ in table.order], rotation=30, ha="right")
+    axes.set_ylabel("normalised return")
+    legend_below(canvas, axes)
+    save(canvas, path)
+
+
 def _normalised_table(table: ReturnsTable) -> TextTable:
     scores = {method: table.scores(method) for method in table.methods}
     printed = paper.exorl_rows()
@@ -132,12 +163,12 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
     middles = {m: _words(interquartile_mean_interval(s)) for m, s in scores.items()}
     rows += [_row("average", means, _printed(paper.exorl_averages())), _row("IQM", middles, {})]
     notes = [
-        f"Return of the last trial, normalised: {FORMULA}; the reference is the 95th percentile of the "
-        "training returns (of trajectories that a policy acted in), which every trial aims at too.",
-        f"In brackets 95% bootstrap intervals over {table.seeds} training seeds, IQM's stratified by task."
+        f"Normalised return of the last trial: {FORMULA}. The reference is the {REFERENCE} (of trajectories "
+        "in which a policy acted), at which every trial aims too.",
+        f"In brackets: 95% bootstrap intervals over {table.seeds} training seeds (IQM: stratified by task)."
         if table.seeds > 1
-        else "One training seed, so that nothing is known of the spread over seeds.",
-        "After a slash the paper's number.",
+        else "One training seed, so nothing is known of the spread over seeds.",
+        "After the slash: the paper's number.",
         paper.RETURN_CAVEAT,
     ]
     return TextTable("Table 5: last trial, normalised / the paper's", rows, notes)
@@ -161,9 +192,9 @@ def _returns_table(table: ReturnsTable) -> TextTable:
     ]
     environments = table.results[TableCell(table.tasks[0], RANDOM, 0)].figure("return/last_trial").n
     note = (
-        f"Undiscounted, mean over {environments} environments: the last trial, and the mean of each "
-        "environment's best trial, which grows with the number of trials for any method; the paper reports "
-        "the best for its Agentic Transformers."
+        f"Undiscounted returns, means over {environments} environments: the last trial, and each "
+        "environment's best trial, which grows with the number of trials for any method. The paper reports "
+        "the best trial for its Agentic Transformers."
     )
     return TextTable("Returns: last trial / best of the trials", rows, [note])
 
@@ -181,8 +212,8 @@ def _order_table(table: ReturnsTable) -> TextTable:
             }
         )
     note = (
-        "IQM of normalised last trials over tasks and seeds. P: probability that a run of the method does "
-        "better than one of the next, averaged over tasks, ties half (arXiv 2108.13264)."
+        "IQM of the normalised last trials over tasks and seeds. P: probability that a run of the method "
+        "does better than a run of the next one, averaged over tasks, ties counted half (arXiv 2108.13264)."
     )
     return TextTable("Order of the methods", rows, [note])
 
@@ -199,11 +230,11 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
         if name.startswith("at_")
     ]
     note = (
-        f"Bytes that a device of {hardware} needs for a step of the 350M model, by its compiler; oom: more "
-        "than it has. One chain over all devices for the ring, one a device otherwise. Not asked: the "
-        "compiler is not installed (extras aot for TPUs, cuda13 for GPUs) and no answer is kept."
+        f"Bytes per device of {hardware} for a train step of the 350M model, by its compiler; oom: more than "
+        "a device has. One chain over all devices for the ring, one per device otherwise. Not asked: the "
+        "compiler is not installed (extras aot for TPUs, cuda13 for GPUs) and no earlier answer is stored."
     )
-    return TextTable("What fits", rows, [note])
+    return TextTable("Memory of the 350M model", rows, [note])
 
 
 def _printed(cells: Mapping[str, Any]) -> dict[str, str]:
