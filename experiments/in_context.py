@@ -39,12 +39,12 @@ def main(
         tyro.conf.arg(metavar="NAME"),
     ] = "cheetah",
     tasks: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
-    preset: Annotated[Literal["demo", "small"] | None, cli.optional_flag()] = None,
+    preset: Annotated[Literal["demo", "small"] | None, cli.optional_flag(metavar="{demo,small}")] = None,
     seed: int = 0,
     resume: bool = True,
-    output: Annotated[Path | None, cli.optional_flag()] = None,
-    data: Annotated[Path | None, cli.optional_flag()] = None,
-    collector: Annotated[str | None, cli.optional_flag()] = None,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
 ) -> None:
     """Trains on in-context tasks, rolls the model out with all controls and prints the verdict.
 

@@ -53,17 +53,19 @@ def answer_memory(method: str, hardware: str, output: Path) -> None:
 
 
 def main(
-    preset: Annotated[Literal["demo", "small", "paper"] | None, cli.optional_flag()] = None,
+    preset: Annotated[
+        Literal["demo", "small", "paper"] | None, cli.optional_flag(metavar="{demo,small,paper}")
+    ] = None,
     tasks: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = KNOWN_TASKS,
     methods: Annotated[tuple[str, ...], cli.optional_flag(metavar="NAME")] = (),
-    seeds: Annotated[int | None, cli.optional_flag()] = None,
-    output: Annotated[Path | None, cli.optional_flag()] = None,
-    data: Annotated[Path | None, cli.optional_flag()] = None,
-    collector: Annotated[str | None, cli.optional_flag()] = None,
+    seeds: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+    collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
     workers: int = max(1, (os.cpu_count() or 1) // 2),
     hardware: str = "8xA100",
-    cell: Annotated[tuple[str, str, int] | None, cli.optional_flag()] = None,
-    fit: Annotated[tuple[str, str] | None, cli.optional_flag()] = None,
+    cell: Annotated[tuple[str, str, int] | None, cli.optional_flag(metavar="TASK METHOD SEED")] = None,
+    fit: Annotated[tuple[str, str] | None, cli.optional_flag(metavar="METHOD MACHINE")] = None,
 ) -> None:
     """Trains and rolls out every method on every task and prints the table beside the paper's.
 
