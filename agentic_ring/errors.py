@@ -1,8 +1,8 @@
-"""The errors a user can act on.
+"""Errors that a user can act on.
 
-Each message names the bad value, what was expected and what to do about it, so that a command-line
-program can print it alone. Every class also derives from the built-in exception that a caller of
-the library would expect to catch.
+Each message names the bad value, what was expected and the remedy, so that a command-line program
+prints only the message. Every class also derives from the built-in exception that a caller of the
+library would expect to catch.
 """
 
 
@@ -15,7 +15,7 @@ class ArgumentError(AgenticRingError, ValueError):
 
 
 class ConfigError(AgenticRingError, ValueError):
-    """A configuration holds values that do not fit together."""
+    """A configuration contains values that do not fit together."""
 
 
 def check_at_least_one(config: object, *names: str) -> None:
@@ -26,22 +26,22 @@ def check_at_least_one(config: object, *names: str) -> None:
 
 
 class MeshError(AgenticRingError, ValueError):
-    """The devices cannot form the mesh that was asked for."""
+    """The devices cannot form the requested mesh."""
 
 
 class UnknownNameError(AgenticRingError, ValueError):
-    """A name (task, domain, collector, preset) that does not exist; the message lists those that do."""
+    """A name (task, domain, collector, preset) does not exist; the message lists those that do."""
 
     def __init__(self, kind: str, name: str, known: list[str] | tuple[str, ...]):
         super().__init__(f"unknown {kind} {name!r}; choose one of: {', '.join(known)}")
 
 
 class DataError(AgenticRingError, ValueError):
-    """A file from outside is missing, damaged or not of the expected format."""
+    """An input file is missing, damaged or not of the expected format."""
 
 
 class StoreError(DataError):
-    """A trajectory store cannot be read: other version, damaged bytes, missing arrays."""
+    """A trajectory store cannot be read: another version, damaged bytes or missing arrays."""
 
 
 class CheckpointError(AgenticRingError, RuntimeError):
@@ -49,4 +49,4 @@ class CheckpointError(AgenticRingError, RuntimeError):
 
 
 class NonFiniteLossError(AgenticRingError, ArithmeticError):
-    """Training met a loss that is not a number."""
+    """The loss of training is not finite."""

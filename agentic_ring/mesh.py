@@ -1,10 +1,10 @@
-"""The device mesh and the one set of rules that maps arrays onto it.
+"""The device mesh, and the sharding rules that map arrays onto it.
 
 Axes, outermost first:
 
     data     independent sequences; parameters are copied
     fsdp     independent sequences; parameters are sharded, gathered layer by layer
-    ring     the sequence; keys and values travel round it; parameters are sharded over it as well
+    ring     the sequence; keys and values travel round the ring; parameters are sharded over it as well
     tensor   attention heads and feedforward features
 """
 
@@ -26,7 +26,7 @@ AXES = ("data", "fsdp", "ring", "tensor")
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Devices along each axis; ``ring=None`` takes every device the other axes leave over."""
+    """Number of devices along each axis; ``ring=None`` takes all devices that the other axes leave."""
 
     data: int = 1
     fsdp: int = 1
@@ -55,7 +55,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
             f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
             f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
         )
-    # Neighbours in a ring are neighbours in a TPU's torus, as far as the axes allow it.
+    # Neighbours in a ring are neighbours in a TPU's torus, as far as the axes allow.
     placed = rings(devices, others) if shape.tensor == 1 and ring > 1 else None
     if placed is None:
         placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -64,17 +64,17 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
 
 
 def mesh_of_saved(shape: MeshShape) -> Mesh:
-    """The mesh of a run that was saved, on as many of the devices that are here as it has.
+    """The mesh of a saved run, on the first of the local devices.
 
     Raises:
-      MeshError: there are fewer.
+      MeshError: there are fewer devices than the mesh has.
     """
     needed = math.prod(size or 1 for size in asdict(shape).values())
     return make_mesh(shape, jax.devices()[:needed])
 
 
 def shape_with_ring(ring: int | None, devices: int) -> MeshShape:
-    """A ring of this size, with the devices it leaves over on the data axis; None is one ring of all.
+    """A ring of this size, with the remaining devices on the data axis; None is one ring of all devices.
 
     Raises:
       MeshError: the ring does not divide the devices.
@@ -92,11 +92,11 @@ def shape_with_ring(ring: int | None, devices: int) -> MeshShape:
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """Logical axis -> mesh axes. A weight is described by its logical axes and never by mesh axes.
+    """Logical axis -> mesh axes. Weights name their logical axes, never mesh axes.
 
-    ``embed`` is sharded over fsdp and ring together, so that the parameters of a long ring are as
-    thinly spread as those of plain FSDP over the same devices (arXiv 2310.01889, section 5.1:
-    "FSDP only"). An axis that does not divide it goes to another dimension of the weight.
+    ``embed`` is sharded over fsdp and ring together, so that each device of a long ring stores as few
+    parameters as with plain FSDP over the same devices (arXiv 2310.01889, section 5.1: "FSDP only").
+    An axis that does not divide it goes to another dimension of the weight.
     """
 
     batch: tuple[str, ...] = ("data", "fsdp")
@@ -129,12 +129,12 @@ class ShardingRules:
     def sharding(
         self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], logical_axes: tuple[str | None, ...]
     ) -> NamedSharding:
-        """The sharding of an array of this shape, as thin as its dimensions allow.
+        """The sharding of an array of this shape, over as many devices as its dimensions allow.
 
-        Each mesh axis of ``spec`` stays where it is if it divides that dimension. Those of ``embed``
-        that do not may go to any other dimension: a weight [3200, 8640] on fsdp 128 x ring 4 is cut
-        into 128 rows and, as 3200 / 512 is no whole number, 4 columns. An axis that divides none
-        is left out.
+        Each mesh axis of ``spec`` stays where it is if it divides that dimension. Axes of ``embed``
+        that do not divide it may go to any other dimension: a weight [3200, 8640] on fsdp 128 x ring 4 is cut
+        into 128 rows and, as 3200 / 512 is no whole number, 4 columns. An axis that divides no
+        dimension is left out.
 
         Leading dimensions beyond ``logical_axes`` are stacked layers.
         """
@@ -156,7 +156,7 @@ def batch_shards(mesh: Mesh, rules: ShardingRules = ShardingRules()) -> int:
 
 
 def _dividing_axes(mesh: Mesh | AbstractMesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The longest leading run of mesh axes whose product divides ``size``."""
+    """The longest prefix of the mesh axes whose product divides ``size``."""
     while axes and size % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
     return axes
@@ -170,10 +170,10 @@ def _spread(
     home: int,
     dimensions: range,
 ) -> list[tuple[str, ...]]:
-    """``fixed`` with each of ``axes`` added to a dimension, so that most devices share the array.
+    """Adds each of ``axes`` to a dimension of ``fixed``, so that as many devices as possible share the array.
 
-    Of equal ways the one that has most of them on ``home``. Weights have few dimensions and meshes few
-    axes, so all ways are tried.
+    Ties go to the choice with most devices on ``home``. Weights have few dimensions and meshes few axes,
+    so all choices are tried.
     """
 
     def placed(places: tuple[int | None, ...]) -> list[tuple[str, ...]]:
@@ -197,7 +197,7 @@ def _spread(
 
 
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
-    """Fixes an array's sharding under the ambient mesh of ``jax.set_mesh``; no mesh, no effect."""
+    """Constrains an array's sharding on the ambient mesh of ``jax.set_mesh``; without a mesh, does nothing."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return array
@@ -205,13 +205,13 @@ def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None)
 
 
 def ambient_axis_size(axis: str) -> int:
-    """Devices along one axis of the ambient mesh; 1 where there is no mesh or no such axis."""
+    """Number of devices along one axis of the ambient mesh; 1 if there is no mesh or no such axis."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Lets one CPU stand for ``count`` devices; call before anything asks JAX for its devices.
+    """Simulates ``count`` devices on one CPU; call before anything asks JAX for its devices.
 
-    Does nothing where JAX finds an accelerator by itself.
+    Has no effect if JAX finds an accelerator.
     """
     jax.config.update("jax_num_cpu_devices", count)

@@ -1,4 +1,4 @@
-"""Several processes in one job: starting them, and what only the first of them does."""
+"""Jobs of several processes: joining them, and work that the first one does alone."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from agentic_ring.errors import ConfigError
 def join_processes() -> None:
     """Joins the other processes of the job; call before anything asks JAX for its devices.
 
-    Slurm, Kubernetes, Open MPI and Cloud TPU tell JAX all it needs. Elsewhere each process is given
+    Slurm, Kubernetes, Open MPI and Cloud TPU tell JAX all it needs. Elsewhere each process needs
     JAX_COORDINATOR_ADDRESS (HOST:PORT of the first one), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Raises:
-      ConfigError: nothing tells which processes there are.
+      ConfigError: the processes of the job are not known.
     """
     processes, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
     try:
@@ -34,12 +34,12 @@ def join_processes() -> None:
 
 @contextmanager
 def first_process_first(name: str) -> Iterator[None]:
-    """The first process runs the block alone; the others follow once it is through.
+    """Runs the block on the first process, then on all others.
 
-    For work on files that all processes share: what the first has written, the others find.
+    For work on files that all processes share: the others find what the first has written.
 
     Args:
-      name: of the block; the same on every process.
+      name: name of the block, the same on every process.
     """
     if jax.process_index() != 0:
         multihost_utils.sync_global_devices(name)

@@ -1,4 +1,4 @@
-"""Progress of long jobs: a rich bar on a terminal, plain lines now and then anywhere else."""
+"""Progress of long jobs: a progress bar on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 LOG_INTERVAL_SECONDS = 15.0
 
 Advance = Callable[[int, str], None]
-"""(done, note) -> None: ``done`` of the total are finished; the note stands behind the bar."""
+"""(done, note) -> None: ``done`` units are finished; the note is shown after the bar."""
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Shows how far a job of ``total`` units has come; on process 0 alone.
+    """Shows the progress of a job of ``total`` units, on process 0 only.
 
     Example:
       with progress("training", steps) as advance:
@@ -37,7 +37,7 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 
 def say(message: str) -> None:
-    """One line for the user, on standard error and on process 0 alone."""
+    """Prints one line for the user on standard error, on process 0 only."""
     if jax.process_index() == 0:
         print(message, file=sys.stderr, flush=True)
 

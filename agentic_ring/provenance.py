@@ -1,4 +1,4 @@
-"""What a run must record so that another can repeat it: command, commit, hardware and versions."""
+"""Records that make a run repeatable: command, commit, hardware and versions."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ import jax
 # The folder that holds the package: the checkout's root, unless installed from a wheel.
 SOURCE = Path(__file__).resolve().parent.parent
 
-# Packages whose version can change a number that the scripts report.
+# Packages whose version can change a reported number.
 REPORTED_PACKAGES = (
     "agentic_ring",
     "jax",
@@ -37,7 +37,7 @@ REPORTED_PACKAGES = (
 
 
 def provenance() -> dict[str, Any]:
-    """What is running, from which source and on what.
+    """The running command, its source, hardware and versions.
 
     Starts JAX's backend, as it asks for the devices; call it after ``jax.distributed`` and the
     number of simulated devices are set.
@@ -55,15 +55,15 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """This process's command as one can paste it into a shell, without the interpreter's own path."""
+    """This process's command, ready to paste into a shell, without the interpreter's path."""
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def git_commit(directory: Path = SOURCE) -> str | None:
-    """The commit checked out in ``directory``, with ``-dirty`` behind it when tracked files differ.
+    """The commit checked out in ``directory``, with the suffix ``-dirty`` if tracked files differ.
 
-    None where ``directory`` is not the root of a git checkout (an installed wheel may well lie
-    inside some other project's checkout) or git cannot be run.
+    None if ``directory`` is not the root of a git checkout (an installed wheel may lie inside another
+    project's checkout) or git cannot be run.
     """
     root = _output("git", "-C", str(directory), "rev-parse", "--show-toplevel")
     if root is None or Path(root).resolve() != directory.resolve():
@@ -76,7 +76,7 @@ def git_commit(directory: Path = SOURCE) -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """The processor, the memory and the devices that JAX computes on.
+    """The processor, the memory and the devices on which JAX computes.
 
     Returns:
       ``cpu`` model name, ``cores`` this process may use, ``memory_gib`` (None where unknown),
@@ -108,7 +108,7 @@ def versions() -> dict[str, str]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, stripped; None if it fails or does not exist."""
+    """The stripped output of a command; None if it fails or does not exist."""
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -128,7 +128,7 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,10 +1,10 @@
-"""What a run is: its resolved configuration, and the folder it lives in.
+"""The configuration of a run, and the contents of its folder.
 
 runs/NAME/config.json      everything that decides the result, written before training starts
-          metrics.jsonl    one row a logged step
-          checkpoints/     the last one and the best one
-          stages.json      seconds spent in each stage, over all sessions of the run
-          results.json     the figures, and the plots beside it
+          metrics.jsonl    one row per logged step
+          checkpoints/     the newest and the best one
+          stages.json      seconds spent in each stage, over all sessions
+          results.json     the figures; the plots are beside it
           evaluation.npz   the trials of one environment and the returns of the data, for the report
 """
 
@@ -27,13 +27,13 @@ class EvaluationConfig:
     """How a trained model is rolled out."""
 
     trials: int
-    """Rollouts one after another, each with all earlier ones in context."""
+    """Number of rollouts in a row, each with all earlier ones in context."""
     prompt_trajectories: int = 0
-    """Stored trajectories, in ascending return, that stand in the context before the first trial."""
+    """Number of stored trajectories in context before the first trial, in ascending return."""
     environments: int = 16
-    """Environments at once, each with its own seed; the intervals are over them."""
+    """Number of parallel environments, each with its own seed; the intervals are over them."""
     first_seed: int = 10_000
-    """Seed of the first environment; initial states follow from it and the trial's number."""
+    """Seed of the first environment; it and the trial's number determine the initial states."""
     target_quantile: float = TARGET_QUANTILE
     """Every trial aims at this quantile of the training returns, see ``target_return``."""
 
@@ -57,7 +57,7 @@ class RunConfig:
     """Full name, such as ``walker_run``."""
     preset: str
     store: str
-    """The trajectory store."""
+    """Path of the trajectory store."""
     mesh: MeshShape
     chains: ChainConfig
     scaling: Scaling
@@ -69,7 +69,7 @@ class RunConfig:
 
     @property
     def decisions(self) -> int:
-        """Of a trial."""
+        """Number of decisions per trial."""
         return parse_task(self.task).domain.decisions(self.chains.action_repeat)
 
 

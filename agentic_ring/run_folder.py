@@ -1,4 +1,4 @@
-"""The folder of a run: its settings, by which it is known again, and the seconds that its stages took."""
+"""The folder of a run: its configuration, which identifies the run, and the seconds of each stage."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def read_config(directory: Path, kind: type[Settings]) -> Settings:
     """Reads ``config.json`` as a dataclass of this kind.
 
     Raises:
-      DataError: there is none, or it is not the configuration of such a run.
+      DataError: the file is missing, or is not the configuration of such a run.
     """
     path = directory / "config.json"
     try:
@@ -46,7 +46,7 @@ def read_config(directory: Path, kind: type[Settings]) -> Settings:
 
 
 def differing_fields(old: Dataclass, new: Dataclass) -> list[str]:
-    """Names of the fields, dotted, in which two configurations of one kind differ."""
+    """Dotted names of the fields in which two configurations of the same kind differ."""
 
     def walk(prefix: str, a: Any, b: Any) -> list[str]:
         if isinstance(a, dict) and isinstance(b, dict):
@@ -57,13 +57,13 @@ def differing_fields(old: Dataclass, new: Dataclass) -> list[str]:
 
 
 def enter_directory(directory: Path, config: Dataclass, resume: bool) -> None:
-    """Makes the run's folder ready: goes on with the run that is there, or starts anew.
+    """Prepares the run's folder: continues the run in it, or starts a new one.
 
-    Without ``resume`` an earlier run is moved aside, to NAME.1, NAME.2, ...: nothing is deleted.
+    Without ``resume`` an earlier run is moved to NAME.1, NAME.2, ...; nothing is deleted.
 
     Raises:
-      ConfigError: the folder holds a run with other settings.
-      DataError: the settings that are there cannot be read.
+      ConfigError: the folder contains a run with other settings.
+      DataError: the settings in the folder cannot be read.
     """
     if (directory / "config.json").exists():
         if resume:
@@ -76,12 +76,12 @@ def enter_directory(directory: Path, config: Dataclass, resume: bool) -> None:
             return
         number = next(n for n in range(1, 10_000) if not Path(f"{directory}.{n}").exists())
         directory.rename(f"{directory}.{number}")
-        say(f"the run that was there is now in {directory}.{number}")
+        say(f"moved the earlier run to {directory}.{number}")
     write_config(directory, config)
 
 
 class Stages:
-    """Seconds spent in each stage, added up over all sessions of a run once ``keep_in`` names its folder."""
+    """Seconds spent in each stage, summed over all sessions of a run once ``keep_in`` names its folder."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -89,7 +89,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times a block, by an error ended too."""
+        """Times a block, even if an error ends it."""
         say(f"== {name}")
         started = time.monotonic()
         try:
@@ -98,7 +98,7 @@ class Stages:
             self._add({name: time.monotonic() - started})
 
     def keep_in(self, directory: Path) -> None:
-        """From now on the seconds are kept in ``stages.json``, with those of earlier sessions."""
+        """Keeps the seconds in ``stages.json`` from now on, added to those of earlier sessions."""
         self._path = directory / "stages.json"
         self._add(json.loads(self._path.read_text()) if self._path.exists() else {})
 

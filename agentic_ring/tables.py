@@ -1,4 +1,4 @@
-"""A table of named cells, for the terminal and as Markdown."""
+"""A table with named columns, for the terminal and as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows that share their columns.
+    """Rows with the same columns.
 
     Attributes:
-      title: what the numbers are, and whether they were measured.
+      title: what the numbers are.
       rows: cells by column, in the same order in each row.
-      notes: lines that belong below it.
+      notes: lines below the table.
     """
 
     title: str
@@ -26,7 +26,7 @@ class TextTable:
         return list(self.rows[0]) if self.rows else []
 
     def rich(self) -> Table:
-        """For ``rich``'s console."""
+        """The table for ``rich``'s console."""
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(self._columns):
             table.add_column(column, justify="left" if index == 0 else "right")
@@ -35,7 +35,7 @@ class TextTable:
         return table
 
     def markdown(self) -> str:
-        """With its title as a heading and its notes below."""
+        """The table as Markdown, with its title as a heading and its notes below."""
         columns = self._columns
         lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *(list(row.values()) for row in self.rows)]
         body = [f"| {' | '.join(line)} |" for line in lines if line]

@@ -1,13 +1,13 @@
-"""Numbers of tokens as people write them."""
+"""Numbers of tokens with units, such as 64k and 1m: parsing and formatting."""
 
 from agentic_ring.errors import ArgumentError
 
 
 def parse_tokens(text: str) -> int:
-    """Tokens from "2048k", "1m" or "4096".
+    """Parses a number of tokens such as "2048k", "1m" or "4096".
 
     Raises:
-      ArgumentError: it is none of these.
+      ArgumentError: the text is none of these.
     """
     units = {"k": 1024, "m": 1024**2}
     digits, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in units else (text, "")
@@ -17,12 +17,12 @@ def parse_tokens(text: str) -> int:
 
 
 def thousands(tokens: int) -> str:
-    """In units of 1024 where it is a multiple, as tables have it: "64K", "32768K" or "5000"."""
+    """Formats tokens for tables, in units of 1024 if it is a multiple: "64K", "32768K" or "5000"."""
     return str(tokens) if tokens % 1024 else f"{tokens // 1024}K"
 
 
 def short_tokens(tokens: int) -> str:
-    """What ``parse_tokens`` reads as so many tokens, as short as it gets: "2m", "4k" or "5000"."""
+    """Formats tokens for ``parse_tokens``, as short as possible: "2m", "4k" or "5000"."""
     for unit, letter in ((1024**2, "m"), (1024, "k")):
         if tokens % unit == 0:
             return f"{tokens // unit}{letter}"

@@ -1,9 +1,9 @@
-"""Accuracy of line retrieval against length, beside the paper's four curves (Figure 3).
+"""Line retrieval accuracy against context length, beside the paper's four curves (Figure 3).
 
     python experiments/figure3_line_retrieval.py runs/line_retrieval-*/results.json
 
-The runs are those of evals/line_retrieval.py. The paper's curves are what can be read off its plot, to
-about a tenth. Models that were trained on line retrieval itself are drawn apart.
+The runs are those of evals/line_retrieval.py. The paper's curves are read off its plot, to about a tenth.
+Models that were trained on line retrieval itself have a style of their own.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ OWN_COLOURS = (BLUE, ORANGE, GREEN, PINK)
 
 @dataclass(frozen=True)
 class RunCurve:
-    """One run's accuracies.
+    """The accuracies of one run.
 
     Attributes:
-      name: of the model.
+      name: name of the model.
       trained_on_task: whether it was trained on line retrieval itself.
       sets: names of the sets of cases, such as ``4k``, in ascending length.
-      tokens: of a prompt, on average, by set.
-      accuracies: by set.
+      tokens: mean number of tokens per prompt, by set.
+      accuracies: share of right answers, by set.
     """
 
     name: str
@@ -48,12 +48,12 @@ class RunCurve:
 
     @property
     def label(self) -> str:
-        """The name, and that it was trained for this."""
+        """The name, with a note if the model was trained on the task."""
         return f"{self.name} (trained on the task)" if self.trained_on_task else self.name
 
 
 def read_curve(path: Path) -> RunCurve:
-    """The curve of a run's ``results.json``.
+    """Reads the curve of a run's ``results.json``.
 
     Raises:
       DataError: it cannot be read, or it is not that of line retrieval.
@@ -79,7 +79,7 @@ def read_curve(path: Path) -> RunCurve:
 
 
 def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalCurve]) -> None:
-    """The runs in colours, those trained on the task dashed and hollow; the paper's in grey."""
+    """Plots the runs in colours, those trained on the task dashed and hollow, and the paper's in grey."""
     canvas, axes = titled_canvas("line retrieval (Figure 3)")
     for curve, (marker, line) in zip(paper, PAPER_STYLES, strict=True):
         _draw_paper(axes, curve, marker, line)
@@ -99,7 +99,7 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
         )
     tokens = [point.context for curve in paper for point in curve.points]
     accuracy_axes(axes, [*tokens, *(length for run in runs for length in run.tokens)])
-    axes.set_ylabel("share of right numbers; bars: 95%")
+    axes.set_ylabel("accuracy; bars: 95%")
     legend_below(canvas, axes)
     save(canvas, path)
 
@@ -114,7 +114,7 @@ def _draw_paper(axes: Axes, curve: RetrievalCurve, marker: str, line: str) -> No
 
 
 def curve_table(runs: Sequence[RunCurve]) -> TextTable:
-    """A row a run and set."""
+    """A table with one row per run and set."""
     rows = [
         {
             "model": run.label,
@@ -137,7 +137,7 @@ def main(
 
     Args:
       results: The results.json of one or more runs.
-      output: The PNG.
+      output: PNG file to write.
     """
     runs = [read_curve(path) for path in results]
     curves = retrieval_curves()

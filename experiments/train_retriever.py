@@ -2,10 +2,10 @@
 
     python experiments/train_retriever.py
 
-Stage by stage its records get longer, and its lines are spread over positions up to half a million from the
-start. It ends in runs/retriever/model, a folder as ``evals/line_retrieval.py --model`` takes it; the one
+The records get longer from stage to stage; their lines are spread over up to half a million positions from
+the start. The result is runs/retriever/model, a folder for ``evals/line_retrieval.py --model``; the one
 that comes with the project is in evals/retriever. Run the same command again after an interruption: it
-goes on where it stopped.
+continues where it stopped.
 """
 
 import json
@@ -50,23 +50,23 @@ from experiments.retriever.lessons import (
 from experiments.retriever.model import TaughtRetriever, answer_logits, retriever_config, retriever_loss
 
 MADE_FOR = FARTHEST_POSITION
-"""Tokens."""
+"""Context length of the exported model in tokens."""
 SHARPER = QueryScaling(floor=64, scale=0.35)
-"""Queries' scaling as the model is used: records are far longer than those of training, and softmax over more
+"""Query scaling of the exported model: its records are far longer than in training, and a softmax over more
 keys is flatter. Chosen on records of seed 1 at 4K to 64K tokens; results are those of seed 0."""
 TESTED_ROWS = 64
 
 
 @dataclass(frozen=True)
 class LessonStage:
-    """Updates with rows of one length.
+    """Training on rows of one length.
 
     Attributes:
-      tokens: of a row.
-      rows: of an update.
-      questions: about a row, at most.
-      steps: updates.
-      learning_rate: its peak.
+      tokens: tokens per row.
+      rows: rows per update.
+      questions: maximum number of questions per row.
+      steps: number of updates.
+      learning_rate: peak learning rate.
     """
 
     tokens: int
@@ -76,11 +76,11 @@ class LessonStage:
     learning_rate: float
 
     def lessons(self, vocabulary: Vocabulary, seed: int) -> Lessons:
-        """Batches of this stage."""
+        """The batches of this stage."""
         return Lessons(vocabulary, self.tokens, self.rows, self.questions, seed)
 
     def training(self, seed: int) -> TrainConfig:
-        """How to train on them."""
+        """The training settings of this stage."""
         optimizer = OptimizerConfig(
             self.learning_rate, warmup_steps=50, weight_decay=0.0, clip_norm=1.0, beta2=0.99
         )
@@ -102,7 +102,7 @@ class RetrieverRun:
 
 
 def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, directory: Path) -> Params:
-    """Trains through all stages, each from the weights of the one before; returns the last weights."""
+    """Trains all stages, each from the weights of the previous one; returns the final weights."""
     model = Model(retriever_config(vocabulary))
     begin: Callable[[], Params] = partial(starting_params, model, vocabulary.signs, run.seed)
     for number, stage in enumerate(run.stages, start=1):
@@ -124,13 +124,13 @@ def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, director
         finally:
             metrics.close()
             checkpoints.close()
-        # Copied: the next stage's start donates what it is given.
+        # A copy, because the next stage donates its starting weights.
         begin = partial(jax.tree.map, jnp.copy, state.params)
     return begin()
 
 
 def export(params: Params, vocabulary: Vocabulary, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the model without what only its training needs, in half precision, with its tokenizer."""
+    """Writes the LLaMA without the parts for training, in half precision, with its tokenizer."""
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
     config = retriever_config(vocabulary)
     sharper = replace(config.llama, transformer=replace(config.llama.transformer, query_scaling=SHARPER))
@@ -143,7 +143,7 @@ def export(params: Params, vocabulary: Vocabulary, tokenizer: Tokenizer, folder:
 
 
 def share_answered(params: Params, stage: LessonStage, vocabulary: Vocabulary, seed: int) -> Figure:
-    """Of questions about fresh records of a stage's length: how many were answered without a slip."""
+    """Share of questions about new records of a stage's length that are answered without an error."""
 
     @jax.jit
     def right(params: Params, lesson: Lesson) -> jax.Array:
@@ -166,8 +166,8 @@ def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever
     """Trains the embedded retriever.
 
     Args:
-      seed: Decides lessons and initial weights.
-      resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
+      seed: Random seed of the lessons and the initial weights.
+      resume: Continue the run in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the run.
     """
     run = RetrieverRun(STAGES, seed)
@@ -188,8 +188,8 @@ def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever
         own = read_metrics(output / f"stage{number}" / "metrics.jsonl")
         rows += [row | {"step": row["step"] + before} for row in own]
         before += stage.steps
-    plot_loss(output / "loss.png", "retriever", rows, "nats a token of an answer")
-    rich.print(figure_table(figures, "questions about fresh records"))
+    plot_loss(output / "loss.png", "retriever", rows, "nats per answer token")
+    rich.print(figure_table(figures, "questions about new records"))
     print(f"written to {output}: model/, results.json, metrics and checkpoints of each stage, loss.png")
 
 

@@ -1,4 +1,4 @@
-"""Made-up conversations that a tiny model can learn something from in minutes; nothing like real ones."""
+"""Synthetic conversations from which a tiny model learns something in minutes; nothing like real ones."""
 
 import json
 import random
@@ -39,7 +39,7 @@ _QUESTIONS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_spelling,
 
 
 def write_demo_conversations(path: Path, count: int = 1500, seed: int = 0) -> None:
-    """Writes a jsonl of ``count`` conversations of two to five questions each, the same for a seed."""
+    """Writes a jsonl of ``count`` conversations of two to five questions each; a seed gives the same file."""
     draw = random.Random(seed)
     with replacing(path) as beside, beside.open("w") as file:
         for number in range(count):

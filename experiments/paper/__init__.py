@@ -1,4 +1,4 @@
-"""The figures of the Ring Attention paper (arXiv 2310.01889), from ``tables.json``."""
+"""The numbers of the Ring Attention paper (arXiv 2310.01889), from ``tables.json``."""
 
 import json
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from typing import Any
 
 @cache
 def tables() -> dict:
-    """Every table of the paper that the project reproduces."""
+    """The paper's tables that the project reproduces."""
     return json.loads(Path(__file__).with_name("tables.json").read_text())
 
 
 def exorl_return(task: str) -> float | None:
-    """Table 5, Agentic Transformer with ring attention on 128 trajectories; None for other tasks."""
+    """Table 5: Agentic Transformer with ring attention on 128 trajectories; None for other tasks."""
     return next((row[-1] for row in tables()["table5_exorl_return"]["rows"] if row[0] == task), None)
 
 
 def exorl_rows() -> dict[str, dict[str, Any]]:
-    """Table 5: by task of ours the paper's cells by column; the paper does not say which target Jaco has."""
+    """Table 5: the paper's cells by our task and by column; the paper does not say which target Jaco has."""
     table = tables()["table5_exorl_return"]
     return {
         "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
@@ -42,10 +42,10 @@ class Interconnect:
 
     Attributes:
       name: hardware and its links, such as "A100 NVLink".
-      flops: peak bfloat16 operations a second of a device.
-      link_bandwidth: bytes a second, one way.
-      block_k: minimal block, in thousands of tokens, as printed.
-      sequence_k: minimal sequence a device, likewise.
+      flops: peak bfloat16 operations per second per device.
+      link_bandwidth: bytes per second, one way.
+      block_k: minimal block size in thousands of tokens, as printed.
+      sequence_k: minimal sequence length per device, likewise.
     """
 
     name: str
@@ -70,9 +70,9 @@ class MfuRow:
     Attributes:
       model: size, such as "7B".
       hardware: as printed, such as "8x A100".
-      batch_tokens: of a batch.
-      blockwise_context: tokens of a sequence under blockwise attention on one device.
-      ring_context: tokens of a sequence under ring attention.
+      batch_tokens: tokens per batch.
+      blockwise_context: tokens per sequence with blockwise attention on one device.
+      ring_context: tokens per sequence with ring attention.
     """
 
     model: str
@@ -83,7 +83,7 @@ class MfuRow:
 
     @property
     def ratio(self) -> int:
-        """How much longer the ring's sequences are."""
+        """How many times longer the ring's sequences are."""
         return self.ring_context // self.blockwise_context
 
 
@@ -96,7 +96,7 @@ def mfu_rows() -> list[MfuRow]:
 
 
 def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
-    """Table 3: tokens by (hardware, model) and method."""
+    """Table 3: maximum context in tokens, by (hardware, model) and method."""
     table = tables()["table3_max_context_k_tokens"]
     methods = ("vanilla", "memory_efficient", "blockwise", "ring")
     return {
@@ -107,7 +107,7 @@ def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
 
 @dataclass(frozen=True)
 class RetrievalPoint:
-    """An accuracy of Figure 3, as a range: ``low`` and ``high`` are alike but where only a bound is known."""
+    """An accuracy of Figure 3 as a range; ``low`` and ``high`` differ only where just a bound is known."""
 
     context: int
     low: float
@@ -120,8 +120,8 @@ class RetrievalCurve:
 
     Attributes:
       model: as printed, with its context.
-      note: what can be read off the plot, in words.
-      points: the same in numbers, at the contexts of the plot that the words name.
+      note: description of the curve in the plot.
+      points: the same in numbers, at the contexts that the note names.
     """
 
     model: str
@@ -129,7 +129,7 @@ class RetrievalCurve:
     points: tuple[RetrievalPoint, ...]
 
 
-# The words of tables.json in numbers. "To 64K" takes in the plot's contexts before it.
+# The notes of tables.json in numbers. "To 64K" includes the shorter contexts of the plot.
 _READ_OFF = {
     "Vicuna-13B (16K)": {"4K": (1.0, 1.0), "12K": (0.6, 0.6)},
     "GPT-3.5-turbo (16K)": dict.fromkeys(("4K", "8K", "12K", "16K"), (1.0, 1.0)),
@@ -144,7 +144,7 @@ _READ_OFF = {
 
 
 def retrieval_curves() -> list[RetrievalCurve]:
-    """Figure 3, which the paper gives as a plot only: about what can be read off it; K is 1024 tokens."""
+    """Figure 3, read off the paper's plot, as it gives no numbers; K is 1024 tokens."""
     notes = tables()["figure3_line_retrieval"]["read_off_the_plot"]
     return [
         RetrievalCurve(
@@ -160,9 +160,9 @@ def retrieval_curves() -> list[RetrievalCurve]:
 
 
 RETURN_CAVEAT = (
-    "The paper's column is not this quantity. Table 5 gives one number a task, without seeds or spread, and "
-    "it cannot be a raw dm_control return: walker pays stand >= walk >= run in every state, while the "
-    "table has run 110 > stand 98 > walk 79, and uniform random actions alone earn about 140 on stand. "
-    "It is some normalised score whose reference is not stated; it is also the best of several trials. "
+    "The paper's column is not this quantity. Table 5 gives one number per task, without seeds or spread, and "
+    "it cannot be a raw dm_control return: walker rewards stand >= walk >= run in every state, while the "
+    "table has run 110 > stand 98 > walk 79, and uniform random actions already earn about 140 on stand. "
+    "It is a normalised score whose reference is not stated; it is also the best of several trials. "
     "Only order and relative gaps can be compared, and this preset is far smaller than the paper's model."
 )

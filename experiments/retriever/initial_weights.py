@@ -1,13 +1,13 @@
-"""Where the small retriever's training starts: weights drawn at random, and given two habits.
+"""Initial weights of the small retriever: random, with two attention patterns built in.
 
 From plain random weights nothing is learned in thousands of updates (docs/notebook.md): the lookup
 cannot begin before the words of a key stand beside its number, and they need not stand there before the
 lookup uses them. So the start is mimetic, as in arXiv 2305.09828, for this task:
 
-* layer 1 looks at what stands just before, by its fast rotary waves, whatever the words are;
-* layer 2 compares places by what layer 1 put there, on its slow waves, and copies what it finds.
+* layer 1 attends to the preceding tokens by its fast rotary waves, whatever the words are;
+* layer 2 compares places by what layer 1 wrote there, on its slow waves, and copies what it finds.
 
-Which words, and what to copy, is left to be learned.
+Which words matter, and what to copy, remains to be learned.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ from agentic_ring.models.model import Model, Params
 from experiments.retriever.model import RetrieverConfig
 
 _CONSTANT = 0.3
-"""What every token's embedding holds in its first dimension, where others have 0.07 on average."""
+"""First dimension of every token's embedding; the other dimensions are 0.07 on average."""
 _EMBEDDING_SCALE = 6.0
-"""Times ``weight``'s own: tokens must not drown in what layer 1 adds to them."""
+"""Factor on the scale of ``weight``: tokens must not drown in what layer 1 adds."""
 _FAST_WAVES = 6
 _DISTANCE = 2.3
-"""Tokens back that layer 1 looks at most: a key's words stand 1 to 4 before what needs them."""
+"""Distance in tokens at which layer 1 attends most: a key's words stand 1 to 4 before their use."""
 _STRENGTH = 0.8
-"""Of each fast wave, in units of a score."""
+"""Contribution of each fast wave to a score."""
 _OTHER_QUERIES = 0.1
 _COPIED = 2.0
-"""What layer 1 adds, times ``weight``'s own."""
+"""Factor on the scale of layer 1's output."""
 _SLOW_FROM = 0.45
-"""Share of the waves, from the fastest on, that layer 2 leaves alone."""
+"""Share of the waves, from the fastest on, that layer 2 does not use."""
 _LOGITS = 0.125
-"""Scale of the last norm: with embeddings this large logits would begin far too sharp."""
+"""Scale of the last norm: with embeddings this large the first logits would be far too sharp."""
 
 
 def starting_params(model: Model[RetrieverConfig], signs: Sequence[int], seed: int) -> Params:
-    """Parameters to start from.
+    """Returns the initial parameters.
 
     Args:
-      model: of two layers with one head.
-      signs: tokens that are neither words nor digits; layer 2 compares and copies nothing of them.
-      seed: of all that is random.
+      model: a model of two layers with one head.
+      signs: tokens that are neither words nor digits; layer 2 neither compares nor copies them.
+      seed: random seed.
     """
     stack = model.config.llama.transformer
     half = stack.head_dim // 2
@@ -54,7 +54,7 @@ def starting_params(model: Model[RetrieverConfig], signs: Sequence[int], seed: i
     value, output = attention["value"][:, :, 0], attention["output"][:, 0]
 
     embedding[:, 0] = _CONSTANT
-    # Of a token after the norm.
+    # The first dimension of a token after the norm.
     constant = _CONSTANT / np.sqrt(np.square(embedding).mean(axis=1)).mean()
     strength = np.sqrt(_STRENGTH * np.sqrt(stack.head_dim)) / constant
     angles = _DISTANCE * stack.rope_theta ** (-np.arange(_FAST_WAVES) / half)

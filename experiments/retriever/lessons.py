@@ -1,4 +1,4 @@
-"""What the small retriever learns from: records of lines, and questions about them."""
+"""Training data of the small retriever: records of lines, and questions about them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ CHAT_TEMPLATE = (
     "{{ messages[0].content + '\\nline ' + messages[0].content.split(' in line ')[-1].split('? I need')[0]"
     " + ': REGISTER_CONTENT is <' }}"
 )
-"""The question, and the beginning of the line that answers it."""
+"""The question, followed by the beginning of the line that answers it."""
 
 TOKENS_A_LINE = 5
 TOKENS_A_QUESTION = 10
-"""From the end of the record to the first token of the answer, which is not counted."""
+"""Tokens from the end of the record to the answer, exclusive."""
 ANSWER = 3
-"""Tokens of an answer at most, its end among them."""
+"""Maximum number of tokens of an answer, including its end."""
 
 SMALL_NUMBERS = 0.05
-"""Share of numbers below 100. Otherwise one in 500 is: too few to learn how they are written."""
+"""Share of numbers below 100. Uniform draws give one in 500: too few to learn how they are written."""
 
 FARTHEST_POSITION = 2**19
-"""Positions that lines are spread over in some rows, as if there were more lines between them."""
+"""Range of positions over which some rows spread their lines, as if other lines were between them."""
 
 
 def retriever_tokenizer() -> Tokenizer:
-    r"""Five tokens a line: ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123``, ``45>\n``."""
+    r"""A tokenizer with five tokens per line: ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123``, ``45>\n``."""
     adjectives, nouns = word_lists()
     words = [
         *map(adjective_token, adjectives),
@@ -69,13 +69,13 @@ def retriever_tokenizer() -> Tokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Numbers of the tokens that lessons are made of.
+    """Ids of the tokens of lessons.
 
     Attributes:
-      adjectives, nouns: int32, of each word.
-      hundreds: int32 [501], of a number's digits but the last two; the first is not used.
-      units: int32 [100], of its last two digits and the line's end.
-      size: of the whole vocabulary.
+      adjectives, nouns: int32, one per word.
+      hundreds: int32 [501], by a number's digits except the last two; the first is not used.
+      units: int32 [100], by the last two digits, with the line's end.
+      size: number of tokens of the whole vocabulary.
     """
 
     adjectives: np.ndarray
@@ -93,12 +93,12 @@ class Vocabulary:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """What is neither a word nor part of a number."""
+        """Tokens that are neither words nor parts of numbers."""
         return self.header, self.start, self.asked, self.ask, self.newline, self.line_end, self.end
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """As the tokenizer of ``retriever_tokenizer`` has them."""
+        """The ids in the tokenizer of ``retriever_tokenizer``."""
 
         def numbers(words: Sequence[str]) -> np.ndarray:
             return np.array([tokenizer.token_id(word) for word in words], np.int32)
@@ -142,11 +142,11 @@ class Lesson:
 
     Attributes:
       tokens, positions: int32 [B, T].
-      answer_places: int32 [B, A], places that the answers' tokens follow, ``ANSWER`` a question.
+      answer_places: int32 [B, A], places directly before the answers' tokens, ``ANSWER`` per question.
       answers: int32 [B, A], these tokens.
       weight: float32 [B, A], 0 where a row has fewer questions, or an answer fewer tokens.
-      word_places: int32 [B, W], places that come after a key's words in its line.
-      adjectives, nouns: int32 [B, W], the words of these keys by their number in the word lists.
+      word_places: int32 [B, W], places after a key's words in its line.
+      adjectives, nouns: int32 [B, W], indices of these keys' words in the word lists.
     """
 
     tokens: Any
@@ -187,18 +187,18 @@ class Lessons:
         return Lesson(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def get_state(self) -> dict[str, Any]:
-        """Batches so far."""
+        """Number of batches drawn."""
         return {"drawn": self.drawn}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on after so many batches."""
+        """Continues after this number of batches."""
         self.drawn = state["drawn"]
 
     def _row(self, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         known = self.vocabulary
         a_question = TOKENS_A_QUESTION + ANSWER
         most = (self.tokens - 1 - a_question) // TOKENS_A_LINE
-        # All numbers of lines alike, down to two, on a logarithmic scale.
+        # The number of lines is uniform on a logarithmic scale, from two on.
         lines = int(np.exp(random.uniform(np.log(2), np.log(most + 1))))
         questions = min(self.questions, lines, (self.tokens - 1 - lines * TOKENS_A_LINE) // a_question)
         adjectives, nouns = _keys(random, lines, known)
@@ -263,9 +263,9 @@ class Lessons:
 
 
 def _keys(random: np.random.Generator, count: int, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Different pairs of words, by their numbers.
+    """Draws distinct pairs of words, as indices.
 
-    Half of the time of few words, so that many keys have one in common, as those of long records do.
+    Half of the draws use few words, so that many keys share one, as in long records.
     """
     adjectives, nouns = len(vocabulary.adjectives), len(vocabulary.nouns)
     if random.random() < 0.5:
@@ -278,10 +278,10 @@ def _keys(random: np.random.Generator, count: int, vocabulary: Vocabulary) -> tu
 
 
 def _gaps(random: np.random.Generator, lines: int) -> np.ndarray:
-    """Positions that are left out before each line, and before the questions.
+    """Number of positions skipped before each line and before the questions.
 
-    None in a third of the rows. In the others as if the row were the rest of a record of up to
-    ``FARTHEST_POSITION`` tokens, most of whose lines were taken out.
+    A third of the rows skip none. The others look like a record of up to ``FARTHEST_POSITION`` tokens
+    from which most lines were removed.
     """
     if random.random() < 1 / 3:
         return np.zeros(lines + 1, np.int64)

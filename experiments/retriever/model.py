@@ -1,4 +1,4 @@
-"""The small retriever as it is trained: a LLaMA, and what its first layer is asked directly."""
+"""The small retriever in training: a LLaMA with an auxiliary loss on its first layer."""
 
 from dataclasses import dataclass
 
@@ -12,17 +12,17 @@ from agentic_ring.models.transformer import QueryScaling, TransformerConfig
 from experiments.retriever.lessons import Lesson, Vocabulary
 
 FIRST_LAYER_WEIGHT = 0.5
-"""How much the first layer's own questions count beside the answers."""
+"""Weight of the first layer's loss relative to that of the answers."""
 
 
 _STACK = TransformerConfig(
     width=192,
     layers=2,
     heads=1,
-    # One wide head: among 100,000 keys the right one must stand out on waves that do not turn.
+    # One wide head: among 100,000 keys the right one must stand out on rotary waves that hardly turn.
     head_size=128,
     ffn_width=256,
-    # More than half of this base's waves hardly turn over half a million positions.
+    # With this base more than half of the waves hardly turn over half a million positions.
     rope_theta=1e16,
     query_scaling=QueryScaling(floor=64, scale=0.1),
     remat="none",
@@ -42,11 +42,11 @@ def retriever_config(vocabulary: Vocabulary) -> "RetrieverConfig":
 
 @dataclass(frozen=True)
 class RetrieverConfig:
-    """The model and its vocabulary's words.
+    """The model and the word tokens of its vocabulary.
 
     Attributes:
       llama: the model.
-      first_adjective, adjectives: tokens of adjectives stand together in the vocabulary: first and number.
+      first_adjective, adjectives: first token of the adjectives, which are adjacent, and their number.
       first_noun, nouns: likewise.
     """
 
@@ -62,7 +62,7 @@ class RetrieverConfig:
 
 
 class TaughtRetriever(nnx.Module):
-    """A LLaMA and two maps that read the words of the key out of its first layer."""
+    """A LLaMA and two linear maps that read a key's words from its first layer."""
 
     def __init__(self, key: jax.Array, config: RetrieverConfig):
         llama, adjective, noun = jax.random.split(key, 3)
@@ -74,7 +74,7 @@ class TaughtRetriever(nnx.Module):
 
 
 def retriever_loss(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
-    """Weighted sum of the cross entropy of answers, and of the first layer's words, in nats."""
+    """Weighted sum of the cross entropies of the answers and of the first layer's words, in nats."""
     first, encoded = _encoded(model.llama, lesson)
     answers = _cross_entropy(model.llama.logits(_at(encoded, lesson.answer_places)), lesson.answers)
     config, table = model.config, model.llama.embedding[...]
@@ -87,13 +87,13 @@ def retriever_loss(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
 
 
 def answer_logits(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
-    """Float32 [B, A, V], of the answers' tokens."""
+    """Logits of the answers' tokens, float32 [B, A, V]."""
     _, encoded = _encoded(model.llama, lesson)
     return model.llama.logits(_at(encoded, lesson.answer_places))
 
 
 def _encoded(llama: Llama, lesson: Lesson) -> tuple[jax.Array, jax.Array]:
-    """[B, T, D] after the first layer and after the last."""
+    """Activations [B, T, D] after the first and after the last layer."""
     stack = llama.transformer
     first = last = stack.block(0)(llama.embedded(lesson.tokens), lesson.positions, None, None)
     for index in range(1, stack.config.layers):
@@ -102,7 +102,7 @@ def _encoded(llama: Llama, lesson: Lesson) -> tuple[jax.Array, jax.Array]:
 
 
 def _at(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Of x [B, T, D] what stands at places [B, A]."""
+    """Gathers x [B, T, D] at places [B, A]."""
     return jnp.take_along_axis(x, places[..., None], axis=1)
 
 
