@@ -197,7 +197,7 @@ def _spread(
 
 
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
-    """Constrains an array's sharding on the ambient mesh of ``jax.set_mesh``; without a mesh, does nothing."""
+    """Constrains an array's sharding on the ambient mesh of ``jax.set_mesh``; no mesh, no effect."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return array

@@ -160,8 +160,8 @@ def retrieval_curves() -> list[RetrievalCurve]:
 
 
 RETURN_CAVEAT = (
-    "The paper's column is not this quantity. Table 5 gives one number per task, without seeds or spread, and "
-    "it cannot be a raw dm_control return: walker rewards stand >= walk >= run in every state, while the "
+    "The paper's column is not this quantity. Table 5 gives one number per task, without seeds or spread, "
+    "and it cannot be a raw dm_control return: walker rewards stand >= walk >= run in every state, while the "
     "table has run 110 > stand 98 > walk 79, and uniform random actions already earn about 140 on stand. "
     "It is a normalised score whose reference is not stated; it is also the best of several trials. "
     "Only order and relative gaps can be compared, and this preset is far smaller than the paper's model."

@@ -42,7 +42,10 @@ FARTHEST_POSITION = 2**19
 
 
 def retriever_tokenizer() -> Tokenizer:
-    r"""A tokenizer with five tokens per line: ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123``, ``45>\n``."""
+    r"""A tokenizer with five tokens per line.
+
+    They are ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123`` and ``45>\n``.
+    """
     adjectives, nouns = word_lists()
     words = [
         *map(adjective_token, adjectives),
