@@ -31,13 +31,12 @@ from agentic_ring.models.transformer import QueryScaling
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
-from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
-from agentic_ring.training.metrics import MetricsLog, read_metrics
 from agentic_ring.training.optimizer import OptimizerConfig
 from evals.common.intervals import wilson_interval
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, figure_table, write_results
+from experiments.common.training_outputs import read_stage_metrics, training_outputs
 from experiments.retriever.initial_weights import starting_params
 from experiments.retriever.lessons import (
     ANSWER,
@@ -107,23 +106,10 @@ def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, director
     begin: Callable[[], Params] = partial(starting_params, model, vocabulary.signs, run.seed)
     for number, stage in enumerate(run.stages, start=1):
         say(f"stage {number} of {len(run.stages)}: rows of {short_tokens(stage.tokens)} tokens")
-        folder = directory / f"stage{number}"
-        checkpoints = Checkpoints(folder / "checkpoints")
-        metrics = MetricsLog(folder / "metrics.jsonl", checkpoints.last_step or 0, None, asdict(run))
-        try:
-            state = train(
-                stage.training(run.seed),
-                model,
-                retriever_loss,
-                stage.lessons(vocabulary, run.seed),
-                mesh,
-                checkpoints,
-                metrics,
-                start=begin,
-            )
-        finally:
-            metrics.close()
-            checkpoints.close()
+        with training_outputs(directory / f"stage{number}", run) as outputs:
+            lessons = stage.lessons(vocabulary, run.seed)
+            training = stage.training(run.seed)
+            state = train(training, model, retriever_loss, lessons, mesh, *outputs, start=begin)
         # A copy, because the next stage donates its starting weights.
         begin = partial(jax.tree.map, jnp.copy, state.params)
     return begin()
@@ -183,11 +169,7 @@ def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever
         figures = [share_answered(params, stage, vocabulary, seed + 1) for stage in run.stages]
     export(params, vocabulary, tokenizer, output / "model")
     write_results(output / "results.json", Results.of_this_process(asdict(run), stages.seconds, figures))
-    rows, before = [], 0
-    for number, stage in enumerate(run.stages, start=1):
-        own = read_metrics(output / f"stage{number}" / "metrics.jsonl")
-        rows += [row | {"step": row["step"] + before} for row in own]
-        before += stage.steps
+    rows = read_stage_metrics(output, [stage.steps for stage in run.stages])
     plot_loss(output / "loss.png", "retriever", rows, "nats per answer token")
     rich.print(figure_table(figures, "questions about new records"))
     print(f"written to {output}: model/, results.json, metrics and checkpoints of each stage, loss.png")

@@ -22,16 +22,16 @@ from agentic_ring.models.model import Model
 from agentic_ring.progress import say
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
-from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.metrics import read_metrics
 from agentic_ring.training.train_step import TrainState
 from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.common.results import Figure, Results, write_results
 from evals.dmc_returns import ReturnReport
 from evals.rollouts.evaluation_record import EvaluationRecord, write_record
+from experiments.common.training_outputs import training_outputs
 from experiments.exorl.presets import Preset
 
 
@@ -127,29 +127,17 @@ def assemble(
 def train_on_store(
     config: RunConfig, model: Model, mesh: Mesh, directory: Path, wandb_project: str | None
 ) -> TrainState:
-    """Trains the model of ``config``, from its newest checkpoint where there is one."""
-    checkpoints = Checkpoints(directory / "checkpoints")
-    metrics = MetricsLog(
-        directory / "metrics.jsonl", checkpoints.last_step or 0, wandb_project, asdict(config)
-    )
-    try:
-        with TrajectoryStore.open(config.store) as store:
-            loader = ChainLoader(store, config.chains, config.scaling, mesh.shape["ring"])
-            sampler = make_sampler(store, config.chains, config.scaling)
-            batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
-            return train(
-                config.training,
-                model,
-                action_loss,
-                batches,
-                mesh,
-                checkpoints,
-                metrics,
-                tokens_per_place=TOKENS_PER_STEP,
-            )
-    finally:
-        metrics.close()
-        checkpoints.close()
+    """Trains the model of ``config``, from its newest checkpoint if there is one."""
+    with (
+        training_outputs(directory, config, wandb_project) as outputs,
+        TrajectoryStore.open(config.store) as store,
+    ):
+        loader = ChainLoader(store, config.chains, config.scaling, mesh.shape["ring"])
+        sampler = make_sampler(store, config.chains, config.scaling)
+        batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
+        return train(
+            config.training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP
+        )
 
 
 def all_figures(

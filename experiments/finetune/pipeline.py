@@ -28,10 +28,11 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import token_loss
-from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.metrics import read_metrics
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, write_results
 from evals.compile.step_memory import TrainStep, token_batch
+from experiments.common.training_outputs import read_stage_metrics, training_outputs
 from experiments.finetune.presets import FinetunePreset, Stage
 
 TEST_ROWS = 64
@@ -124,29 +125,21 @@ class Finetuning:
         )
         folder = self._stage_folder(number)
         training = self.preset.training(stage, self.mesh, self.config.seed)
-        checkpoints = Checkpoints(folder / "checkpoints")
-        metrics = MetricsLog(
-            folder / "metrics.jsonl", checkpoints.last_step or 0, wandb_project, asdict(self.config)
-        )
-        try:
-            with PackedRows.open(self.rows[stage.context] / "train.h5") as rows:
-                batches = PackedBatches(rows, training.batch_size, self.mesh, self.config.seed)
-                state = train(
-                    training,
-                    self._model(stage),
-                    token_loss,
-                    batches,
-                    self.mesh,
-                    checkpoints,
-                    metrics,
-                    rules=RULES,
-                    start=lambda: self.starting_params() if params is None else params,
-                    frozen=self.frozen,
-                )
-        finally:
-            metrics.close()
-            checkpoints.close()
-        return state.params
+        with (
+            training_outputs(folder, self.config, wandb_project) as outputs,
+            PackedRows.open(self.rows[stage.context] / "train.h5") as rows,
+        ):
+            return train(
+                training,
+                self._model(stage),
+                token_loss,
+                PackedBatches(rows, training.batch_size, self.mesh, self.config.seed),
+                self.mesh,
+                *outputs,
+                rules=RULES,
+                start=lambda: self.starting_params() if params is None else params,
+                frozen=self.frozen,
+            ).params
 
     def _last_begun(self) -> int:
         """Number of the last stage with a checkpoint, which contains the work of earlier ones; or 0."""
@@ -257,9 +250,5 @@ class Finetuning:
         """Writes ``results.json``, and ``loss.png`` with all stages one after the other."""
         results = Results.of_this_process(asdict(self.config), stages.seconds, figures)
         write_results(self.directory / "results.json", results)
-        rows, before = [], 0
-        for number, stage in enumerate(self.config.stages):
-            own = read_metrics(self._stage_folder(number) / "metrics.jsonl")
-            rows += [row | {"step": row["step"] + before} for row in own]
-            before += stage.steps
+        rows = read_stage_metrics(self.directory, [stage.steps for stage in self.config.stages])
         plot_loss(self.directory / "loss.png", self.directory.name, rows, "nats per answer token")

@@ -1,6 +1,6 @@
 """Configuration and training of the baselines of Table 5."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -19,13 +19,12 @@ from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.run import EvaluationConfig
-from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import TrainConfig, train
 from agentic_ring.training.losses import window_loss
-from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
 from agentic_ring.training.td3 import TD3State
 from agentic_ring.training.train_step import TrainState
+from experiments.common.training_outputs import training_outputs
 from experiments.exorl.pipeline import DataFacts
 
 
@@ -75,43 +74,20 @@ def train_windows(
         lambda generator: data.windows(generator, training.batch_size, learner.model.window, extent),
         training.seed,
     )
-    checkpoints, metrics = _outputs(config, directory)
-    try:
-        state = train(
-            training,
-            model,
-            window_loss,
-            batches,
-            make_mesh(MeshShape(), jax.devices()[:1]),
-            checkpoints,
-            metrics,
-        )
-    finally:
-        metrics.close()
-        checkpoints.close()
-    return model, state
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    with training_outputs(directory, config) as outputs:
+        return model, train(training, model, window_loss, batches, mesh, *outputs)
 
 
 def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: Path) -> TD3State:
     """Trains TD3 or TD3+BC on all episodes, noise included: values need no policy behind the data."""
     with TrajectoryStore.open(config.store) as store:
         data = _transitions(store, config, np.arange(store.num_episodes))
-    checkpoints, metrics = _outputs(config, directory)
-    try:
-        mesh = make_mesh(MeshShape(), jax.devices()[:1])
-        return train_td3(learner, data, mesh, checkpoints, metrics)
-    finally:
-        metrics.close()
-        checkpoints.close()
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    with training_outputs(directory, config) as outputs:
+        return train_td3(learner, data, mesh, *outputs)
 
 
 def _transitions(store: TrajectoryStore, config: BaselineConfig, episodes: np.ndarray) -> TransitionDataset:
     task = parse_task(config.task).name
     return read_transitions(store, task, config.data.action_repeat, config.data.scaling, episodes)
-
-
-def _outputs(config: BaselineConfig, directory: Path) -> tuple[Checkpoints, MetricsLog]:
-    checkpoints = Checkpoints(directory / "checkpoints")
-    return checkpoints, MetricsLog(
-        directory / "metrics.jsonl", checkpoints.last_step or 0, config=asdict(config)
-    )
