@@ -46,20 +46,20 @@ class Preset:
     action_repeat: dict[str, int] = field(default_factory=dict)
 
     def with_trajectories(self, count: int) -> "Preset":
-        """The same with chains of ``count`` trajectories; a shorter chain has fewer prompts, then trials."""
+        """The preset with chains of ``count`` trajectories; shorter chains lose prompts first, then trials."""
         if count < 1:
             raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
         trials = min(self.trials, count) if self.prompt_trajectories else count
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
 
     def with_action_repeat(self, domain: Domain, steps: int) -> "Preset":
-        """The same with decisions of so many control steps in this domain."""
+        """The preset with decisions of ``steps`` control steps in this domain."""
         if steps < 1:
             raise ConfigError(f"an action repeat of {steps} was asked for; a decision lasts at least 1 step")
         return replace(self, action_repeat={**self.action_repeat, domain.name: steps})
 
     def with_updates(self, count: int) -> "Preset":
-        """The same with so many updates; the learning rate falls over all of them."""
+        """The preset with ``count`` updates; the learning-rate schedule spans all of them."""
         if count < 1:
             raise ConfigError(f"{count} updates were asked for; give at least 1")
         return replace(self, updates=count)
@@ -75,7 +75,7 @@ class Preset:
         )
 
     def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
-        """The Agentic Transformer of this size for a domain."""
+        """The configuration of the Agentic Transformer for a domain."""
         return AgenticTransformerConfig(
             self.transformer, domain.observation_dim, domain.action_dim, max_timestep
         )

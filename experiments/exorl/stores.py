@@ -34,7 +34,7 @@ def prepare_store(domain: Domain, data: Path, collector: str | None, tasks: Sequ
     if chosen == OWN_COLLECTOR:
         why = f"no ExoRL data under {data}: " if collector is None else ""
         say(
-            f"{why}using our own exploration of {domain.name}, which is not ExoRL's (what is missing is "
+            f"{why}using our own exploration of {domain.name}, which is not ExoRL's (missing episodes are "
             "collected now)"
         )
         config = CollectConfig(domain=domain.name, collector=OWN_COLLECTOR, output=data)

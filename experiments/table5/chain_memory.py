@@ -107,7 +107,7 @@ def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]
     asked = machine(hardware).hardware
     if not asked.compiler_installed:
         say(
-            f"what fits {hardware} is not asked, as its compiler is not here; "
+            f"the memory on {hardware} is not computed, as its compiler is not installed; "
             f"pip install 'agentic_ring[{asked.compiler_extra}]'"
         )
         known = {name: findings.get(cell, cell.context) for name, cell in _cells(hardware).items()}
