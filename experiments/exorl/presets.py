@@ -46,7 +46,7 @@ class Preset:
     action_repeat: dict[str, int] = field(default_factory=dict)
 
     def with_trajectories(self, count: int) -> "Preset":
-        """The preset with chains of ``count`` trajectories; shorter chains lose prompts first, then trials."""
+        """The preset with chains of ``count`` trajectories; shorter chains lose prompts, then trials."""
         if count < 1:
             raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
         trials = min(self.trials, count) if self.prompt_trajectories else count
