@@ -10,7 +10,7 @@ import numpy as np
 from agentic_ring.data.sealed_hdf5 import write_sealed
 from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
-from agentic_ring.data.trajectories import EPISODE_DTYPES
+from agentic_ring.data.trajectories import EPISODE_DTYPES, episode_widths
 from agentic_ring.errors import StoreError
 
 _CHUNK_ROWS = 1024  # about one episode, which is read at a time
@@ -51,13 +51,7 @@ def _write(
     description: StoreDescription,
     episodes: Iterable[StoredEpisode],
 ) -> int:
-    widths = {
-        "observation": description.domain.observation_dim,
-        "action": description.domain.action_dim,
-        "reward": 1,
-        "discount": 1,
-        "physics": description.domain.physics_dim,
-    }
+    widths = episode_widths(description.domain)
     file.attrs["domain"] = description.domain.name
     file.attrs["collector"] = description.collector
     file.attrs["tasks"] = list(description.tasks)

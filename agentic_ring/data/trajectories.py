@@ -84,6 +84,12 @@ class Episode:
         return detect_action_repeat(self.action[1:])
 
 
+def episode_widths(domain: Domain) -> dict[str, int]:
+    """Returns the number of columns of each array of an episode."""
+    dims = domain.observation_dim, domain.action_dim, 1, 1, domain.physics_dim
+    return dict(zip(EPISODE_DTYPES, dims, strict=True))
+
+
 def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
     """Checks external arrays and makes an episode of ``domain`` from them.
 
@@ -99,14 +105,7 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
             f" (missing: {missing or 'none'}, unknown: {unknown or 'none'})"
         )
     rows = arrays["observation"].shape[0] if arrays["observation"].ndim else 0
-    widths = {
-        "observation": domain.observation_dim,
-        "action": domain.action_dim,
-        "reward": 1,
-        "discount": 1,
-        "physics": domain.physics_dim,
-    }
-    for name, width in widths.items():
+    for name, width in episode_widths(domain).items():
         array = arrays[name]
         if array.dtype != EPISODE_DTYPES[name]:
             raise DataError(f"{name} is {array.dtype}, expected {EPISODE_DTYPES[name]}")

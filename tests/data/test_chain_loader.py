@@ -1,4 +1,4 @@
-"""The input pipeline: what a chain holds, in which order, and that every shard reads its own part."""
+"""The data loader of chains: contents and order of a chain, and each shard's part."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The domains that are our own, held against dm_control's where it has the same."""
+"""Our own environments, compared with dm_control's where it has the same."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Chains: ascending, told to aim at the best return, drawn so that their returns span the data."""
+"""Chains: sorted by return, relabelled to the best, with returns that span the data."""
 
 import numpy as np
 import pytest

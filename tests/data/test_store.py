@@ -120,6 +120,13 @@ def store_bytes(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.fixture
+def store_path(tmp_path, store_bytes):
+    path = tmp_path / "store.h5"
+    path.write_bytes(store_bytes)
+    return path
+
+
 @given(data=st.data())
 @settings(max_examples=300)
 def test_any_flipped_bit_is_found(data, store_bytes, tmp_path_factory):
@@ -156,12 +163,10 @@ def test_truncated_store_is_refused_on_opening(data, store_bytes, tmp_path_facto
         TrajectoryStore.open(path)
 
 
-def test_other_version_is_named(tmp_path, store_bytes):
-    path = tmp_path / "store.h5"
-    path.write_bytes(store_bytes)
-    seal(path, replace(STORE, version=STORE.version + 1))
+def test_other_version_is_named(store_path):
+    seal(store_path, replace(STORE, version=STORE.version + 1))
     with pytest.raises(StoreError, match=f"version {STORE.version + 1} .* reads version {STORE.version}"):
-        TrajectoryStore.open(path)
+        TrajectoryStore.open(store_path)
 
 
 def test_file_of_another_kind_is_refused(tmp_path):
@@ -175,30 +180,24 @@ def test_file_of_another_kind_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["physics", "rewards/swingup", "episodes/length", "episodes/source"])
-def test_missing_array_is_named(tmp_path, store_bytes, name):
-    path = tmp_path / "store.h5"
-    path.write_bytes(store_bytes)
-    with h5py.File(path, "r+") as file:
+def test_missing_array_is_named(store_path, name):
+    with h5py.File(store_path, "r+") as file:
         del file[name]
-    seal(path, STORE)
+    seal(store_path, STORE)
     with pytest.raises(StoreError, match=name.split("/")[-1]):
-        TrajectoryStore.open(path)
+        TrajectoryStore.open(store_path)
 
 
-def test_array_of_other_length_is_named(tmp_path, store_bytes):
-    path = tmp_path / "store.h5"
-    path.write_bytes(store_bytes)
-    with h5py.File(path, "r+") as file:
+def test_array_of_other_length_is_named(store_path):
+    with h5py.File(store_path, "r+") as file:
         file["action"].resize(7, axis=0)
-    seal(path, STORE)
+    seal(store_path, STORE)
     with pytest.raises(StoreError, match=r"52 rows.*action"):
-        TrajectoryStore.open(path)
+        TrajectoryStore.open(store_path)
 
 
-def test_ranges_and_names_outside_the_store_are_refused(tmp_path, store_bytes):
-    path = tmp_path / "store.h5"
-    path.write_bytes(store_bytes)
-    with TrajectoryStore.open(path) as store:
+def test_ranges_and_names_outside_the_store_are_refused(store_path):
+    with TrajectoryStore.open(store_path) as store:
         with pytest.raises(ArgumentError, match=r"episode 2 is outside"):
             store.steps(2, 0, 1, "swingup")
         for start, stop in ((0, 31), (5, 5), (-1, 3), (6, 2)):
@@ -209,10 +208,8 @@ def test_ranges_and_names_outside_the_store_are_refused(tmp_path, store_bytes):
                 read()
 
 
-def test_another_process_opens_the_store_for_itself(tmp_path, store_bytes):
-    path = tmp_path / "store.h5"
-    path.write_bytes(store_bytes)
-    with TrajectoryStore.open(path) as store, pickle.loads(pickle.dumps(store)) as other:
+def test_another_process_opens_the_store_for_itself(store_path):
+    with TrajectoryStore.open(store_path) as store, pickle.loads(pickle.dumps(store)) as other:
         np.testing.assert_array_equal(other.returns("swingup"), store.returns("swingup"))
 
 

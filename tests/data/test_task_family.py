@@ -1,4 +1,4 @@
-"""Chains of hidden tasks: all tasks are drawn, rewards are the drawn one's, and nothing else tells it."""
+"""Chains of a task family: all tasks are drawn, and only the rewards reveal which one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Conversations as ids: nothing lost between pieces, loss on answers alone, long ones divided."""
+"""Tokenized conversations: nothing lost between pieces, loss on answers only, long ones split."""
 
 from itertools import pairwise
 

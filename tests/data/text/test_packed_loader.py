@@ -1,4 +1,4 @@
-"""Batches of packed rows: the same on every mesh, resumable, and a loss that knows no sharding."""
+"""Batches of packed rows: the same on every mesh, resumable, and a loss independent of sharding."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Packed rows: every token once, targets within their text, little padding, files that can be trusted."""
+"""Packed rows: every token once, targets within their text, little padding, verified files."""
 
 import h5py
 import numpy as np

@@ -1,4 +1,4 @@
-"""Tokenizers of folders: special tokens from every file that may name them, and ids without surprises."""
+"""Tokenizers of folders: special tokens from every file that may name them, and exact ids."""
 
 import json
 from itertools import chain

@@ -121,7 +121,7 @@ def test_population_members_do_not_touch_each_other():
         pytest.param(ICM(), id="icm", marks=pytest.mark.slow),
     ],
 )
-def test_curious_learner_comes_to_prefer_what_it_has_not_seen(curiosity):
+def test_an_intrinsic_reward_comes_to_prefer_unseen_states(curiosity):
     """Most actions lead to one place, some to ever new ones: the policy comes to prefer the latter."""
     config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
     learner = IntrinsicRewardLearner(curiosity, config, 3, 1, seeds=[0, 1])

@@ -1,4 +1,4 @@
-"""A local HTTP server of a few files, which can do what servers do to a download."""
+"""A local HTTP server of a few files that can fail as real servers do."""
 
 import re
 import threading
