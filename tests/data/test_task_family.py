@@ -125,5 +125,5 @@ def test_a_scaling_of_one_task_is_that_of_any():
 
 def test_a_task_that_nothing_is_good_at_is_refused(tmp_path):
     path = two_task_store(tmp_path / "s.h5", [STEPS] * 4, second=0.0)
-    with TrajectoryStore.open(path) as store, pytest.raises(DataError, match="good at it"):
+    with TrajectoryStore.open(path) as store, pytest.raises(DataError, match="has no good trajectory"):
         measure_family_scaling(store, TASKS, 1, 0.95)
