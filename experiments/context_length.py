@@ -38,8 +38,14 @@ from evals.common.intervals import mean_interval
 from evals.common.plots import BLUE, GREEN, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
 from evals.common.results import Figure, Results, figure_table, write_results
 from evals.common.rows import write_rows
-from evals.dmc_returns import checkpoint_step, load_params, roll_out
-from evals.rollouts.policies import context_bytes, in_context_policies, plan_of
+from evals.rollouts.policies import (
+    checkpoint_step,
+    context_bytes,
+    in_context_policies,
+    load_params,
+    rollout_plan,
+)
+from evals.rollouts.returns import roll_out
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Point:
     def figure(self) -> Figure:
         """Mean return with its interval over the environments."""
         name = f"return/{self.run}/{self.trajectories}_trajectories"
-        return Figure.of(name, mean_interval(self.returns), "return")
+        return Figure.from_interval(name, mean_interval(self.returns), "return")
 
 
 def read_point(path: Path) -> Point:
@@ -179,7 +185,7 @@ class TrainedRun:
 
     def context_bytes(self, trajectories: int) -> ContextBytes:
         """Cache memory of a point, before it is allocated."""
-        plan = plan_of(self.behind(trajectories), self.mesh)
+        plan = rollout_plan(self.behind(trajectories), self.mesh)
         of_each = ContextBytes.planned(
             self.config.model,
             self.config.evaluation.environments // plan.policies,

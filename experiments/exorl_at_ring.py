@@ -26,7 +26,7 @@ from data_prep.folders import data_root
 from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, chain_step, print_memory
-from evals.dmc_returns import evaluate_returns
+from evals.rollouts.returns import evaluate_returns
 from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset
 from experiments.exorl.pipeline import all_figures, resolve, train_on_store, write_report

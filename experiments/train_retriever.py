@@ -145,7 +145,9 @@ def share_answered(params: Params, stage: LessonStage, vocabulary: Vocabulary, s
         asked = lesson.weight.reshape(tokens.shape)[..., 0] > 0
         answered += int((tokens.all(axis=-1) & asked).sum())
         total += int(asked.sum())
-    return Figure.of(f"answered/{short_tokens(stage.tokens)}", wilson_interval(answered, total), "share")
+    return Figure.from_interval(
+        f"answered/{short_tokens(stage.tokens)}", wilson_interval(answered, total), "share"
+    )
 
 
 def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever")) -> None:

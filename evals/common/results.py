@@ -65,7 +65,7 @@ class Figure:
             raise ArgumentError(f"figure {self.name!r} has low {self.low} above high {self.high}")
 
     @classmethod
-    def of(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
+    def from_interval(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
         """The figure of an estimate with its interval."""
         return cls(name, interval.value, unit, interval.low, interval.high, interval.n, paper)
 

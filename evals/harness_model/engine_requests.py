@@ -36,7 +36,7 @@ class Generation:
     sampling: Sampling
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], seed: int) -> "Generation":
+    def from_settings(cls, settings: Mapping[str, Any], seed: int) -> "Generation":
         """From the ``generation_kwargs`` of a task.
 
         Raises:

@@ -111,7 +111,7 @@ class HarnessModel(TemplateLM):
         with progress("answers", len(requests)) as advance:
             for request in requests:
                 context, settings = request.args
-                answers.append(self._requests.answer(context, Generation.of(settings, self._seed)))
+                answers.append(self._requests.answer(context, Generation.from_settings(settings, self._seed)))
                 self.cache_hook.add_partial("generate_until", request.args, answers[-1])
                 advance(len(answers), "")
         return answers

@@ -1,4 +1,4 @@
-"""Rollouts of a trained model in a hidden task, one function for each condition and its controls.
+"""Rollouts of a trained model in a hidden task, in all conditions: online, no context, stored contexts.
 
 online       n trials one after another, all of them in context
 no_context   the same trials, each with an empty context
@@ -31,8 +31,8 @@ from agentic_ring.inference import InContextPolicy
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
-from evals.dmc_returns import roll_out
-from evals.rollouts.policies import RolloutPlan, plan_of, with_copies
+from evals.rollouts.policies import RolloutPlan, rollout_plan, with_copies
+from evals.rollouts.returns import roll_out
 from evals.rollouts.trials import TrialPolicy
 
 Context = Literal["right", "wrong", "zeroed", "shuffled", "descending"]
@@ -40,14 +40,14 @@ CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 
 class StoredContexts:
-    """Makes contexts of one trajectory less than a chain.
+    """Makes contexts of stored trajectories, one trajectory shorter than a chain.
 
     Args:
-      store: of trajectories.
-      config: of the chains that the model was trained on.
+      store: the stored trajectories.
+      config: the chains that the model was trained on.
       sampler: draws chains of hidden tasks.
-      scaling: that of the training data.
-      ring: devices that a context is sharded over.
+      scaling: scaling of the training data.
+      ring: number of devices that a context is sharded over.
 
     Raises:
       ConfigError: a chain has no earlier members.
@@ -62,14 +62,14 @@ class StoredContexts:
         ring: int,
     ):
         if config.trajectories < 2:
-            raise ConfigError("chains of 1 trajectory have no context; use longer ones")
+            raise ConfigError("chains of 1 trajectory have no context; use longer chains")
         earlier = replace(config, trajectories=config.trajectories - 1, layout="contiguous")
         self._loader = ChainLoader(store, earlier, scaling, ring)
         self._sampler = sampler
         self._tasks = config.hidden_tasks
 
     def plan(self, task: str, context: Context, number: int) -> ChainPlan:
-        """The members of context ``number`` of a trial in ``task``."""
+        """The trajectories of context ``number`` for a trial in ``task``."""
         if context == "wrong":
             others = [other for other in self._tasks if other != task]
             task = others[number % len(others)]
@@ -78,7 +78,7 @@ class StoredContexts:
         return replace(chain, episodes=episodes[::-1] if context == "descending" else episodes)
 
     def steps(self, task: str, context: Context, number: int) -> ChainSteps:
-        """The context as steps [1, S], padding last; its target, scaled, is 1."""
+        """The context as steps [1, S] with padding at the end; its scaled target is 1."""
         fields = self._loader.load(self.plan(task, context, number), slice(0, self._loader.length))
         real = np.flatnonzero(fields["position"] >= 0)
         steps: dict[str, Any] = {name: array for name, array in fields.items() if name != "weight"}
@@ -94,20 +94,20 @@ class StoredContexts:
 
 
 PROMPT_SEED_OFFSET = 1
-"""Contexts are other chains than those of training: the sampler's seed moves on by this."""
+"""Added to the sampler's seed, so that contexts are other chains than those of training."""
 
 Condition = Literal["online", "no_context"] | Context
 CONDITIONS: tuple[Condition, ...] = ("online", "no_context", *CONTEXTS)
 
 
 class NoContextPolicy:
-    """Acts as ``policy`` does with nothing in its context, in every trial anew."""
+    """Acts as ``policy`` does with an empty context at the beginning of every trial."""
 
     def __init__(self, policy: InContextPolicy):
         self._policy = policy
 
     def begin_trial(self) -> None:
-        """Forgets all earlier trials."""
+        """Removes all earlier trials from the context."""
         self._policy.start_over(None)
         self._policy.begin_trial()
 
@@ -116,18 +116,18 @@ class NoContextPolicy:
         return self._policy.act(observation)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Takes the rewards float32 [E]."""
+        """Passes on the rewards float32 [E]."""
         self._policy.receive(reward, last)
 
 
 class ZeroRewardPolicy:
-    """Acts as ``policy`` does if it never learns of a reward; returns-to-go stay at the target."""
+    """Acts as ``policy`` does if all rewards are 0; returns-to-go stay at the target."""
 
     def __init__(self, policy: TrialPolicy):
         self._policy = policy
 
     def begin_trial(self) -> None:
-        """All environments have been reset."""
+        """Passes on that all environments have been reset."""
         self._policy.begin_trial()
 
     def act(self, observation: np.ndarray) -> ArrayLike:
@@ -135,18 +135,18 @@ class ZeroRewardPolicy:
         return self._policy.act(observation)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes 0 on in place of the rewards float32 [E]."""
+        """Passes on zeros in place of the rewards float32 [E]."""
         self._policy.receive(np.zeros_like(reward), last)
 
 
-class HiddenRollouts:
-    """Rolls a trained model out in one of the hidden tasks, which it is not told.
+class TaskFamilyRollouts:
+    """Rolls out a trained model in one task of a family; the model is not told which.
 
     Args:
-      config: of the run.
-      task: the truth.
+      config: configuration of the run.
+      task: the task of the environments.
       model, params, mesh: as for ``InContextPolicy``.
-      draws: contexts of stored trajectories of each kind; so many share the environments out evenly.
+      draws: number of stored contexts of each kind; each serves an equal share of the environments.
     """
 
     def __init__(self, config: RunConfig, task: Task, model: Model, params: Params, mesh: Mesh, draws: int):
@@ -156,7 +156,7 @@ class HiddenRollouts:
         self._draws = draws
 
     def returns(self, condition: Condition) -> np.ndarray:
-        """Undiscounted returns float64 [E, trials]; one trial behind stored trajectories."""
+        """Undiscounted returns float64 [E, trials]; one trial after a stored context."""
         match condition:
             case "online" | "no_context":
                 evaluation = self._config.evaluation
@@ -165,9 +165,9 @@ class HiddenRollouts:
                 acting = policies if condition == "online" else [NoContextPolicy(each) for each in policies]
                 return self._roll_out(acting, condition, evaluation)
             case context:
-                return self._behind(context)
+                return self._after_stored(context)
 
-    def _behind(self, context: Context) -> np.ndarray:
+    def _after_stored(self, context: Context) -> np.ndarray:
         chains, scaling, evaluation = self._config.chains, self._config.scaling, self._config.evaluation
         share = evaluation.environments // self._draws
         part = replace(evaluation, environments=share, trials=1, prompt_trajectories=chains.trajectories - 1)
@@ -188,7 +188,7 @@ class HiddenRollouts:
         return np.concatenate(parts)
 
     def _plan(self, evaluation: EvaluationConfig) -> RolloutPlan:
-        return plan_of(replace(self._config, evaluation=evaluation), self._mesh)
+        return rollout_plan(replace(self._config, evaluation=evaluation), self._mesh)
 
     def _policy(self, evaluation: EvaluationConfig, plan: RolloutPlan) -> InContextPolicy:
         scaling = self._config.scaling.for_task(self._task.name)

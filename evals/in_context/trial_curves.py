@@ -1,4 +1,4 @@
-"""Per-trial curves of hidden tasks with all controls beside them."""
+"""Plot of the return per trial in hidden tasks, with all controls."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Canvas
 
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, save
 from evals.in_context.task_rollouts import CONTEXTS
-from evals.in_context.verdict import BEST_OF_NO_CONTEXT, BEST_ONLINE, HiddenReport
+from evals.in_context.verdict import BEST_OF_NO_CONTEXT, BEST_ONLINE, TaskFamilyReport
 
 _CURVES = {"online": BLUE, "no_context": GREY}
 _COLOURS = {
@@ -22,24 +22,24 @@ _COLOURS = {
 LABELS = {
     "online": "online, all trials in context",
     "no_context": "no context",
-    BEST_ONLINE: "best of these online",
-    BEST_OF_NO_CONTEXT: "best of these without context",
+    BEST_ONLINE: "best trial online",
+    BEST_OF_NO_CONTEXT: "best trial without context",
     "right": "stored: right task",
     "wrong": "stored: another task",
     "zeroed": "stored: rewards zeroed",
     "shuffled": "stored: steps shuffled",
     "descending": "stored: descending",
 }
-"""What each condition is called where it is drawn."""
+"""Label of each condition in plots."""
 
 
-def plot_hidden(path: Path, title: str, report: HiddenReport) -> None:
-    """One panel a task and one of all: trials as curves, what is a single trial as points to the right.
+def plot_task_family(path: Path, title: str, report: TaskFamilyReport) -> None:
+    """Draws a panel for each task and one for all pooled: trials as curves, single trials as points.
 
     Args:
-      path: of the PNG.
-      title: such as the domain.
-      report: whose intervals are drawn.
+      path: PNG file to write.
+      title: title of the figure, such as the domain.
+      report: returns of all conditions.
     """
     tasks = report.tasks
     canvas = Canvas(figsize=(3.6 * len(tasks), 4.6), layout="constrained")

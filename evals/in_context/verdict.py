@@ -18,20 +18,20 @@ from rich.table import Table
 
 from evals.common.intervals import Interval, mean_interval
 from evals.common.results import Figure, short_number
-from evals.dmc_returns import trial_intervals
 from evals.in_context.task_rollouts import CONDITIONS, CONTEXTS, Condition
+from evals.rollouts.returns import trial_intervals
 
 MARGIN = 0.2
 
 
 @dataclass(frozen=True)
 class Check:
-    """One condition of a claim.
+    """One criterion.
 
     Attributes:
-      claim: in words.
-      better, worse: what is compared.
-      holds: whether it is so.
+      claim: the criterion in words.
+      better, worse: the compared estimates.
+      holds: whether the criterion is met.
     """
 
     claim: str
@@ -46,13 +46,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All conditions of a claim."""
+    """The result of all criteria."""
 
     checks: tuple[Check, ...]
 
     @property
     def claimed(self) -> bool:
-        """Whether all of them hold."""
+        """Whether all criteria hold, so that in-context learning may be claimed."""
         return all(check.holds for check in self.checks)
 
     def __str__(self) -> str:
@@ -63,12 +63,12 @@ class Verdict:
 def judge(
     first: Interval, last: Interval, controls: Mapping[str, Interval], right: Interval, wrong: Interval
 ) -> Verdict:
-    """The verdict on one task, or on several pooled on one scale.
+    """Applies the criteria to one task, or to several tasks pooled on one scale.
 
     Args:
-      first, last: of the trials one after another.
-      controls: by name.
-      right, wrong: a trial behind stored trajectories of the right task, and of another.
+      first, last: return of the first and of the last online trial.
+      controls: return of each control, by name.
+      right, wrong: return of a trial after a stored context of the right task, and of another task.
     """
     return Verdict(
         (
@@ -88,12 +88,12 @@ def judge(
 
 
 def _apart(better: Interval, worse: Interval) -> bool:
-    """Whether the intervals do not meet; a single run, which has none, shows nothing."""
+    """Whether the intervals do not overlap; False for a single run, which has no interval."""
     return better.low is not None and worse.high is not None and better.low > worse.high
 
 
 def in_words(interval: Interval) -> str:
-    """Such as "0.876 (0.76 to 0.977)"."""
+    """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
     if interval.low is None or interval.high is None:
         return short_number(interval.value)
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
@@ -101,21 +101,20 @@ def in_words(interval: Interval) -> str:
 
 POOLED = "pooled"
 BEST_ONLINE = "online_best"
-"""The best of the trials online: what the Agentic Transformer's paper reports. No claim rests on it."""
+"""Best online trial, which the Agentic Transformer's paper reports; no criterion uses it."""
 BEST_OF_NO_CONTEXT = "no_context_best"
-"""The best of as many trials as there are online, none with a context."""
+"""Best of as many trials without context: the control for ``BEST_ONLINE``."""
 
 
 @dataclass(frozen=True)
-class HiddenReport:
+class TaskFamilyReport:
     """Undiscounted returns of every condition in every task.
 
     Attributes:
-      returns: float64 [E, trials] by task and condition, all of the same environments' seeds.
-      targets: by task, what trials aimed at: pooled returns are in shares of it.
-      first_seed: of the environments.
-      draws: of contexts of stored trajectories, each of which the same number of environments share, the
-        first ones the first context.
+      returns: float64 [E, trials] by task and condition; the environments' seeds are always the same.
+      targets: target return of each task; pooled returns are shares of it.
+      first_seed: seed of the first environment.
+      draws: number of stored contexts; consecutive environments, equally many for each, share one.
     """
 
     returns: Mapping[str, Mapping[Condition, np.ndarray]]
@@ -125,15 +124,15 @@ class HiddenReport:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """All, and all pooled."""
+        """All tasks, and ``POOLED``."""
         return (*self.returns, POOLED)
 
     def unit(self, task: str) -> str:
-        """Of the returns of a task."""
+        """Unit of the returns of a task."""
         return "target" if task == POOLED else "return"
 
-    def of(self, task: str) -> Mapping[Condition, np.ndarray]:
-        """Returns [E, trials] by condition; pooled ones are each environment's mean over the tasks."""
+    def task_returns(self, task: str) -> Mapping[Condition, np.ndarray]:
+        """Returns [E, trials] by condition; a pooled return is an environment's mean over the tasks."""
         if task != POOLED:
             return self.returns[task]
         return {
@@ -144,51 +143,54 @@ class HiddenReport:
         }
 
     def intervals(self, task: str) -> dict[str, list[Interval]]:
-        """Each trial's mean by condition, and the mean of the best ones online and without context.
+        """Mean of each trial by condition, and of the best trials online and without context.
 
-        Environments that share a stored context are one run.
+        Environments that share a stored context count as one run.
         """
         return {
-            **{name: trial_intervals(self._runs(name, returns)) for name, returns in self.of(task).items()},
+            **{
+                name: trial_intervals(self._runs(name, returns))
+                for name, returns in self.task_returns(task).items()
+            },
             BEST_ONLINE: [self._best(task, "online")],
             BEST_OF_NO_CONTEXT: [self._best(task, "no_context")],
         }
 
     def _runs(self, condition: Condition, returns: np.ndarray) -> np.ndarray:
-        """Independent runs [R, trials] of returns [E, trials]: environments, or means behind a context."""
+        """Independent runs [R, trials] of returns [E, trials]; environments with one context are averaged."""
         if condition not in CONTEXTS:
             return returns
         return returns.reshape(self.draws, -1, returns.shape[1]).mean(axis=1)
 
     def _best(self, task: str, condition: Condition) -> Interval:
-        """Of each environment's best trial; which one that is may differ from task to task."""
+        """Mean of each environment's best trial, which may be another trial in each task."""
         best = {name: found[condition].max(axis=1) for name, found in self.returns.items()}
         if task != POOLED:
             return mean_interval(best[task])
         return mean_interval(np.mean([best[name] / self.targets[name] for name in best], axis=0))
 
     def verdict(self, task: str) -> Verdict:
-        """On one task, or pooled."""
+        """The verdict on one task, or on all tasks pooled."""
         found = self.intervals(task)
         online = found["online"]
-        no_controls = ("online", BEST_ONLINE, "right")
-        controls = {name: trials[-1] for name, trials in found.items() if name not in no_controls}
+        not_controls = ("online", BEST_ONLINE, "right")
+        controls = {name: trials[-1] for name, trials in found.items() if name not in not_controls}
         return judge(online[0], online[-1], controls, found["right"][0], found["wrong"][0])
 
     def figures(self) -> list[Figure]:
-        """All intervals and, as 1 or 0, all verdicts."""
+        """All intervals, and all verdicts as 1 or 0."""
         figures = []
         for task in self.tasks:
             for name, trials in self.intervals(task).items():
                 for number, trial in enumerate(trials, start=1):
                     figure = f"{task}/{name}" + (f"/trial_{number}" if len(trials) > 1 else "")
-                    figures.append(Figure.of(figure, trial, self.unit(task)))
+                    figures.append(Figure.from_interval(figure, trial, self.unit(task)))
             claimed = float(self.verdict(task).claimed)
             figures.append(Figure(f"{task}/learns_in_context", claimed, "1 = yes"))
         return figures
 
     def table(self, title: str) -> Table:
-        """A line for each trial of a condition, a column for each task, for ``rich.print``."""
+        """Table for ``rich.print``: a row for each trial of a condition, a column for each task."""
         found = {task: self.intervals(task) for task in self.tasks}
         table = Table(
             title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
@@ -204,7 +206,7 @@ class HiddenReport:
         return table
 
     def rows(self) -> list[dict[str, str | int | float]]:
-        """One of each trial: task, condition, trial, seed, return."""
+        """A row for each rollout: task, condition, trial, seed, return."""
         return [
             {
                 "task": task,

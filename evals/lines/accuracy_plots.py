@@ -1,4 +1,4 @@
-"""Line retrieval as pictures: accuracy against length, and by depth."""
+"""Plots of line retrieval: accuracy against prompt length, and by depth."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ MISSES_TO_HITS = LinearSegmentedColormap.from_list("misses to hits", [ORANGE, "#
 
 
 def plot_accuracy(path: Path, name: str, scores: Sequence[SetScore], rule: Rule) -> None:
-    """Accuracy of each set that has answers, with its interval, against the tokens of its prompts."""
+    """Plots the accuracy of each answered set, with its 95% interval, against its prompt length."""
     canvas, axes = titled_canvas(f"line retrieval: {name}")
     scores = [score for score in scores if score.answered]
     accuracies = [score.accuracy(rule) for score in scores]
@@ -31,26 +31,26 @@ def plot_accuracy(path: Path, name: str, scores: Sequence[SetScore], rule: Rule)
         linewidth=2,
     )
     accuracy_axes(axes, [score.prompt_tokens for score in scores])
-    axes.set_ylabel(f"share right by the {rule} number; bars: 95%")
+    axes.set_ylabel(f"accuracy ({rule} number of an answer); bars: 95%")
     save(canvas, path)
 
 
 def accuracy_axes(axes: Axes, tokens: Sequence[float]) -> None:
-    """Tokens of a prompt across, in powers of two that enclose them; shares upward."""
+    """Sets up axes of accuracy against prompt tokens, with ticks at powers of two."""
     axes.set_xscale("log", base=2)
     powers = 2.0 ** np.arange(np.floor(np.log2(min(tokens))), np.ceil(np.log2(max(tokens))) + 1)
     axes.set_xticks(powers)
     axes.set_xlim(powers[0] / 1.2, powers[-1] * 1.2)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: short_tokens(round(tokens)).upper()))
-    axes.set_xlabel("tokens of a prompt")
+    axes.set_xlabel("prompt tokens")
     axes.set_ylim(-0.03, 1.03)
     axes.grid(axis="y", color="0.92")
     axes.set_axisbelow(True)
 
 
 def plot_depths(path: Path, name: str, scores: Sequence[SetScore], rule: Rule) -> None:
-    """A column a set, a row a fifth of the depth; each cell says how many answers are right, of how many."""
+    """Plots accuracy with a column for each set and a row for each fifth of the depth: right/asked."""
     scores = [score for score in scores if score.answered]
     asked, right = np.zeros((2, DEPTH_BINS, len(scores)), int)
     for column, score in enumerate(scores):
@@ -68,7 +68,7 @@ def plot_depths(path: Path, name: str, scores: Sequence[SetScore], rule: Rule) -
     axes.set_xticks(range(len(scores)), [score.name for score in scores])
     edges = [f"{100 * edge // DEPTH_BINS} to {100 * (edge + 1) // DEPTH_BINS}%" for edge in range(DEPTH_BINS)]
     axes.set_yticks(range(DEPTH_BINS), edges)
-    axes.set_xlabel("cases")
+    axes.set_xlabel("set of cases")
     axes.set_ylabel("depth of the line in the record")
-    canvas.colorbar(image, ax=axes, label=f"share right by the {rule} number")
+    canvas.colorbar(image, ax=axes, label=f"accuracy ({rule} number of an answer)")
     save(canvas, path)

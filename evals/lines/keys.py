@@ -1,4 +1,4 @@
-"""The four kinds of keys that lines go by in LongChat's line retrieval."""
+"""The four kinds of line keys in LongChat's line retrieval."""
 
 import itertools
 import random
@@ -12,25 +12,25 @@ from wonderwords import RandomWord
 from agentic_ring.errors import ArgumentError
 
 KeyKind = Literal["LRT", "LRT-ABCindex", "LRT-UUID", "LRT-NL"]
-"""Numbers from 1, words of the letters A to F, UUIDs, adjective-noun pairs; LongChat's own names."""
+"""LongChat's names for numbers from 1, words of the letters A to F, UUIDs, and adjective-noun pairs."""
 
 KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
 LONGEST_LIST_OF_PAIRS = 3_000_000
-"""About half of the pairs there are; beyond it drawing one that is new takes ever longer."""
+"""About half of all pairs; beyond it, drawing an unused pair takes ever longer."""
 
 
 def line_keys(kind: KeyKind, count: int, generator: random.Random) -> Sequence[str | int]:
-    """The first ``count`` keys, no two alike.
+    """Returns ``count`` different keys.
 
-    With a generator of the same state, fewer keys are the beginning of more of them; letters alone
-    are other ones once 6, 7, ... letters no longer suffice, as in LongChat.
+    For the same state of the generator, a shorter list is the beginning of a longer one. Keys of letters
+    are the exception: they become longer when 6, 7, ... letters no longer suffice, as in LongChat.
 
     Raises:
-      ArgumentError: no keys, or more pairs of words than ``LONGEST_LIST_OF_PAIRS``.
+      ArgumentError: ``count`` is below 1, or above ``LONGEST_LIST_OF_PAIRS`` for pairs of words.
     """
     if count < 1:
-        raise ArgumentError(f"{count} keys were asked for; at least 1 is needed")
+        raise ArgumentError(f"{count} keys were requested; at least 1 is needed")
     if kind == "LRT":
         return range(1, count + 1)
     if kind == "LRT-ABCindex":
@@ -43,30 +43,30 @@ def line_keys(kind: KeyKind, count: int, generator: random.Random) -> Sequence[s
 
 
 def _word_pairs(count: int, generator: random.Random) -> list[str]:
-    """Each word list is gone through in a random order, and then again in another.
+    """Draws from each word list in a random order, and reshuffles it whenever it is used up.
 
-    So no word returns before its list is used up: up to 910 lines have LongChat's own distribution, which
-    ends there. A pair that was there already is passed over.
+    No word repeats before its list is used up: up to 910 lines have LongChat's own distribution, which
+    ends there. A pair that has been used before is skipped.
     """
     if count > LONGEST_LIST_OF_PAIRS:
         raise ArgumentError(
-            f"{count} lines with pairs of words were asked for; there are {LONGEST_LIST_OF_PAIRS}. "
-            "Take LRT-UUID for more"
+            f"{count} lines with pairs of words were requested; at most {LONGEST_LIST_OF_PAIRS} are "
+            "possible. Use LRT-UUID for more"
         )
-    adjectives, nouns = (_shuffled_again_and_again(words, generator) for words in word_lists())
+    adjectives, nouns = (_reshuffled_forever(words, generator) for words in word_lists())
     pairs: dict[str, None] = {}
     while len(pairs) < count:
         pairs[f"{next(adjectives)}-{next(nouns)}"] = None
     return list(pairs)
 
 
-def _shuffled_again_and_again(words: Sequence[str], generator: random.Random) -> Iterator[str]:
+def _reshuffled_forever(words: Sequence[str], generator: random.Random) -> Iterator[str]:
     while True:
         yield from generator.sample(words, len(words))
 
 
 @cache
 def word_lists() -> tuple[list[str], list[str]]:
-    """Adjectives and nouns, as wonderwords has them."""
-    words = RandomWord(enhanced_prefixes=False)  # prefixes are slow to prepare and not needed
+    """The adjectives and nouns of wonderwords."""
+    words = RandomWord(enhanced_prefixes=False)  # prefixes are slow to prepare and unused
     return words.filter(include_categories=["adjective"]), words.filter(include_categories=["noun"])

@@ -1,4 +1,4 @@
-"""A model on the devices that are here as a reader of documents: each is read once, and asked many times."""
+"""A model on local devices as a reader, which prefills each document once for all its questions."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
 """Kinds of keys that the embedded model was trained on."""
 
 CHUNK = 2048
-"""Tokens of a document that are encoded at a time."""
+"""Tokens of a document that are prefilled at a time."""
 
 MEMORY_SHARE = 0.9
 """Share of the host's memory that a model on a CPU may take."""
@@ -41,10 +41,10 @@ class LocalReader:
     """A ``Reader`` that answers by greedy decoding.
 
     Attributes:
-      name: of the model.
-      trained_on_task: as its config.json says.
-      engine: the model.
-      tokenizer, template: how prompts are written for it.
+      name: name of the model.
+      trained_on_task: whether it was trained on line retrieval, according to its config.json.
+      engine: runs the model.
+      tokenizer, template: the model's tokenizer and chat template.
     """
 
     name: str
@@ -54,15 +54,15 @@ class LocalReader:
     template: ChatTemplate
 
     def count_tokens(self, document: str, question: str) -> int:
-        """Tokens of the prompt that holds both, with all that the model's template puts around them."""
+        """Tokens of the prompt with this document and question, including the model's template."""
         return len(self._prompt(document, question))
 
     def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
         """Greedy answers, in the order of the questions."""
         started = time.monotonic()
         prompts = [self._prompt(document, question) for question in questions]
-        # Whole prompts are compared, so that each is answered as if it had been read by itself, however its
-        # tokenizer joins the end of a record and the beginning of a question. One token is left over.
+        # The shared prefix comes from whole prompts, as the tokenizer may join the end of a record and the
+        # beginning of a question. At least one token of each prompt remains to be decoded.
         shared = common_prefix_length([prompt[:-1] for prompt in prompts])
         with progress("reading", shared) as advance:
             read = (
@@ -90,17 +90,17 @@ class LocalReader:
 def open_reader(
     model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
 ) -> LocalReader:
-    """Opens the model in this folder or of this Hugging Face name; without either the embedded one.
+    """Opens a model.
 
     Args:
-      model: folder or name.
-      contexts: lengths that it will be asked at; memory is checked for the longest.
-      template: name of a chat template; that of the model's folder where absent, or "plain" if it has none.
-      allow_extrapolation: whether it may be asked at lengths that it was not made for.
+      model: folder or Hugging Face name; None is the embedded retriever.
+      contexts: context lengths to be used; memory is checked for the longest.
+      template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
+      allow_extrapolation: whether contexts may be longer than the model supports.
 
     Raises:
-      ConfigError: it was not made for a length, or the longest does not fit into memory.
-      DataError: it cannot be read.
+      ConfigError: a context is longer than the model supports, or the longest does not fit into memory.
+      DataError: the model cannot be read.
     """
     folder = EMBEDDED if model is None else model_folder(model)
     fields, longest = read_json(folder / "config.json"), max(contexts, default=0)
@@ -124,10 +124,10 @@ def open_reader(
 
 
 def _check_memory(needed: DocumentBytes, tokens: int) -> None:
-    """Says what a document takes before it is read.
+    """Prints the memory that a document needs before it is read.
 
     Raises:
-      ConfigError: there is less memory.
+      ConfigError: there is less memory than that.
     """
     limit = memory_limit(jax.device_count(), MEMORY_SHARE)
     if limit is None:
@@ -138,33 +138,33 @@ def _check_memory(needed: DocumentBytes, tokens: int) -> None:
     )
     if needed.total > limit:
         raise ConfigError(
-            f"{parts}; there are {limit / 1e9:.2f} GB. Ask at shorter lengths, or use more devices"
+            f"{parts}; {limit / 1e9:.2f} GB are available. Use shorter contexts or more devices"
         )
-    say(f"{parts}; there are {limit / 1e9:.2f} GB")
+    say(f"{parts}; {limit / 1e9:.2f} GB are available")
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model; what has a name of the form ``organisation/name`` is fetched, once.
+    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once.
 
     Raises:
-      DataError: there is no such folder and no such name, or it cannot be fetched.
+      DataError: there is no such folder and no such name, or the download fails.
     """
     folder = Path(model)
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.startswith(".") or model.count("/") != 1:
-        raise DataError(f"there is no folder {model}; give one, or a name on Hugging Face, organisation/name")
+        raise DataError(f"there is no folder {model}; give a folder, or organisation/name on Hugging Face")
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except LocalEntryNotFoundError as error:
         raise DataError(
-            f"{model} is no folder here, was not fetched before, and Hugging Face cannot be reached. Where "
-            f"it can be, run `hf download {model} --local-dir FOLDER`, and give that folder with --model"
+            f"{model} is not a folder, was not downloaded before, and Hugging Face cannot be reached. On a "
+            f"machine with access run `hf download {model} --local-dir FOLDER`, then give --model FOLDER"
         ) from error
     except HFValidationError as error:
-        raise DataError(f"{model} is neither a folder here nor a name on Hugging Face") from error
+        raise DataError(f"{model} is neither a folder nor a name on Hugging Face") from error
     except HfHubHTTPError as error:
         raise DataError(
-            f"{model} cannot be fetched from Hugging Face: {error}. A model that asks for consent needs "
-            "`hf auth login` first"
+            f"{model} cannot be downloaded from Hugging Face: {error}. A gated model needs `hf auth login` "
+            "first"
         ) from error

@@ -1,4 +1,4 @@
-"""Test cases in LongChat's own files: a JSON object a line, each with its whole prompt."""
+"""Files of test cases in LongChat's format: one JSON object per line, with its whole prompt."""
 
 import json
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from evals.lines.longchat_prompt import (
 
 @dataclass(frozen=True)
 class LineCase:
-    """A line of such a file: LongChat's fields, and ours below them. Other fields are passed over.
+    """One test case: LongChat's fields, then our own. Any other fields are ignored.
 
     Attributes:
-      random_idx: key and position, from 0, of the line that is asked for.
-      expected_number: in that line.
-      num_lines: of the record.
-      correct_line: the line itself, with its end.
+      random_idx: key, and position from 0, of the requested line.
+      expected_number: the number in that line.
+      num_lines: number of lines in the record.
+      correct_line: the line itself, with its newline.
       prompt: header, lines and question.
-      depth: position as a share of all lines.
-      seed: that the record was drawn with.
-      value_duplicates: other lines with the same number.
+      depth: position divided by the number of lines.
+      seed: seed of the record.
+      value_duplicates: how many other lines have the same number.
     """
 
     random_idx: tuple[str | int, int]
@@ -48,7 +48,7 @@ _ADAPTER = pydantic.TypeAdapter(LineCase)
 
 
 def cases(document: LineDocument) -> list[LineCase]:
-    """One for each question of a document."""
+    """The test cases of a document, one for each question."""
     return [
         LineCase(
             random_idx=(question.key, question.position),
@@ -65,17 +65,17 @@ def cases(document: LineDocument) -> list[LineCase]:
 
 
 def write_cases(path: Path, documents: Sequence[LineDocument]) -> None:
-    """Writes every question of the documents, in order."""
+    """Writes a test case for every question of the documents, in order."""
     with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
         for document in documents:
             file.writelines(json.dumps(asdict(case)) + "\n" for case in cases(document))
 
 
 def read_cases(path: Path) -> list[LineDocument]:
-    """Reads a file of ours or of LongChat's; neighbours with the same record become one document.
+    """Reads one of our files or of LongChat's; consecutive cases with the same record form one document.
 
     Raises:
-      DataError: no such file, no cases in it, or one that is malformed or contradicts itself.
+      DataError: the file does not exist or is empty, or a case is malformed or contradicts itself.
     """
     documents: list[LineDocument] = []
     try:
@@ -95,12 +95,12 @@ def read_cases(path: Path) -> list[LineDocument]:
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a text file of test cases: {error}") from error
     if not documents:
-        raise DataError(f"{path} is empty; a JSON object a line is expected, as LongChat writes them")
+        raise DataError(f"{path} is empty; expected one JSON object per line, as LongChat writes them")
     return documents
 
 
 def _document(line: str, where: str) -> LineDocument:
-    """The record of one case with its one question."""
+    """The document of one case, with its one question."""
     try:
         case = _ADAPTER.validate_json(line)
     except ValueError as error:
@@ -124,14 +124,16 @@ def _document(line: str, where: str) -> LineDocument:
     }
     wrong = [fault for fault, present in faults.items() if present]
     if wrong:
-        raise DataError(f"{where} contradicts itself: {'; '.join(wrong)}. Leave it out or make it anew")
+        raise DataError(
+            f"{where} contradicts itself: {'; '.join(wrong)}. Remove the line or generate the file again"
+        )
     duplicates = record.count(line_text("", expected).removeprefix("line ")) - 1
     asked = LineQuestion(question, key, position, position / case.num_lines, expected, duplicates)
     return LineDocument(text, case.num_lines, (asked,), case.seed)
 
 
 def _first(error: ValueError) -> str:
-    """What pydantic says first, on one line."""
+    """The first of pydantic's messages, on one line."""
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{first['msg']} ({'.'.join(map(str, first['loc']))})" if first["loc"] else first["msg"]

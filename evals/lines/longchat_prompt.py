@@ -1,7 +1,7 @@
-"""Line retrieval as LongChat asks it: a record of lines, and questions for the number in one of them.
+"""Prompts of LongChat's line retrieval: a record of lines, and a question for the number in one of them.
 
-The strings are those of DachengLi1/LongChat (longeval/utils.py), to the letter. A document, which is
-the header and its lines, serves many questions, so that a model needs to read it only once.
+All strings are exactly those of DachengLi1/LongChat (longeval/utils.py). One document, which is the header
+and its lines, serves many questions, so that a model reads it only once.
 """
 
 import random
@@ -21,16 +21,16 @@ QUESTION_START = "\nNow the record is over."
 LARGEST_VALUE = 50_000
 
 CountTokens = Callable[[str, str], int]
-"""(document, question) -> tokens of the whole prompt, as a model reads it."""
+"""(document, question) -> tokens of the whole prompt, including the model's template."""
 
 
 def line_text(key: str | int, value: int) -> str:
-    """One line of the record."""
+    """A line of the record."""
     return f"line {key}: REGISTER_CONTENT is <{value}>\n"
 
 
 def question_text(key: str | int) -> str:
-    """What follows the record."""
+    """The question, which follows the record."""
     return f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in line {key}? I need the number."
 
 
@@ -39,12 +39,12 @@ class LineQuestion:
     """A question for the number in one line.
 
     Attributes:
-      text: what follows the record.
-      key: of the line.
-      position: of the line, from 0.
-      depth: the position as a share of all lines, in [0, 1).
-      expected: the number.
-      value_duplicates: other lines with the same number.
+      text: the text that follows the record.
+      key: key of the line.
+      position: position of the line, from 0.
+      depth: position divided by the number of lines, in [0, 1).
+      expected: the number in the line.
+      value_duplicates: how many other lines have the same number.
     """
 
     text: str
@@ -60,9 +60,9 @@ class LineDocument:
     """A record of lines and the questions about it.
 
     Attributes:
-      text: header and lines; a prompt is this and a question's text.
-      num_lines: in the record.
-      seed: that it was drawn with, or None where it was not drawn here.
+      text: header and lines; a prompt is this text and that of a question.
+      num_lines: number of lines in the record.
+      seed: seed of the record, or None if it was read from a file without one.
     """
 
     text: str
@@ -73,13 +73,13 @@ class LineDocument:
 
 @dataclass(frozen=True)
 class DocumentPlan:
-    """All that decides a document but its number of lines.
+    """Everything that determines a document, except its number of lines.
 
     Attributes:
-      kind: of keys.
-      name: of the set that it belongs to, such as ``4k``: other sets have other lines.
-      number: of the document within the set.
-      strata: for each of its questions the stratum of depth, of ``num_strata`` equal ones over [0, 1).
+      kind: kind of keys.
+      name: name of the document's set, such as ``4k``; each set has other lines.
+      number: number of the document within the set.
+      strata: stratum of depth of each question; there are ``num_strata`` equal strata over [0, 1).
     """
 
     kind: KeyKind
@@ -90,15 +90,15 @@ class DocumentPlan:
     num_strata: int
 
     def build(self, num_lines: int) -> LineDocument:
-        """The document with so many lines; with one line more it has the same lines and that one.
+        """Builds the document; a longer one begins with the same lines.
 
         Raises:
-          ArgumentError: fewer lines than questions.
+          ArgumentError: there are fewer lines than questions.
         """
         if num_lines < len(self.strata):
             raise ArgumentError(
                 f"{num_lines} lines cannot be asked {len(self.strata)} different questions; "
-                "ask fewer questions of a document, or make it longer"
+                "ask fewer questions per document, or make it longer"
             )
         keys = line_keys(self.kind, num_lines, self._generator("keys"))
         draw = self._generator("values")
@@ -112,7 +112,7 @@ class DocumentPlan:
         return LineDocument(text, num_lines, questions, self.seed)
 
     def _position(self, stratum: int, num_lines: int, share: float) -> int:
-        """A line of the stratum; where strata are narrower than lines, the line that it begins in."""
+        """A line of the stratum; if strata are narrower than lines, the line in which the stratum begins."""
         start = stratum * num_lines // self.num_strata
         end = max(start + 1, (stratum + 1) * num_lines // self.num_strata)
         return start + int(share * (end - start))
@@ -130,13 +130,13 @@ def _question(key: str | int, position: int, values: Sequence[int]) -> LineQuest
 def plan_documents(
     kind: KeyKind, name: str, seed: int, num_samples: int, questions_per_document: int
 ) -> list[DocumentPlan]:
-    """Documents for ``num_samples`` questions; the last of them may be asked one fewer.
+    """Plans documents for ``num_samples`` questions; the last documents may have one question fewer.
 
-    Question i is about stratum i of depth; neighbouring strata go to different documents, so that each
-    document is asked from its beginning to its end.
+    Question i is about stratum i of depth. Adjacent strata go to different documents, so that the questions
+    of each document cover its whole depth.
 
     Raises:
-      ConfigError: no questions.
+      ConfigError: there would be no questions.
     """
     if num_samples < 1 or questions_per_document < 1:
         raise ConfigError(
@@ -151,19 +151,19 @@ def plan_documents(
 
 
 def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -> LineDocument:
-    """The document whose longest prompt fits into ``room`` tokens, while with one line more it does not.
+    """The longest document of a plan whose prompts all fit into ``room`` tokens.
 
-    The longest prompt is that of the question with the most tokens of its own. A document is counted a
-    few times only: each count tells how far off the next one should be taken.
+    The longest prompt is that of the question with the most tokens. The search counts only a few documents,
+    as it extrapolates from each count to the next candidate.
 
     Args:
-      plan: the rest of the document.
-      room: tokens for the prompt, which is the context less what may be generated.
-      count_tokens: the model's own.
+      plan: everything about the document but its number of lines.
+      room: tokens for the prompt: the context minus the tokens of an answer.
+      count_tokens: counts tokens as the model does.
 
     Raises:
-      ConfigError: not even a line for each question fits.
-      ArgumentError: more lines do not count as more tokens.
+      ConfigError: not even one line for each question fits.
+      ArgumentError: the count does not grow with the number of lines.
     """
 
     def tokens(num_lines: int) -> int:
@@ -171,9 +171,11 @@ def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -
         questions = (question.text for question in document.questions)
         return count_tokens(document.text, max(questions, key=lambda text: count_tokens("", text)))
 
-    def tokens_a_line(num_lines: int, counted: int) -> float:
+    def tokens_per_line(num_lines: int, counted: int) -> float:
         if counted <= needed:
-            raise ArgumentError(f"{num_lines} lines are counted as {counted} tokens, as few lines are")
+            raise ArgumentError(
+                f"{num_lines} lines are counted as {counted} tokens, no more than {least} lines"
+            )
         return (counted - needed) / (num_lines - least)
 
     least = fits = len(plan.strata)
@@ -183,7 +185,7 @@ def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -
             f"{needed} tokens are needed for {fits} lines and a question, and {room} are left for a prompt; "
             "give a longer context, fewer --questions-per-document or fewer --max-new-tokens"
         )
-    guess = least + int((room - needed) / tokens_a_line(least + 100, tokens(least + 100)))
+    guess = least + int((room - needed) / tokens_per_line(least + 100, tokens(least + 100)))
     too_many: int | None = None
     while too_many is None or too_many - fits > 1:
         tried = max(guess, fits + 1) if too_many is None else min(max(guess, fits + 1), too_many - 1)
@@ -192,5 +194,5 @@ def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -
             fits = tried
         else:
             too_many = tried
-        guess = tried + int((room - counted) // tokens_a_line(tried, counted))
+        guess = tried + int((room - counted) // tokens_per_line(tried, counted))
     return plan.build(fits)

@@ -1,4 +1,4 @@
-"""What a model answered, case by case, on disk as soon as it is known."""
+"""Log of a model's answers, one row per case, written to disk as soon as each is known."""
 
 import json
 import os
@@ -17,16 +17,16 @@ class Prediction:
     Attributes:
       case: number of the question, from 0, over all documents of the set.
       document: number of its document.
-      key: of the line asked for.
-      depth: of that line, in [0, 1).
-      expected: the number in it.
-      value_duplicates: other lines with that number.
-      text: the answer, as it came.
-      last: number that the answer is taken for by its last one.
-      first: likewise by its first one.
-      prompt_tokens: of the whole prompt.
-      seconds: that the answer took.
-      error: why there is none; it is asked for again when the run goes on.
+      key: key of the requested line.
+      depth: depth of that line, in [0, 1).
+      expected: the number in that line.
+      value_duplicates: how many other lines have the same number.
+      text: the answer, unchanged.
+      last: last number in the answer.
+      first: first number in the answer.
+      prompt_tokens: tokens of the whole prompt.
+      seconds: time for the answer.
+      error: why there is no answer, or None; a resumed run asks such a question again.
     """
 
     case: int
@@ -47,11 +47,11 @@ _ADAPTER = pydantic.TypeAdapter(Prediction)
 
 
 class PredictionLog:
-    """A JSON object a line. A later row about a case takes the place of an earlier one.
+    """A file with one JSON object per line. A later row for a case replaces an earlier one.
 
     Raises:
-      DataError: a row that is none. The last one may have been cut short when the run was killed: it is
-        dropped, and its case is asked again.
+      DataError: a row is malformed. Only the last row may be incomplete, if the run was killed: it is
+        dropped, and its question is asked again.
     """
 
     def __init__(self, path: Path):
@@ -67,13 +67,13 @@ class PredictionLog:
                 row = _ADAPTER.validate_json(line)
             except ValueError as error:
                 raise DataError(
-                    f"{path}, line {number} is no prediction: {line[:80]!r}; delete it and run the same "
-                    "command again, which asks that question again"
+                    f"{path}, line {number} is not a prediction: {line[:80]!r}; delete that line and run "
+                    "the same command again, which asks the question again"
                 ) from error
             self.rows[row.case] = row
 
     def add(self, row: Prediction) -> None:
-        """Writes a row; it is on disk when this returns."""
+        """Appends a row; it is on disk when this returns."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")
             file.flush()

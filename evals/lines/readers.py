@@ -1,4 +1,4 @@
-"""Who reads a document and answers questions about it: a model of ours, or one behind an address."""
+"""Interface of the models under test: ``LocalReader`` runs a model here, ``EndpointReader`` asks a server."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one question.
+    """The answer to one question.
 
     Attributes:
-      text: the answer; empty where there was an error.
-      prompt_tokens: of the whole prompt, template and BOS included.
-      seconds: that this question took; reading the document counts for the first one asked.
+      text: the answer; empty after an error.
+      prompt_tokens: tokens of the whole prompt, template and BOS included.
+      seconds: time for this question; the first one includes the time to read the document.
       error: why there is no answer, or None.
     """
 
@@ -23,22 +23,22 @@ class Answer:
 
 
 class Reader(Protocol):
-    """Reads documents and answers questions."""
+    """A model that reads a document and answers questions about it."""
 
     @property
     def name(self) -> str:
-        """Of the model, for tables and plots."""
+        """Name of the model in tables and plots."""
         ...
 
     @property
     def trained_on_task(self) -> bool:
-        """Whether it was trained on line retrieval itself, so that its results stand apart."""
+        """Whether the model was trained on line retrieval itself, so that its results are marked."""
         ...
 
     def count_tokens(self, document: str, question: str) -> int:
-        """Tokens of the prompt that holds both, with all that the model's template puts around them."""
+        """Tokens of the prompt with this document and question, including the model's template."""
         ...
 
     def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
-        """Greedy answers, one for each question and in their order, each as soon as it is there."""
+        """Greedy answers in the order of the questions, each as soon as it is complete."""
         ...

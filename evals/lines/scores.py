@@ -1,4 +1,4 @@
-"""Scores of line retrieval: what a set of cases comes to, as figures, a table and LongEval's files."""
+"""Scores of line retrieval: judges each answer; gives accuracy as figures, a table and LongEval's files."""
 
 import re
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from evals.lines.prediction_log import Prediction
 Rule = Literal["last", "first"]
 
 UNPARSABLE = -1
-"""What LongChat takes an answer without any number for; no line holds it."""
+"""The number of an answer that contains none, as in LongChat; no line has this value."""
 
 MOST_DIGITS = 100
-"""Python refuses to convert a number of thousands of digits, and a model may well write one."""
+"""Digits that are parsed: Python refuses to convert thousands of them, and a model may write that many."""
 
 
 def parsed_number(answer: str, rule: Rule) -> int:
-    """The number that an answer is taken for.
+    """The number that counts as the answer: the last one in the text, or the first one.
 
-    LongChat takes the last; other versions of the test the first. They differ where an answer repeats
-    the question ("line 17 is <4242>") or goes on after it.
+    LongChat takes the last; other versions of the test take the first. They differ if an answer repeats
+    the question ("line 17 is <4242>") or continues after it.
     """
     numbers = re.findall(r"\d+", answer)
     if not numbers:
@@ -38,12 +38,12 @@ def parsed_number(answer: str, rule: Rule) -> int:
 
 @dataclass(frozen=True)
 class SetScore:
-    """The predictions for one set of cases, all of it.
+    """Scores of one set of cases whose questions have all been asked.
 
     Attributes:
-      name: of the set, such as ``4k``.
-      num_lines: of its documents, on average.
-      predictions: in the order of the cases.
+      name: name of the set, such as ``4k``.
+      num_lines: average number of lines of its documents.
+      predictions: one for each case, in their order.
     """
 
     name: str
@@ -52,45 +52,45 @@ class SetScore:
 
     @property
     def answered(self) -> list[Prediction]:
-        """Those without an error; all scores are over these."""
+        """Predictions without an error; all scores are over these."""
         return [row for row in self.predictions if row.error is None]
 
     @property
     def failed(self) -> int:
-        """Questions without an answer, because of an error."""
+        """Number of questions without an answer because of an error."""
         return len(self.predictions) - len(self.answered)
 
     @property
     def unparsable(self) -> int:
-        """Answers without any number; they count as wrong."""
+        """Number of answers without a number; they count as wrong."""
         return sum(row.last == UNPARSABLE for row in self.answered)
 
     @property
     def with_duplicates(self) -> int:
-        """Questions whose number other lines hold too, so that the wrong line may give the right answer."""
+        """Questions whose value occurs in other lines too."""
         return sum(row.value_duplicates > 0 for row in self.predictions)
 
     @property
     def prompt_tokens(self) -> float:
-        """Of a prompt, on average."""
+        """Average tokens of a prompt."""
         return float(np.mean([row.prompt_tokens for row in self.predictions]))
 
     @property
     def seconds(self) -> Interval:
-        """Of an answer; there must be one."""
+        """Mean seconds per answer; at least one answer is needed."""
         return mean_interval([row.seconds for row in self.answered])
 
     def right(self, rule: Rule) -> list[bool]:
-        """Of each answer whether it is right."""
+        """Whether each answer is right."""
         return [(row.last if rule == "last" else row.first) == row.expected for row in self.answered]
 
     def accuracy(self, rule: Rule) -> Interval:
-        """Share of right answers with Wilson's interval; there must be an answer."""
+        """Share of right answers with Wilson's interval; at least one answer is needed."""
         right = self.right(rule)
         return wilson_interval(sum(right), len(right))
 
     def figures(self, rule: Rule) -> list[Figure]:
-        """For ``results.json``; ``accuracy`` is by this rule, and without answers there is none."""
+        """Figures for ``results.json``; ``accuracy`` follows ``rule`` and is absent without answers."""
 
         def count(name: str, value: float, unit: str) -> Figure:
             return Figure(f"{name}/{self.name}", value, unit, n=len(self.predictions))
@@ -99,10 +99,10 @@ class SetScore:
         if self.answered:
             rules: dict[str, Rule] = {"accuracy": rule, "accuracy_last": "last", "accuracy_first": "first"}
             scores = [
-                Figure.of(f"{name}/{self.name}", self.accuracy(by), "share right")
+                Figure.from_interval(f"{name}/{self.name}", self.accuracy(by), "share right")
                 for name, by in rules.items()
             ]
-            scores.append(Figure.of(f"seconds_per_question/{self.name}", self.seconds, "s"))
+            scores.append(Figure.from_interval(f"seconds_per_question/{self.name}", self.seconds, "s"))
         return [
             *scores,
             count("unparsable", self.unparsable, "answers"),
@@ -114,7 +114,7 @@ class SetScore:
 
 
 def score_table(scores: Sequence[SetScore], rule: Rule, title: str) -> TextTable:
-    """A row a set."""
+    """Table with a row for each set."""
     other: Rule = "first" if rule == "last" else "last"
     rows = []
     for score in scores:
@@ -128,20 +128,20 @@ def score_table(scores: Sequence[SetScore], rule: Rule, title: str) -> TextTable
                 "cases": score.name,
                 "lines": f"{score.num_lines:,.0f}",
                 "tokens": f"{score.prompt_tokens:,.0f}",
-                f"right by {rule} number (95%)": shown,
-                f"by {other}": by_other,
+                f"accuracy, {rule} number (95%)": shown,
+                f"{other} number": by_other,
                 "n": str(len(score.answered)),
-                "unparsable": str(score.unparsable),
+                "no number": str(score.unparsable),
                 "failed": str(score.failed),
                 "duplicates": str(score.with_duplicates),
-                "s a question": seconds,
+                "s/question": seconds,
             }
         )
     return TextTable(title, rows)
 
 
 def write_summary(path: Path, scores: Sequence[SetScore], rule: Rule) -> None:
-    """A CSV with the columns of RULER's summary (Tasks, Score in percent, Nulls) and ours behind them."""
+    """Writes a CSV with the columns of RULER's summary (Tasks, Score in percent, Nulls), then our own."""
     rows = []
     for score in scores:
         row = {
@@ -162,7 +162,7 @@ def write_summary(path: Path, scores: Sequence[SetScore], rule: Rule) -> None:
 
 
 def write_responses(path: Path, score: SetScore, rule: Rule) -> None:
-    """The answers as LongEval writes them, a line each, and their accuracy in the last line."""
+    """Writes the answers in LongEval's format, one per line, with the accuracy in the last line."""
     lines = []
     for row in score.answered:
         parsed = row.last if rule == "last" else row.first

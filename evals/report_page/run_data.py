@@ -20,11 +20,10 @@ from agentic_ring.models.model import Model
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics import read_metrics
 from evals.common.results import Results, read_results
-from evals.dmc_returns import load_params
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
 from evals.report_page.filmstrip import data_uri, evenly_spaced, render
 from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
-from evals.rollouts.policies import read_prompt
+from evals.rollouts.policies import load_params, read_prompt
 
 FRAMES = 8
 MAX_ATTENTION_TOKENS = 2**17

@@ -1,4 +1,4 @@
-"""The tasks as gymnasium environments, many at once, for trials in lock-step.
+"""Gymnasium environments of the tasks, stepped together for trials in lock-step.
 
 The environments are stepped one after another in this process. On two cores that gives 10,000
 control steps a second of walker for 16 environments, against 9,000 to 11,000 with gymnasium's
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class TrialSeeds(gymnasium.Wrapper):
     """Makes the initial state of a trial a function of (environment's seed, trial) and nothing else.
 
-    Every policy and every control is then tried from the same initial states, in any order.
-    ``reset(options={"trial": k})`` starts trial k, counted from 0, which is also the default.
+    Every policy and every control then starts from the same initial states, in any order.
+    ``reset(options={"trial": k})`` starts trial k, counted from 0; the default is trial 0.
     """
 
     def __init__(self, env: gymnasium.Env, seed: int):
@@ -35,7 +35,7 @@ class TrialSeeds(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts a trial; ``seed`` replaces the environment's own seed for good when given."""
+        """Starts a trial; ``seed``, if not None, replaces the environment's own seed from now on."""
         if seed is not None:
             self._seed = seed
         trial = (options or {}).get("trial", 0)
@@ -44,10 +44,10 @@ class TrialSeeds(gymnasium.Wrapper):
 
 
 class ActionRepeat(gymnasium.Wrapper):
-    """Holds each action for several control steps and pays the sum of their rewards.
+    """Repeats each action for several control steps and returns the sum of their rewards.
 
     An episode that ends within the repeats ends the step there. Infos are dropped: dm_control's hold
-    the discount alone, which is 1 in every task here.
+    only the discount, which is 1 in every task here.
     """
 
     def __init__(self, env: gymnasium.Env, repeats: int):
@@ -67,14 +67,14 @@ class ActionRepeat(gymnasium.Wrapper):
 
 
 class PhysicsState(gymnasium.Wrapper):
-    """Lets MuJoCo's state be read, so that what happened can be drawn later."""
+    """Gives access to MuJoCo's state, so that a trial can be rendered later."""
 
     def __init__(self, env: gymnasium.Env, dm_control_environment: "Environment"):
         super().__init__(env)
         self._environment = dm_control_environment
 
     def physics_state(self) -> np.ndarray:
-        """The state as it is now, a new float64 [P]: MuJoCo's qpos, qvel and activations."""
+        """A copy of the current state, float64 [P]: MuJoCo's qpos, qvel and activations."""
         return np.array(self._environment.physics.get_state(), np.float64)
 
 
@@ -88,13 +88,13 @@ def make_environment(task: Task, seed: int, action_repeat: int) -> gymnasium.Env
 def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) -> SyncVectorEnv:
     """Environments of one task that step together: observations float32 [E, O], rewards float64 [E].
 
-    Nothing resets by itself at an episode's end; ``reset(options={"trial": k})`` starts trial k in
-    all of them. Two environments with one seed and the same actions do the same.
+    No environment resets itself at an episode's end; ``reset(options={"trial": k})`` starts trial k in
+    all of them. Environments with the same seed and the same actions behave identically.
 
     Args:
-      task: which reward and initial states.
+      task: defines rewards and initial states.
       seeds: one for each of the E environments, at least 0.
-      action_repeat: control steps for which an action is held, with their rewards added up.
+      action_repeat: control steps for which an action is repeated; their rewards are summed.
 
     Raises:
       ArgumentError: no seeds, a negative one, or an action repeat below 1.
@@ -112,13 +112,13 @@ def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) 
 def shared_environments(
     task: Task, first_seed: int, environments: int, parts: int, action_repeat: int
 ) -> list[SyncVectorEnv]:
-    """So many environments in equal parts, each as ``make_environments`` makes them.
+    """Environments divided into equal parts that are stepped separately; see ``make_environments``.
 
     Args:
-      task, action_repeat: see there.
-      first_seed: of the first environment; the others have the next ones.
-      environments: of all parts together, a multiple of ``parts``.
-      parts: each to be stepped by itself.
+      task, action_repeat: as in ``make_environments``.
+      first_seed: seed of the first environment; the others have the next ones.
+      environments: number of environments in all parts together, a multiple of ``parts``.
+      parts: number of parts.
     """
     share = environments // parts
     firsts = range(first_seed, first_seed + environments, share)

@@ -1,13 +1,13 @@
-"""``evaluation.npz``: what an evaluation saw beyond its figures, so that a report needs no new rollout.
+"""``evaluation.npz``: data and first rollout of an evaluation, so that a report needs no new rollout.
 
     data_returns     float64 [N]            of the training trajectories
-    data_algorithms  string [N]             what chose their actions
-    observation      float32 [K, T, O]      of the first environment, in all K trials of T decisions
+    data_algorithms  string [N]             algorithm that collected each of them
+    observation      float32 [K, T, O]      of the first environment, in K trials of T decisions
     action           float32 [K, T, A]
-    reward           float32 [K, T]         earned by each decision
+    reward           float32 [K, T]         of each decision
     physics          float64 [K, T + 1, P]  MuJoCo's state before each decision and after the last
 
-T counts decisions, each of which is held for ``action_repeat`` control steps.
+An action is repeated for ``action_repeat`` control steps: that is one decision.
 """
 
 import zipfile
@@ -27,7 +27,7 @@ FILE_NAME = "evaluation.npz"
 
 @dataclass(frozen=True)
 class Rollout:
-    """The trials of one environment; shapes as above."""
+    """The trials of one environment; the module's docstring has the shapes."""
 
     observation: np.ndarray
     action: np.ndarray
@@ -45,11 +45,11 @@ class EvaluationRecord:
 
 
 class RecordingPolicy:
-    """Acts as ``policy`` does and keeps what the first environment goes through.
+    """Acts as ``policy`` does and records the first environment.
 
     Args:
-      policy: acts and learns.
-      environments: from ``make_environments``, those that it acts in.
+      policy: the policy that acts.
+      environments: the environments it acts in, from ``make_environments``.
     """
 
     def __init__(self, policy: TrialPolicy, environments: SyncVectorEnv):
@@ -59,7 +59,7 @@ class RecordingPolicy:
         self._action: ArrayLike
 
     def begin_trial(self) -> None:
-        """All environments have been reset."""
+        """Starts the record of a trial."""
         self._trials.append({field.name: [] for field in fields(Rollout)})
         self._policy.begin_trial()
 
@@ -72,7 +72,7 @@ class RecordingPolicy:
         return self._action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Takes the rewards float32 [E]; ``last`` ends the trial."""
+        """Records the reward of the first environment and passes all rewards on; ``last`` ends the trial."""
         trial = self._trials[-1]
         trial["action"].append(np.asarray(self._action)[0].copy())
         trial["reward"].append(reward[0])
@@ -81,7 +81,7 @@ class RecordingPolicy:
         self._policy.receive(reward, last)
 
     def rollout(self) -> Rollout:
-        """All trials so far, each of which has ended."""
+        """All trials so far; each must have ended."""
         return Rollout(
             **{
                 field.name: np.array([trial[field.name] for trial in self._trials])
@@ -94,7 +94,7 @@ class RecordingPolicy:
 
 
 def write_record(directory: Path, record: EvaluationRecord) -> None:
-    """Writes the run's ``evaluation.npz``, all of it or nothing."""
+    """Writes the run's ``evaluation.npz`` atomically."""
     rollout = {field.name: getattr(record.rollout, field.name) for field in fields(Rollout)}
     with replacing(directory / FILE_NAME) as beside, beside.open("wb") as file:
         np.savez_compressed(
@@ -103,10 +103,10 @@ def write_record(directory: Path, record: EvaluationRecord) -> None:
 
 
 def read_record(directory: Path) -> EvaluationRecord | None:
-    """Reads the run's ``evaluation.npz``; None where there is none.
+    """Reads the run's ``evaluation.npz``; None if the run has none.
 
     Raises:
-      DataError: it is damaged, or its arrays do not fit together.
+      DataError: it is damaged, or the shapes of its arrays do not match.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -116,14 +116,14 @@ def read_record(directory: Path) -> EvaluationRecord | None:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{path} cannot be read ({error}); run the experiment again, which evaluates anew"
+            f"{path} cannot be read ({error}); run the experiment again, which repeats the evaluation"
         ) from error
     _check(path, arrays)
     rollout = Rollout(**{field.name: arrays[field.name] for field in fields(Rollout)})
     return EvaluationRecord(arrays["data_returns"], arrays["data_algorithms"], rollout)
 
 
-# By array: kinds of dtype, and the shape with a letter for each free size.
+# Kind of dtype and shape of each array; a letter stands for a free size.
 _FORMAT = {
     "data_returns": ("f", "N"),
     "data_algorithms": ("U", "N"),
@@ -135,10 +135,10 @@ _FORMAT = {
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Names, dtypes, finite values, and shapes that agree.
+    """Checks names, dtypes and shapes, and that all values are finite.
 
     Raises:
-      DataError: one does not fit.
+      DataError: a check fails.
     """
     if set(arrays) != set(_FORMAT):
         raise DataError(
@@ -158,4 +158,4 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
         if kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{path}: {name} holds values that are not finite")
     if sizes["S"] != sizes["T"] + 1:
-        raise DataError(f"{path}: physics has {sizes['S']} rows a trial; expected {sizes['T'] + 1}")
+        raise DataError(f"{path}: physics has {sizes['S']} rows per trial; expected {sizes['T'] + 1}")

@@ -1,16 +1,18 @@
-"""The policies of a trained Agentic Transformer: where they live, and how many share the environments.
+"""Policies of a trained Agentic Transformer: checkpoint, devices, prompt, and number of policies.
 
-Two that take turns hide the time of the one behind the environments of the other. On a CPU both want the
-same cores:
+Two policies that act alternately overlap: one computes while the environments of the other are stepped. On
+a CPU both need the same cores:
 
-    little in context    two policies on all cores but one, which steps the environments
-    a long prompt        one policy on all cores, a shard of the prompt each: attending to it takes far
-                         longer than the environments do, and a prompt is read by more rows at once
+    short context    two policies on all cores but one; that core steps the environments
+    long prompt      one policy on all cores, with a shard of the prompt on each: attention to the prompt
+                     takes far longer than the environments do, and more rows read the prompt at once
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.chain_loader import ChainLoader
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.errors import CheckpointError
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
@@ -26,29 +29,33 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress
 from agentic_ring.provenance import usable_cores
 from agentic_ring.run import RunConfig
+from agentic_ring.training.checkpoint import Checkpoints
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import abstract_state
 
 LONG_PROMPT = 8192
-"""Tokens of a prompt that keeps all cores busy. On 2 cores, walker and the demo's model, 16 environments:
-two policies took 17 ms a decision behind 3,000 tokens and one on both cores 22; behind 31,000, 73 and 48."""
+"""Prompts of more tokens than this occupy all cores. With 16 walker environments, the demo's model and 2
+cores, two policies took 17 ms per decision after a prompt of 3,000 tokens, and one policy on both cores
+22 ms; after 31,000 tokens it was 73 and 48 ms."""
 
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """Who rolls out where.
+    """Devices and number of the policies of a rollout.
 
     Attributes:
-      mesh: of each policy.
-      policies: that share the environments evenly.
+      mesh: mesh of each policy.
+      policies: number of policies, each of which acts in an equal share of the environments.
     """
 
     mesh: Mesh
     policies: int
 
     @classmethod
-    def of(cls, mesh: Mesh, environments: int, prompt_tokens: int) -> "RolloutPlan":
-        """For so many environments behind a prompt; on ``mesh``, or on a part where a CPU simulates it.
+    def choose(cls, mesh: Mesh, environments: int, prompt_tokens: int) -> "RolloutPlan":
+        """The plan for ``mesh``, or for a part of it where a CPU simulates the devices.
 
-        More simulated devices than cores would take turns, and wait for each other twice a layer.
+        More simulated devices than cores would run alternately and wait for each other twice per layer.
         """
         if jax.process_count() > 1 or mesh.devices.flat[0].platform != "cpu":
             copies = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -62,24 +69,24 @@ class RolloutPlan:
         return cls(make_mesh(MeshShape(data=copies, ring=1), devices[:copies]), policies)
 
 
-def plan_of(config: RunConfig, mesh: Mesh) -> RolloutPlan:
-    """How a run is rolled out that was trained on ``mesh``."""
+def rollout_plan(config: RunConfig, mesh: Mesh) -> RolloutPlan:
+    """The plan for a run that was trained on ``mesh``."""
     tokens = config.evaluation.prompt_trajectories * config.decisions * TOKENS_PER_STEP
-    return RolloutPlan.of(mesh, config.evaluation.environments, tokens)
+    return RolloutPlan.choose(mesh, config.evaluation.environments, tokens)
 
 
 def in_context_policies(
     config: RunConfig, model: Model, params: Params, mesh: Mesh, prompt_chunk: int | None = None
 ) -> list[InContextPolicy]:
-    """Policies of a trained Agentic Transformer that share the environments, with their prompt read.
+    """Policies of a trained Agentic Transformer that share the environments; their prompt is prefilled.
 
     Args:
-      config: of the run.
-      model, params: of its checkpoint.
-      mesh: that it was trained on.
-      prompt_chunk: steps of the prompt read at a time; see ``InContextPolicy``.
+      config: configuration of the run.
+      model, params: its model and the parameters of a checkpoint.
+      mesh: the mesh it was trained on.
+      prompt_chunk: steps of the prompt that are encoded at a time; see ``InContextPolicy``.
     """
-    evaluation, plan = config.evaluation, plan_of(config, mesh)
+    evaluation, plan = config.evaluation, rollout_plan(config, mesh)
     policy = InContextPolicy(
         model,
         params,
@@ -99,20 +106,21 @@ def in_context_policies(
 
 
 def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
-    """The policy and copies of it, ``count`` in total."""
+    """``count`` policies: this one and copies that share its prompt."""
     return [policy, *(policy.fresh_copy() for _ in range(count - 1))]
 
 
 def context_bytes(policies: Sequence[InContextPolicy]) -> ContextBytes:
-    """Memory of the context of copies, which share one prompt."""
+    """Bytes of the contexts of policies that share one prompt, which is counted once."""
     each = [policy.context_bytes for policy in policies]
     return ContextBytes(each[0].prompt, sum(size.environments for size in each))
 
 
 def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSteps:
-    """Stored trajectories below the target, in ascending return and told to aim at it: [1, S] steps.
+    """Prompt of stored trajectories with returns up to the target, ascending, conditioned on the target.
 
-    S is a multiple of ``ring``.
+    Returns:
+      Steps [1, S], with S a multiple of ``ring``.
     """
     count = config.evaluation.prompt_trajectories
     loader = ChainLoader(
@@ -132,3 +140,43 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     fields = loader.load(plan, slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
     return ChainSteps(**steps)
+
+
+@contextmanager
+def _opened(run: Path, checkpoint: Literal["last", "best"]) -> Iterator[tuple[Checkpoints, int]]:
+    """A run's checkpoints, and the step of the requested one."""
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    checkpoints = Checkpoints(run / "checkpoints")
+    try:
+        step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
+        if step is None:
+            raise CheckpointError(f"{run} has no checkpoint; train it first")
+        yield checkpoints, step
+    finally:
+        checkpoints.close()
+
+
+def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:
+    """The step of a run's checkpoint.
+
+    Raises:
+      CheckpointError: the run has no checkpoint.
+    """
+    with _opened(run, checkpoint) as (_, step):
+        return step
+
+
+def load_params(
+    run: Path, config: RunConfig, mesh: Mesh, checkpoint: Literal["last", "best"] = "last"
+) -> tuple[Params, int]:
+    """Loads the parameters of a run's checkpoint onto ``mesh``; also returns the checkpoint's step.
+
+    Raises:
+      CheckpointError: the run has no checkpoint, or it does not fit the configuration.
+    """
+    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
+    with _opened(run, checkpoint) as (checkpoints, step), jax.set_mesh(mesh):
+        like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
+        state, _ = checkpoints.restore(step, like)
+    return state.params, step

@@ -1,13 +1,13 @@
-"""Trials: a policy acts in many environments at once, episode after episode, and may remember.
+"""The rollout loop: a policy acts in many environments at once, for several trials (episodes) in a row.
 
-Between trials only the environments are reset. What the policy keeps of earlier trials is its own
-business: an in-context learner keeps everything, the random policy nothing.
+Only the environments are reset between trials. What a policy keeps of earlier trials is up to the policy:
+an in-context learner keeps everything, the random policy nothing.
 
-Environments may be shared out over cohorts, which take turns: while one cohort's environments are
-stepped, another's policy may still work out what to do.
+Environments may be divided into cohorts that are stepped alternately: while the environments of one cohort
+are stepped, the policy of another may still compute its actions.
 
-    cohort 0   step   act ........   step   act ........        step: here, on one core
-    cohort 1          step   act ........   step   act ....     act: wherever the policy computes
+    cohort 0   step   act ........   step   act ........        step: in this process, on one core
+    cohort 1          step   act ........   step   act ....     act: on the devices of the policy
 """
 
 from collections.abc import Callable, Sequence
@@ -21,48 +21,48 @@ from agentic_ring.errors import ArgumentError
 
 
 class TrialPolicy(Protocol):
-    """What acts in a trial. E environments, O observation and A action dimensions."""
+    """A policy that is rolled out. E environments, O observation and A action dimensions."""
 
     def begin_trial(self) -> None:
-        """All environments have been reset; the next call is ``act``."""
+        """Called when all environments have been reset; the next call is ``act``."""
         ...
 
     def act(self, observation: np.ndarray) -> ArrayLike:
         """Actions float32 [E, A] in [-1, 1] for observations float32 [E, O].
 
-        They may be a ``jax.Array`` that is not there yet; it is waited for when it is needed.
+        They may be a ``jax.Array`` that is still being computed; the loop waits for it when it is needed.
         """
         ...
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Takes the rewards float32 [E] of the actions just given; ``last`` ends the trial."""
+        """Receives the rewards float32 [E] of the last actions; ``last`` ends the trial."""
         ...
 
 
 class RandomPolicy:
-    """Actions uniform in [-1, 1], independent over steps and environments."""
+    """Uniform actions in [-1, 1], independent over steps and environments."""
 
     def __init__(self, num_environments: int, action_dim: int, seed: int):
         self._shape = (num_environments, action_dim)
         self._generator = np.random.default_rng(seed)
 
     def begin_trial(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: this policy keeps no state."""
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A], whatever is observed."""
+        """Actions float32 [E, A], independent of the observation."""
         return self._generator.uniform(-1.0, 1.0, self._shape).astype(np.float32)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Nothing to learn."""
+        """Does nothing: this policy keeps no state."""
 
 
 class Cohort:
     """Environments that step together, and the policy that acts in them.
 
     Args:
-      policy: acts, and keeps what it wants of earlier trials.
-      environments: from ``make_environments``: reset by hand, all episodes equally long.
+      policy: acts in all of the environments.
+      environments: from ``make_environments``: they do not reset themselves; all episodes are equally long.
     """
 
     def __init__(self, policy: TrialPolicy, environments: VectorEnv):
@@ -72,14 +72,14 @@ class Cohort:
         self._action: ArrayLike
 
     def begin(self, trial: int) -> None:
-        """Starts a trial in all environments, and asks for the first actions."""
+        """Starts a trial in all environments and requests the first actions."""
         self._trial, self._step = trial, -1
         observation, _ = self._environments.reset(options={"trial": trial})
         self._policy.begin_trial()
         self._action = self._policy.act(observation)
 
     def step(self) -> tuple[np.ndarray, bool]:
-        """Takes the actions that were asked for, and asks for the next ones.
+        """Executes the requested actions and requests the next ones.
 
         Returns:
           Rewards float64 [E], and whether the trial has ended.
@@ -106,15 +106,15 @@ class Cohort:
 def run_trials(
     cohorts: Sequence[Cohort], trials: int, on_step: Callable[[int, int], None] | None = None
 ) -> np.ndarray:
-    """Rolls out several trials, one after another, in all environments in lock-step.
+    """Rolls out several trials in a row in all environments, in lock-step.
 
     Args:
-      cohorts: that take turns.
-      trials: episodes one after another in each environment.
+      cohorts: stepped alternately.
+      trials: number of episodes in a row in each environment.
       on_step: called with (trial, step), both from 0, after each step; for a progress bar.
 
     Returns:
-      Undiscounted returns float64 [E, trials] of the environments of all cohorts, one after another.
+      Undiscounted returns float64 [E, trials], with the environments of all cohorts concatenated.
 
     Raises:
       ArgumentError: fewer than one trial; an action of the wrong shape, non-finite or outside
@@ -151,6 +151,6 @@ def _checked_action(action: np.ndarray, environments: VectorEnv) -> np.ndarray:
         )
     if not (np.abs(action) <= 1.0).all():  # false for NaN as well
         raise ArgumentError(
-            f"the policy's actions reach from {action.min()} to {action.max()}; they must lie in [-1, 1]"
+            f"the policy's actions range from {action.min()} to {action.max()}; they must lie in [-1, 1]"
         )
     return action

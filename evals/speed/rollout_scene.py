@@ -83,7 +83,7 @@ class Scene:
             (0.0,) * self.domain.observation_dim, (1.0,) * self.domain.observation_dim, 1, 1
         )
         tokens = 0 if prompt is None else prompt.position.shape[1] * TOKENS_PER_STEP
-        plan = RolloutPlan.of(make_mesh(MeshShape()), self.environments, tokens)
+        plan = RolloutPlan.choose(make_mesh(MeshShape()), self.environments, tokens)
         policy = InContextPolicy(
             self.model,
             self.params,

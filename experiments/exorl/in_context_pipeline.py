@@ -19,9 +19,9 @@ from data_prep.collection.domain_plans import PLANS
 from evals.common.plots import plot_loss
 from evals.common.results import Results, write_results
 from evals.common.rows import write_rows
-from evals.in_context.task_rollouts import CONDITIONS, Condition, HiddenRollouts
-from evals.in_context.trial_curves import plot_hidden
-from evals.in_context.verdict import HiddenReport
+from evals.in_context.task_rollouts import CONDITIONS, Condition, TaskFamilyRollouts
+from evals.in_context.trial_curves import plot_task_family
+from evals.in_context.verdict import TaskFamilyReport
 from experiments.exorl.pipeline import assemble, measure_data
 from experiments.exorl.presets import Preset
 
@@ -64,12 +64,12 @@ def resolve_in_context(
 
 def in_context_returns(
     config: RunConfig, model: Model, params: Params, mesh: Mesh, directory: Path
-) -> HiddenReport:
+) -> TaskFamilyReport:
     """Rolls out every condition in every task, except for those kept in the run's folder ``returns/``."""
     domain = parse_task(config.task).domain
     found: dict[str, dict[Condition, np.ndarray]] = {}
     for name in config.chains.hidden_tasks:
-        rollouts = HiddenRollouts(config, task_named(domain, name), model, params, mesh, DRAWS)
+        rollouts = TaskFamilyRollouts(config, task_named(domain, name), model, params, mesh, DRAWS)
         found[name] = {}
         for condition in CONDITIONS:
             path = directory / "returns" / f"{name}-{condition}.npy"
@@ -79,14 +79,16 @@ def in_context_returns(
                     np.save(file, rollouts.returns(condition))
             found[name][condition] = np.load(path, allow_pickle=False)
     targets = {name: config.scaling.for_task(name).return_scale for name in config.chains.hidden_tasks}
-    return HiddenReport(found, targets, config.evaluation.first_seed, DRAWS)
+    return TaskFamilyReport(found, targets, config.evaluation.first_seed, DRAWS)
 
 
-def write_in_context_report(config: RunConfig, report: HiddenReport, stages: Stages, directory: Path) -> None:
+def write_in_context_report(
+    config: RunConfig, report: TaskFamilyReport, stages: Stages, directory: Path
+) -> None:
     """Writes ``results.json``, ``trials.csv`` and the plots."""
     results = Results.of_this_process(asdict(config), stages.seconds, report.figures())
     write_results(directory / "results.json", results)
     write_rows(directory / "trials.csv", report.rows())
     title = f"{parse_task(config.task).domain.name}, in-context tasks"
-    plot_hidden(directory / "hidden_task.png", title, report)
+    plot_task_family(directory / "hidden_task.png", title, report)
     plot_loss(directory / "loss.png", title, read_metrics(directory / "metrics.jsonl"))

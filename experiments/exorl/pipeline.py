@@ -29,8 +29,8 @@ from agentic_ring.training.train_step import TrainState
 from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.common.results import Figure, Results, write_results
-from evals.dmc_returns import ReturnReport
 from evals.rollouts.evaluation_record import EvaluationRecord, write_record
+from evals.rollouts.returns import ReturnReport
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.presets import Preset
 
@@ -150,7 +150,7 @@ def all_figures(
     speed = np.median([row["tokens_per_second"] for row in rows])
     return [
         *report.figures(paper_return),
-        Figure.of("loss/final", mean_interval(recent), "squared error"),
+        Figure.from_interval("loss/final", mean_interval(recent), "squared error"),
         Figure("tokens_per_second", float(speed), "tokens/s", n=len(rows)),
         Figure("bytes_per_device", float(memory.total), "bytes"),
     ]

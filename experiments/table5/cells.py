@@ -15,7 +15,7 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.run_folder import Stages, enter_directory, read_config
 from evals.common.results import Results, read_results, write_results
-from evals.dmc_returns import roll_out, trial_figures
+from evals.rollouts.returns import roll_out, trial_figures
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TablePreset
 

@@ -17,7 +17,7 @@ from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics import MetricsLog
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
-from evals.dmc_returns import ReturnReport, evaluate_returns
+from evals.rollouts.returns import ReturnReport, evaluate_returns
 from experiments.exorl.pipeline import resolve, write_report
 from experiments.exorl.presets import PRESETS
 from tests.data.synthetic import random_store

@@ -16,8 +16,8 @@ def write_run(path, reader="ours", trained_on_task=True, shares=((8, 10), (10, 1
         figure
         for name, (right, asked), tokens in zip(names, shares, (16000.0, 4000.0), strict=True)
         for figure in (
-            Figure.of(f"accuracy/{name}", wilson_interval(right, asked), "share right"),
-            Figure.of(f"accuracy_first/{name}", wilson_interval(0, asked), "share right"),
+            Figure.from_interval(f"accuracy/{name}", wilson_interval(right, asked), "share right"),
+            Figure.from_interval(f"accuracy_first/{name}", wilson_interval(0, asked), "share right"),
             Figure(f"prompt_tokens/{name}", tokens, "tokens"),
         )
     ]

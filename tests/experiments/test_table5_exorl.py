@@ -163,7 +163,7 @@ def table_of(scores: dict[str, list[list[float]]]) -> ReturnsTable:
     def results(value: float) -> Results:
         interval = Interval(value, value - 1, value + 1, 16)
         figures = [
-            Figure.of(f"return/{name}", interval, "return")
+            Figure.from_interval(f"return/{name}", interval, "return")
             for name in ("trial_1", "last_trial", "best_of_trials")
         ]
         return Results(**ORIGIN, config={"data": {"target": 60.0}}, wall_seconds={}, figures=tuple(figures))

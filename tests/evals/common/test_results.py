@@ -13,7 +13,7 @@ from evals.common.results import Figure, Results, figure_table, read_results, wr
 
 CONFIG = {"task": "walker_run", "seed": 0, "model": {"layers": 3}}
 FIGURES = (
-    Figure.of("return/last_trial", mean_interval([60.0, 70.0, 95.0]), "return", paper=110.3),
+    Figure.from_interval("return/last_trial", mean_interval([60.0, 70.0, 95.0]), "return", paper=110.3),
     Figure("loss/final", 0.0123456, "mean squared error"),
     Figure("bytes_per_device", 123_456_789, "bytes"),
 )
@@ -132,5 +132,5 @@ def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
 
 
 def test_a_single_run_has_no_interval():
-    figure = Figure.of("return/last_trial", Interval(3.0, None, None, 1), "return")
+    figure = Figure.from_interval("return/last_trial", Interval(3.0, None, None, 1), "return")
     assert (figure.low, figure.high, figure.n) == (None, None, 1)

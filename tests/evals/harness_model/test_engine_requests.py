@@ -40,10 +40,10 @@ def test_an_answer_is_the_engines_up_to_its_stop_string(opened):
     (whole,) = engine.generate([tokenizer.encode(QUESTION, bos=True)], 12)
     text = tokenizer.decode(whole.tokens)
     greedy = {"do_sample": False, "temperature": 0.7, "max_gen_toks": 12}
-    assert requests.answer(QUESTION, Generation.of(greedy, 0)) == text
+    assert requests.answer(QUESTION, Generation.from_settings(greedy, 0)) == text
     # What begins with the token that begins texts gets no second one.
-    assert requests.answer("<s>" + QUESTION, Generation.of(greedy, 0)) == text
-    stopped = requests.answer(QUESTION, Generation.of(greedy | {"until": text[4:6]}, 0))
+    assert requests.answer("<s>" + QUESTION, Generation.from_settings(greedy, 0)) == text
+    stopped = requests.answer(QUESTION, Generation.from_settings(greedy | {"until": text[4:6]}, 0))
     assert stopped == text[: text.index(text[4:6])]
 
 
@@ -51,7 +51,7 @@ def test_what_is_too_long_is_an_error(opened):
     requests, _, tokenizer = opened
     length = len(tokenizer.encode_prompt(QUESTION))
     with pytest.raises(ArgumentError, match=f"take {length + 90} tokens, but the limit is {LIMIT}; "):
-        requests.answer(QUESTION, Generation.of({"max_gen_toks": 90}, 0))
+        requests.answer(QUESTION, Generation.from_settings({"max_gen_toks": 90}, 0))
     with pytest.raises(ArgumentError, match="take 101 tokens"):
         list(requests.scores([([1], [2] * 10), ([1], [2] * 100)]))
 
@@ -59,12 +59,12 @@ def test_what_is_too_long_is_an_error(opened):
 def test_settings_of_tasks_are_understood_or_refused():
     until = ["\n", "."]
     settings = {"until": until, "max_gen_toks": 5, "temperature": 0.0, "do_sample": False}
-    assert Generation.of(settings, 3) == Generation(5, ("\n", "."), Sampling(0.0, 1.0, 3))
+    assert Generation.from_settings(settings, 3) == Generation(5, ("\n", "."), Sampling(0.0, 1.0, 3))
     drawn = {"until": "a", "max_tokens": 7, "temperature": 0.5, "do_sample": True, "top_p": 0.9}
-    assert Generation.of(drawn, 3) == Generation(7, ("a",), Sampling(0.5, 0.9, 3))
-    assert Generation.of({}, 0) == Generation(256, (), Sampling())
+    assert Generation.from_settings(drawn, 3) == Generation(7, ("a",), Sampling(0.5, 0.9, 3))
+    assert Generation.from_settings({}, 0) == Generation(256, (), Sampling())
     with pytest.raises(ConfigError, match="the task sets num_beams for its answers"):
-        Generation.of({"num_beams": 4}, 0)
+        Generation.from_settings({"num_beams": 4}, 0)
 
 
 @pytest.mark.parametrize("name", ["vicuna_v1.1", "llama-3", "plain"])

@@ -1,4 +1,4 @@
-"""What stands between a policy and its environments in the controls."""
+"""The policies of the controls, and the stored contexts: each control changes one thing only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.data.synthetic import two_task_store
 
 
 class Recorder:
-    """Keeps what is asked of it, in order."""
+    """Records its calls in order."""
 
     def __init__(self):
         self.calls: list[tuple[Any, ...]] = []
@@ -42,7 +42,7 @@ def run_a_trial(policy) -> None:
     policy.receive(np.array([3.0]), True)
 
 
-def test_a_forgetful_policy_begins_every_trial_with_nothing():
+def test_a_no_context_policy_begins_every_trial_with_an_empty_context():
     recorder = Recorder()
     policy: Any = NoContextPolicy(recorder)
     run_a_trial(policy)
@@ -51,7 +51,7 @@ def test_a_forgetful_policy_begins_every_trial_with_nothing():
     assert recorder.calls == 2 * trial
 
 
-def test_an_unpaid_policy_never_learns_of_a_reward():
+def test_a_zero_reward_policy_never_learns_of_a_reward():
     recorder = Recorder()
     run_a_trial(ZeroRewardPolicy(recorder))
     assert recorder.calls == [("begin_trial",), ("act", [[1.0]]), ("receive", [0.0], True)]
@@ -96,7 +96,7 @@ def test_the_right_context_is_a_chain_without_its_last_member(contexts):
     assert contexts.plan(TASKS[0], "right", 0).task == TASKS[0]
 
 
-def test_another_tasks_context_is_paid_for_that_task(contexts):
+def test_another_tasks_context_has_that_tasks_rewards(contexts):
     plan = contexts.plan(TASKS[0], "wrong", 0)
     assert plan == contexts.plan(TASKS[1], "right", 0)
     for name, array in fields(contexts, "wrong").items():
@@ -105,7 +105,7 @@ def test_another_tasks_context_is_paid_for_that_task(contexts):
         )
 
 
-def test_zeroed_takes_the_pay_alone(contexts):
+def test_zeroed_removes_the_rewards_only(contexts):
     right, zeroed = fields(contexts, "right"), fields(contexts, "zeroed")
     assert right["reward"].any()
     assert not zeroed["reward"].any()
@@ -125,7 +125,7 @@ def test_shuffled_moves_whole_steps(contexts):
         np.testing.assert_array_equal(shuffled[name][:REAL], right[name][order])
 
 
-def test_descending_turns_the_members_round(contexts):
+def test_descending_reverses_the_members(contexts):
     right, descending = fields(contexts, "right"), fields(contexts, "descending")
 
     def members(found: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""When learning in context may be claimed, on numbers made by hand."""
+"""The criteria for in-context learning, on numbers chosen by hand."""
 
 import re
 from dataclasses import replace
@@ -9,8 +9,8 @@ from rich.console import Console
 
 from evals.common.intervals import Interval
 from evals.in_context.task_rollouts import CONTEXTS
-from evals.in_context.trial_curves import plot_hidden
-from evals.in_context.verdict import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, HiddenReport, Verdict, judge
+from evals.in_context.trial_curves import plot_task_family
+from evals.in_context.verdict import BEST_OF_NO_CONTEXT, BEST_ONLINE, POOLED, TaskFamilyReport, Verdict, judge
 
 
 def interval(value: float, half: float = 1.0) -> Interval:
@@ -67,8 +67,8 @@ def test_a_single_run_shows_nothing():
 ENVIRONMENTS, TRIALS, DRAWS = 8, 4, 4
 
 
-def report(**trials: list[float]) -> HiddenReport:
-    """Of a task whose trials are given and one that pays ten times as much; no spread to speak of."""
+def report(**trials: list[float]) -> TaskFamilyReport:
+    """Returns of a task with these trials and of one with ten times the rewards; hardly any spread."""
     noise = np.random.default_rng(0).normal(0, 0.01, (ENVIRONMENTS, TRIALS))
     found = {
         "online": [10, 20, 30, 40],
@@ -78,7 +78,7 @@ def report(**trials: list[float]) -> HiddenReport:
     }
     found |= trials
     returns = {name: np.array(values) + noise[:, : len(values)] for name, values in found.items()}
-    return HiddenReport(
+    return TaskFamilyReport(
         {"run": returns, "flip": {name: 10 * values for name, values in returns.items()}},
         {"run": 100.0, "flip": 1000.0},
         first_seed=50,
@@ -93,7 +93,7 @@ def test_pooled_returns_are_shares_of_each_tasks_target():
     assert pooled["right"][0].value == pytest.approx(0.3, abs=1e-3)
 
 
-def test_environments_behind_one_stored_context_are_one_run():
+def test_environments_that_share_a_stored_context_are_one_run():
     found = report()
     by_context = np.repeat([0.0, 10.0, 20.0, 30.0], ENVIRONMENTS // DRAWS)[:, None]
     changed = {
@@ -141,7 +141,7 @@ def test_figures_and_rows_hold_every_trial():
 
 
 def test_the_figure_has_a_panel_a_task(tmp_path):
-    plot_hidden(tmp_path / "hidden.png", "cheetah", report())
+    plot_task_family(tmp_path / "hidden.png", "cheetah", report())
     assert (tmp_path / "hidden.png").read_bytes().startswith(b"\x89PNG")
 
 

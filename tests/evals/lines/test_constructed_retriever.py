@@ -1,4 +1,4 @@
-"""A model whose right answers are known: what it misses is a fault of reading, keeping or writing."""
+"""A model whose right answers are known: a miss is a bug in prefill, cache or decoding."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int, **arguments) -> int:
-    """Of ``QUESTIONS`` about a document of so many lines."""
+    """Number of right answers to ``QUESTIONS`` questions about a document."""
     reader = open_reader(str(folder), [], None, allow_extrapolation=False)
     mesh = make_mesh(shape, jax.devices()[:devices])
     engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
@@ -117,7 +117,7 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(folder, tmp_path,
 def test_more_than_there_is_memory_for_is_said_before_it_starts(folder, monkeypatch):
     monkeypatch.setattr("agentic_ring.device_memory.hardware", lambda: {"memory_gib": 0.1})
     with pytest.raises(
-        ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache .* there are 0.10 GB"
+        ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache .* 0.10 GB are available"
     ):
         open_reader(str(folder), [262_144], None, allow_extrapolation=False)
 
@@ -135,7 +135,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     ("name", "message"),
     [
         ("./nowhere", "there is no folder ./nowhere"),
-        ("a/b/c", "there is no folder a/b/c; give one, or a name on Hugging Face"),
+        ("a/b/c", "there is no folder a/b/c; give a folder, or organisation/name on Hugging Face"),
         ("/not/here", "there is no folder /not/here"),
     ],
 )

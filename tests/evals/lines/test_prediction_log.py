@@ -37,5 +37,5 @@ def test_another_line_that_is_no_prediction_is_named(tmp_path, line):
     path = tmp_path / "4k.jsonl"
     PredictionLog(path).add(ROW)
     path.write_text(line + "\n" + path.read_text())
-    with pytest.raises(DataError, match=r"4k\.jsonl, line 1 is no prediction"):
+    with pytest.raises(DataError, match=r"4k\.jsonl, line 1 is not a prediction"):
         PredictionLog(path)

@@ -60,7 +60,7 @@ def test_the_rule_decides_which_accuracy_is_the_score(rule):
 def test_a_set_of_which_all_failed_has_no_accuracy(tmp_path):
     score = SetScore("4k", 169.0, [FAILED])
     assert not any(name.startswith("accuracy") for name in figures(score))
-    assert score_table([score], "last", "x").rows[0]["right by last number (95%)"] == "none"
+    assert score_table([score], "last", "x").rows[0]["accuracy, last number (95%)"] == "none"
     write_responses(tmp_path / "4k_response.txt", score, "last")
     assert (tmp_path / "4k_response.txt").read_text() == ""
     write_summary(tmp_path / "summary.csv", [score], "last")
@@ -112,10 +112,10 @@ def test_the_plots_are_drawn_with_depths_that_nobody_asked_for(tmp_path):
         ("\n\n7\n", 7, 7),
     ],
 )
-def test_the_number_that_an_answer_is_taken_for(answer, last, first):
+def test_the_number_that_counts_as_the_answer(answer, last, first):
     assert parsed_number(answer, "last") == last
     assert parsed_number(answer, "first") == first
 
 
-def test_an_endless_number_is_a_wrong_one_and_no_crash():
+def test_an_endless_number_is_wrong_and_does_not_crash():
     assert parsed_number("9" * 10_000, "last") > 50_000

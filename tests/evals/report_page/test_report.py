@@ -19,7 +19,7 @@ from agentic_ring.errors import ConfigError, DataError
 from evals import report
 from evals.common.results import Figure, Results, read_results, short_number, write_results
 from evals.in_context.task_rollouts import CONTEXTS
-from evals.in_context.verdict import HiddenReport
+from evals.in_context.verdict import TaskFamilyReport
 from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
 from evals.report_page.trial_charts import curve_label, trials_of_tasks
@@ -181,7 +181,7 @@ def test_hidden_tasks_have_a_chart_each_with_their_controls(reported):
         "no_context": np.tile([[1.0, 2.0], [2.0, 1.0]], (2, 1)),
         **{name: np.tile([[value], [value + 1.0]], (2, 1)) for value, name in enumerate(CONTEXTS)},
     }
-    figures = HiddenReport({"left": found, "right": found}, {"left": 4.0, "right": 4.0}, 0, 2).figures()
+    figures = TaskFamilyReport({"left": found, "right": found}, {"left": 4.0, "right": 4.0}, 0, 2).figures()
     tasks = trials_of_tasks(figures)
     assert [task.name for task in tasks] == ["left", "right", "pooled"]
     assert list(tasks[0].curves) == ["left/online", "left/no_context"]

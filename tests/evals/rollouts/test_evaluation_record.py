@@ -55,7 +55,7 @@ def test_it_reads_back_without_pickles(recorded, tmp_path):
     ("change", "message"),
     [
         ({"reward": np.zeros((2, 9), np.float32)}, r"reward is float32 \[2, 9\]"),
-        ({"physics": np.zeros((2, 10, 4))}, "10 rows a trial; expected 11"),
+        ({"physics": np.zeros((2, 10, 4))}, "10 rows per trial; expected 11"),
         ({"action": np.full((2, 10, 1), np.nan, np.float32)}, "action holds values that are not finite"),
         ({"data_algorithms": np.array([object(), None])}, "cannot be read"),
         ({"extra": np.zeros(3)}, "extra"),

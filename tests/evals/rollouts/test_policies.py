@@ -1,4 +1,4 @@
-"""Who rolls out where, and what stands in the context before the first trial."""
+"""Devices and number of policies of a rollout, and the prompt before the first trial."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_simulated_devices_leave_a_core_to_the_environments_unless_the_prompt_is
     monkeypatch, cores, prompt_tokens, environments, expected
 ):
     monkeypatch.setattr(policies, "usable_cores", lambda: cores)
-    plan = RolloutPlan.of(make_mesh(MeshShape(ring=8)), environments, prompt_tokens)
+    plan = RolloutPlan.choose(make_mesh(MeshShape(ring=8)), environments, prompt_tokens)
     sizes, num_policies = expected
     assert {name: plan.mesh.shape[name] for name in sizes} == sizes
     assert plan.mesh.size == sizes["data"] * sizes["ring"]

@@ -1,0 +1,127 @@
+"""Returns of policies in dm_control: rollouts of all trials, and the figures that are reported of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.tasks import Task, parse_task
+from agentic_ring.models.model import Model, Params
+from agentic_ring.progress import progress
+from agentic_ring.run import EvaluationConfig, RunConfig
+from evals.common.intervals import Interval, mean_interval
+from evals.common.results import Figure
+from evals.rollouts.environments import shared_environments
+from evals.rollouts.evaluation_record import RecordingPolicy, Rollout
+from evals.rollouts.policies import in_context_policies
+from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
+
+
+@dataclass(frozen=True)
+class ReturnReport:
+    """Undiscounted returns of the model, and the returns that they are compared with.
+
+    Attributes:
+      trials: float64 [E, trials].
+      random_policy: float64 [E, trials] of uniform random actions in the same environments.
+      data: float64 [episodes] of the training data.
+      target: return that every trial was conditioned on.
+      rollout: observations, actions, rewards and physics states of the first environment.
+    """
+
+    trials: np.ndarray
+    random_policy: np.ndarray
+    data: np.ndarray
+    target: float
+    rollout: Rollout
+
+    def trial_intervals(self) -> list[Interval]:
+        """Mean of each trial over the environments, with its 95% interval."""
+        return trial_intervals(self.trials)
+
+    def figures(self, paper: float | None = None) -> list[Figure]:
+        """All returns as figures; ``paper`` is the paper's value of the last and of the best trial."""
+        return [
+            Figure.from_interval(
+                "return/random_policy", mean_interval(self.random_policy.mean(axis=1)), "return"
+            ),
+            *(
+                Figure(
+                    f"return/data_{name}", float(np.quantile(self.data, quantile)), "return", n=len(self.data)
+                )
+                for name, quantile in DATA_QUANTILES.items()
+            ),
+            Figure("return/target", self.target, "return"),
+            *trial_figures(self.trials, paper),
+        ]
+
+
+def trial_intervals(returns: np.ndarray) -> list[Interval]:
+    """Mean over the environments, with its interval, of each trial of returns [E, trials]."""
+    return [mean_interval(trial) for trial in returns.T]
+
+
+def trial_figures(returns: np.ndarray, paper: float | None = None) -> list[Figure]:
+    """Figures of returns [E, trials]: each trial, the last one, and the mean of each environment's best."""
+    trials = trial_intervals(returns)
+    best = mean_interval(returns.max(axis=1))
+    return [
+        *(
+            Figure.from_interval(f"return/trial_{number}", trial, "return")
+            for number, trial in enumerate(trials, start=1)
+        ),
+        Figure.from_interval("return/last_trial", trials[-1], "return", paper),
+        Figure.from_interval("return/best_of_trials", best, "return", paper),
+    ]
+
+
+DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
+
+
+def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> ReturnReport:
+    """Rolls out the model, and the random policy in the same environments."""
+    task = parse_task(config.task)
+    evaluation, action_repeat = config.evaluation, config.chains.action_repeat
+    with TrajectoryStore.open(config.store) as store:
+        data = store.returns(task.name)
+    random_policy = RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed)
+    policies = in_context_policies(config, model, params, mesh)
+    random_returns, _ = roll_out([random_policy], "random policy", task, action_repeat, evaluation)
+    returns, rollout = roll_out(policies, "agentic transformer", task, action_repeat, evaluation)
+    return ReturnReport(returns, random_returns, data, config.target, rollout)
+
+
+def roll_out(
+    policies: Sequence[TrialPolicy], name: str, task: Task, action_repeat: int, evaluation: EvaluationConfig
+) -> tuple[np.ndarray, Rollout]:
+    """Rolls out policies in the environments that every method is evaluated in.
+
+    Args:
+      policies: each acts in an equal share of the environments, as a cohort.
+      name: label of the progress bar.
+      task, action_repeat, evaluation: define the environments and trials.
+
+    Returns:
+      Undiscounted returns float64 [E, trials], and the rollout of the first environment.
+    """
+    decisions = task.domain.decisions(action_repeat)
+    environments = shared_environments(
+        task, evaluation.first_seed, evaluation.environments, len(policies), action_repeat
+    )
+    recorded = RecordingPolicy(policies[0], environments[0])
+    cohorts = [
+        Cohort(policy, each) for policy, each in zip((recorded, *policies[1:]), environments, strict=True)
+    ]
+    try:
+        with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
+
+            def on_step(trial: int, step: int) -> None:
+                advance(trial * decisions + step + 1, f"trial {trial + 1}")
+
+            returns = run_trials(cohorts, evaluation.trials, on_step)
+    finally:
+        for each in environments:
+            each.close()
+    return returns, recorded.rollout()
