@@ -1,11 +1,11 @@
-"""EleutherAI's lm-evaluation-harness on a model of ours; RULER's long retrieval is among its tasks.
+"""Runs tasks of EleutherAI's lm-evaluation-harness, such as RULER's long retrieval, on our models.
 
     pip install 'agentic_ring[harness]'
     python evals/harness.py --model FOLDER --tasks niah_single_1,niah_multikey_1 --max-length 33024
 
-prints the harness's table and writes its results and samples. Prompts that are too long are an error,
-never cut: a cut one has lost what is asked for. The token that begins a text stands before it once,
-whatever a chat template writes.
+prints the harness's table and writes its results and samples. A prompt that is too long is an error and is
+never truncated, as truncation may remove the answer. A prompt begins with exactly one BOS token, whatever
+the chat template writes.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
 
 RULER_ROOM = 256
-"""Tokens that a prompt of RULER's may have beyond its length."""
+"""Tokens that one of RULER's prompts may have beyond its nominal length."""
 
 
 def main(
@@ -43,28 +43,28 @@ def main(
     seed: int = 0,
     output: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:
-    """Runs tasks of the harness.
+    """Runs tasks of lm-evaluation-harness on a model.
 
     Args:
-      model: Folder as Hugging Face lays it out, with its tokenizer.json.
-      tasks: The harness's names, with commas between.
-      max_length: Tokens of a prompt and its answer at most. Default: what the model was made for.
-      ruler_lengths: Lengths of RULER's prompts, as 4k,32k. It does not count the beginning of the answer
-        that it gives, nor a chat template: leave max-length some room. Default: the longest power of two
-        that leaves 256 tokens.
-      template: Ask as a chat, in this template: vicuna_v1.1, llama-3, plain, or tokenizer for the folder's
-        own. Default: the bare prompt.
-      num_fewshot: Examples before each question. Default: as the task has it.
-      limit: Questions a task at most. Default: all.
-      include_path: Folder of more tasks, as the harness's YAML files.
-      allow_extrapolation: Let max_length go beyond what the model was made for.
-      dtype: Of weights and computation. Default: as stored.
-      seed: Of answers that are drawn.
-      output: Results and samples, as JSON. Default: runs/harness-MODEL.json.
+      model: Folder in Hugging Face's layout, with its tokenizer.json.
+      tasks: The harness's names of the tasks, separated by commas.
+      max_length: Maximum number of tokens of a prompt and its answer. Default: the model's context length.
+      ruler_lengths: Lengths of RULER's prompts, such as 4k,32k. They include neither the beginning of the
+        answer that RULER supplies nor a chat template, so make max-length larger. Default: the largest power
+        of two that leaves 256 tokens.
+      template: Send prompts as a chat in this template: vicuna_v1.1, llama-3, plain, or tokenizer for the
+        one in the folder. Default: bare prompts.
+      num_fewshot: Number of examples before each question. Default: that of the task.
+      limit: Maximum number of questions per task. Default: all.
+      include_path: Folder with additional tasks as YAML files of the harness.
+      allow_extrapolation: Allow a max_length beyond the model's context length.
+      dtype: Data type of weights and computation. Default: as stored.
+      seed: Seed of sampled answers.
+      output: JSON file for results and samples. Default: runs/harness-MODEL.json.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError("lm_eval is missing: pip install 'agentic_ring[harness]'")
-    # Only now: an installation without the extra gets the message above.
+    # Imported here, so that an installation without the extra gets the message above.
     from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
@@ -81,7 +81,7 @@ def main(
     loaded = load_pretrained(model, mesh, dtype, context=context)
     tokenizer.check_fits(loaded.config.vocab_size)
     requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context)
-    # RULER measures its prompts with the model's own tokenizer.
+    # RULER counts the tokens of its prompts with the model's own tokenizer.
     metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     manager = TaskManager(include_path=None if include_path is None else str(include_path), metadata=metadata)
@@ -105,9 +105,9 @@ def main(
     print(make_table(results), f"written to {file}", sep="\n")
 
 
-def _ruler_lengths(asked: str | None, max_length: int) -> list[int]:
-    if asked is not None:
-        return [parse_tokens(text.strip()) for text in asked.split(",")]
+def _ruler_lengths(lengths: str | None, max_length: int) -> list[int]:
+    if lengths is not None:
+        return [parse_tokens(text.strip()) for text in lengths.split(",")]
     return [1 << (max(1, max_length - RULER_ROOM).bit_length() - 1)]
 
 

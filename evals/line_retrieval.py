@@ -4,12 +4,13 @@
     python evals/line_retrieval.py --ctx 16k --endpoint http://127.0.0.1:8000/v1 --model NAME
     python evals/line_retrieval.py --test-file 200_lines.jsonl --endpoint URL --model NAME
 
-writes cases, answers, results.json, summary.csv and plots to a folder under runs/. Stopped, it goes on
-when the same command is given again, and asks again what failed; other lengths join those that are there.
-Exit status 1 means that questions were left without an answer, and are in no score.
+writes cases, answers, results.json, summary.csv and plots to a folder under runs/. The same command resumes
+an interrupted run and asks failed questions again; other lengths are added to the same folder. Exit status
+1 means that some questions have no answer; they count in no score.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.token_units import parse_tokens
-from evals.lines.endpoint_reader import EndpointReader, Patience, token_counter
+from evals.lines.endpoint_reader import EndpointReader, RetryPolicy, token_counter
 from evals.lines.evaluation_run import LineRun, LineRunConfig
 from evals.lines.keys import KeyKind
 from evals.lines.local_reader import EMBEDDED_KEYS, open_reader
@@ -34,7 +35,7 @@ def main(
     allow_extrapolation: Annotated[bool, cli.switch] = False,
     devices: int = 1,
     tokenizer: Annotated[Path | None, cli.optional_flag(metavar="PATH")] = None,
-    timeout: float = Patience.timeout,
+    timeout: float = RetryPolicy.timeout,
     requests_per_minute: Annotated[float | None, cli.optional_flag(metavar="N")] = None,
     num_samples: int = 50,
     questions_per_document: int = 50,
@@ -48,47 +49,43 @@ def main(
     """Asks a model for numbers in long records of lines, and scores its answers.
 
     Args:
-      ctx: Lengths, as 4k,16k,512k: template, prompt and answer together fit. Default: 4k,16k, or
-        none with --test-file.
+      ctx: Context lengths, such as 4k,16k,512k; template, prompt and answer fit into each. Default: 4k,16k,
+        or none with --test-file.
       test_file: LongChat's own files, such as longeval/evaluation/lines/testcases/200_lines.jsonl.
-      model: Folder or Hugging Face name of a model to run here, or the endpoint's name of it. Default: the
-        small embedded one, which was trained on this task.
+      model: Folder or Hugging Face name of a model to run locally, or the endpoint's name of its model.
+        Default: the small embedded retriever, which was trained on this task.
       endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
-        comes from OPENAI_API_KEY. Default: the model runs here.
-      completions: Send an endpoint bare prompts (/completions), not chat messages.
-      template: Chat template for a model here: vicuna_v1.1, llama-3, plain or tokenizer, which is its
-        folder's own. Default: tokenizer where there is one, else plain.
-      allow_extrapolation: Ask a model here also at lengths that it was not made for.
-      devices: Simulated devices that a document is shared out over, where there is only a CPU.
-      tokenizer: The endpoint model's tokenizer.json, or its folder, to measure prompts with. Default: an
-        estimate, about 3% above LLaMA's own count.
-      timeout: Seconds that an endpoint may take for an answer.
-      requests_per_minute: At most so many, to an endpoint. Default: no limit.
-      num_samples: Questions a length.
-      questions_per_document: At most so many questions share a record, which a model here reads once.
-      line_idx: Keys of the lines: numbers, letters A to F, UUIDs, or pairs of words as LongChat's files have.
-      max_new_tokens: Tokens of an answer at most.
-      score: Which number of an answer counts: the last one, as in LongChat, or the first.
-      seed: Decides the lines and the questions.
-      resume: Go on with the run in the output folder; --no-resume moves it aside and starts anew.
+        comes from OPENAI_API_KEY. Default: the model runs locally.
+      completions: Send bare prompts to the endpoint (/completions) instead of chat messages.
+      template: Chat template of a local model: vicuna_v1.1, llama-3, plain, or tokenizer for the one in the
+        model's folder. Default: tokenizer if the folder has one, else plain.
+      allow_extrapolation: Allow contexts that are longer than a local model supports.
+      devices: Number of simulated devices that a document is sharded over, on a machine with only a CPU.
+      tokenizer: The endpoint model's tokenizer.json, or its folder, to count the tokens of prompts. Default:
+        an estimate, about 3% above LLaMA's own count.
+      timeout: Seconds that an endpoint may take to answer.
+      requests_per_minute: Maximum rate of requests to an endpoint. Default: no limit.
+      num_samples: Number of questions per length.
+      questions_per_document: Maximum number of questions that share a record; a local model reads a record
+        only once.
+      line_idx: Keys of the lines: numbers (LRT), words of the letters A to F (LRT-ABCindex), UUIDs
+        (LRT-UUID), or adjective-noun pairs as in LongChat's files (LRT-NL).
+      max_new_tokens: Maximum number of tokens of an answer.
+      score: Which number of an answer counts: the last one, as in LongChat, or the first one.
+      seed: Seed of the lines and the questions.
+      resume: Continue the run in the output folder; --no-resume moves it aside and starts a new one.
       output: Folder of the run. Default: runs/line_retrieval-MODEL.
     """
-    if ctx is None:
-        ctx = "" if test_file else "4k,16k"
-    contexts = sorted({parse_tokens(text.strip()) for text in ctx.split(",") if text.strip()})
+    contexts = context_lengths(("" if test_file else "4k,16k") if ctx is None else ctx)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {max_new_tokens}; an answer needs at least 1")
     if endpoint is None:
-        if model is None and line_idx not in EMBEDDED_KEYS:
-            raise ConfigError(
-                f"line_idx is {line_idx}; the embedded retriever knows {' and '.join(EMBEDDED_KEYS)} alone. "
-                "Give another --model for other keys"
-            )
+        check_embedded_keys(model, line_idx)
         simulate_cpu_devices(devices)
         reader = open_reader(model, contexts, template, allow_extrapolation)
     else:
-        patience = Patience(timeout=timeout, requests_per_minute=requests_per_minute)
-        reader = open_endpoint(endpoint, model, tokenizer, completions, patience)
+        retries = RetryPolicy(timeout=timeout, requests_per_minute=requests_per_minute)
+        reader = open_endpoint(endpoint, model, tokenizer, completions, retries)
     config = LineRunConfig(
         reader=reader.name,
         trained_on_task=reader.trained_on_task,
@@ -103,7 +100,13 @@ def main(
         template=template,
     )
     directory = output or Path("runs") / f"line_retrieval-{re.sub(r'[^A-Za-z0-9._-]+', '-', reader.name)}"
-    run = LineRun(directory, config, reader)
+    return evaluate(LineRun(directory, config, reader), contexts, test_file, resume, score)
+
+
+def evaluate(
+    run: LineRun, contexts: Sequence[int], test_file: Sequence[Path], resume: bool, score: Rule
+) -> int:
+    """Asks all questions of a run, writes its results after each set, and returns the exit status."""
     scores = []
     for name in run.prepare(contexts, test_file, resume):
         run.ask(name)
@@ -111,17 +114,35 @@ def main(
     return run.conclude(scores, score)
 
 
+def context_lengths(text: str) -> list[int]:
+    """The lengths in a list such as ``4k,16k``, in ascending order and without duplicates."""
+    return sorted({parse_tokens(length.strip()) for length in text.split(",") if length.strip()})
+
+
+def check_embedded_keys(model: str | None, line_idx: KeyKind) -> None:
+    """Refuses keys that the embedded retriever was not trained on.
+
+    Raises:
+      ConfigError: no model is named, and the keys are of another kind.
+    """
+    if model is None and line_idx not in EMBEDDED_KEYS:
+        raise ConfigError(
+            f"line_idx is {line_idx}; the embedded retriever knows only {' and '.join(EMBEDDED_KEYS)}. "
+            "Name another --model for other keys"
+        )
+
+
 def open_endpoint(
-    address: str, model: str | None, tokenizer: Path | None, completions: bool, patience: Patience
+    address: str, model: str | None, tokenizer: Path | None, completions: bool, retries: RetryPolicy
 ) -> EndpointReader:
-    """The reader behind an address.
+    """The reader of an endpoint.
 
     Raises:
       ConfigError: no model is named.
     """
     if model is None:
-        raise ConfigError(f"which model of {address} is to answer? Name it with --model")
-    return EndpointReader(address, model, token_counter(tokenizer), completions, patience)
+        raise ConfigError(f"which model of {address} should answer? Name it with --model")
+    return EndpointReader(address, model, token_counter(tokenizer), completions, retries)
 
 
 if __name__ == "__main__":

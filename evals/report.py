@@ -1,15 +1,16 @@
-"""One HTML page of a run, or of several side by side: no server, no network, no script.
+"""Writes one self-contained HTML page about a run, or about several runs side by side.
 
     python evals/report.py runs/walker_run-demo-seed0
     python evals/report.py runs/walker_run-demo-seed0 runs/walker_run-demo-seed1 --output report.html
 
-shows results and the paper's figures, the curves of trials and controls, loss, training data, the attention
-over trials, pictures of the first and last trial, and what it all was run with. A part that a run or this
-machine cannot give is left out, and the page says why.
+shows results beside the paper's figures, curves of trials and controls, training loss, training data,
+attention over trials, images of the first and last trial, and provenance. The page needs no server, network
+or script. A part that is not available is left out, and the page says why.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -22,10 +23,10 @@ from evals.report_page.run_data import read_run
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
-    """What each run is called on the page: its folder's name, or the whole path where two share that.
+    """The name of each run on the page: its folder's name, or the whole path if two share that name.
 
     Raises:
-      ConfigError: a run was given twice.
+      ConfigError: a run is named twice.
     """
     paths = [str(run.resolve()) for run in runs]
     for path in paths:
@@ -35,12 +36,16 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else paths
 
 
-def main(runs: tyro.conf.Positional[tuple[Path, ...]], output: Path | None = None) -> None:
-    """Writes the page of finished runs.
+def main(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
+) -> None:
+    """Writes an HTML page about finished runs.
 
     Args:
-      runs: Folders of runs, such as runs/walker_run-demo-seed0.
-      output: The page. Default: report.html in the run's folder; in this folder if there are several runs.
+      runs: Folders of the runs, such as runs/walker_run-demo-seed0.
+      output: File of the page. Default: report.html in the run's folder, or in the current folder if there
+        are several runs.
     """
     if not runs:
         raise ConfigError("no run was given; name the folder of one, such as runs/walker_run-demo-seed0")

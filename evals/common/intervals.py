@@ -1,16 +1,14 @@
-"""Means, interquartile means and their bootstrap intervals; proportions and their Wilson intervals.
+"""Confidence intervals: percentile bootstrap of means and interquartile means, Wilson for proportions.
 
-The bootstrap's interval is the percentile bootstrap's: resample the runs with replacement, compute the
-statistic of each resample, and take the 2.5th and 97.5th percentiles. With several tasks the runs
-are resampled within each task (stratified), as in Agarwal et al., "Deep Reinforcement Learning at
-the Edge of the Statistical Precipice" (arXiv 2108.13264, section 4), whose interquartile mean is
-the one here.
+The percentile bootstrap resamples the runs with replacement, computes the statistic of each resample, and
+takes the 2.5th and 97.5th percentiles. With several tasks it resamples within each task (stratified), as in
+Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264,
+section 4), which also defines the interquartile mean. It is our own because ``scipy.stats.bootstrap`` has
+no strata: it draws the same resamples for a mean, but one function serves all statistics here.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,10 +18,10 @@ from agentic_ring.errors import ArgumentError
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 
-# Scores held at once while resampling: 32 MiB of float64.
+# Number of scores in memory while resampling: 32 MiB of float64.
 _CHUNK_SCORES = 2**22
 
-# Reduces the last two axes (runs, tasks) of an array of resampled scores.
+# Reduces the last two axes, runs and tasks, of resampled scores.
 Statistic = Callable[[np.ndarray], np.ndarray]
 
 
@@ -32,9 +30,10 @@ class Interval:
     """An estimate and its confidence interval, in the unit of the scores.
 
     Attributes:
-      low: lower bound, or None where a single run says nothing about the spread.
+      value: the estimate.
+      low: lower bound, or None for a single run, which has no spread.
       high: upper bound, likewise.
-      n: runs behind the estimate (for each task).
+      n: number of runs behind the estimate, for each task.
     """
 
     value: float
@@ -44,19 +43,19 @@ class Interval:
 
 
 def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
-    """Mean of independent runs with its bootstrap interval.
+    """Mean of independent runs with its bootstrap confidence interval.
 
     Args:
-      values: [runs], one score a run.
-      confidence: probability that the interval is meant to cover, in (0, 1).
-      seed: of the resampling; the same seed gives the same interval.
+      values: [runs], one score per run.
+      confidence: nominal coverage of the interval, in (0, 1).
+      seed: seed of the resampling; the same seed gives the same interval.
 
     Raises:
-      ArgumentError: not one-dimensional, empty, a non-finite score, or a confidence outside (0, 1).
+      ArgumentError: values are not one-dimensional, empty or not finite, or confidence is outside (0, 1).
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
-        raise ArgumentError(f"values has shape {values.shape}; one score a run is expected: [runs]")
+        raise ArgumentError(f"values has shape {values.shape}; expected [runs], one score per run")
     return _bootstrap(values[:, None], _means, confidence, seed)
 
 
@@ -65,71 +64,67 @@ def interquartile_mean_interval(
 ) -> Interval:
     """Interquartile mean over runs and tasks with its stratified bootstrap interval.
 
-    It is the mean of the middle half of all scores: the floor(n/4) lowest and highest are left out.
+    It is the mean of the middle half of all scores, without the floor(n/4) lowest and highest.
 
     Args:
-      scores: [runs, tasks]; scores of different tasks must be on one scale.
-      confidence: probability that the interval is meant to cover, in (0, 1).
-      seed: of the resampling; the same seed gives the same interval.
+      scores: [runs, tasks]; all tasks must use the same scale.
+      confidence: nominal coverage of the interval, in (0, 1).
+      seed: seed of the resampling; the same seed gives the same interval.
 
     Raises:
-      ArgumentError: not two-dimensional, empty, a non-finite score, or a confidence outside (0, 1).
+      ArgumentError: scores are not two-dimensional, empty or not finite, or confidence is outside (0, 1).
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 2:
-        raise ArgumentError(f"scores has shape {scores.shape}; a matrix is expected: [runs, tasks]")
+        raise ArgumentError(f"scores has shape {scores.shape}; expected a matrix [runs, tasks]")
     return _bootstrap(scores, _interquartile_means, confidence, seed)
 
 
 def improvement_interval(
     scores: ArrayLike, over: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0
 ) -> Interval:
-    """Probability that a run of one method does better than one of another, averaged over tasks.
+    """Probability of improvement: that a run of one method beats a run of another, averaged over tasks.
 
     Ties count half (the Mann-Whitney statistic; arXiv 2108.13264, section 4.3). The runs of both methods
-    are resampled, each within its task.
+    are resampled within each task.
 
     Args:
-      scores: [runs, tasks] of the method that is asked about.
-      over: [runs, tasks] of the other, with as many runs.
+      scores: [runs, tasks] of the method.
+      over: [runs, tasks] of the method that it is compared with, with as many runs.
       confidence, seed: as in ``interquartile_mean_interval``.
 
     Raises:
-      ArgumentError: shapes that differ or are not two-dimensional, or what that function refuses.
+      ArgumentError: the shapes differ or are not two-dimensional; otherwise as in that function.
     """
     scores, over = np.asarray(scores, np.float64), np.asarray(over, np.float64)
     if scores.ndim != 2 or scores.shape != over.shape:
         raise ArgumentError(
-            f"scores has shape {scores.shape} and over {over.shape}; two matrices "
-            "[runs, tasks] alike are expected"
+            f"scores has shape {scores.shape} and over {over.shape}; expected two matrices "
+            "[runs, tasks] of the same shape"
         )
     return _bootstrap(np.concatenate([scores, over], axis=1), _improvement, confidence, seed)
 
 
 def wilson_interval(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> Interval:
-    """Share of successes with Wilson's score interval (JASA 22, 1927, page 209).
+    """Share of successes with Wilson's score interval.
 
-    Unlike the bootstrap's it is of use for few trials and at 0 or all successes, where the
-    bootstrap sees no spread.
+    Unlike the bootstrap it is valid for few trials and for 0 or all successes, where resamples have no
+    spread.
 
     Raises:
-      ArgumentError: no trials, successes that are not among them, or a confidence outside (0, 1).
+      ArgumentError: no trials, more successes than trials, or a confidence outside (0, 1).
     """
+    from scipy.stats import binomtest  # imported here: it takes a second, and most scripts do not need it
+
     if trials < 1 or not 0 <= successes <= trials:
         raise ArgumentError(f"{successes} successes of {trials} trials; expected 0 to all, of 1 or more")
     _check_confidence(confidence)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = successes / trials
-    centre = share + z**2 / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    scale = 1 + z**2 / trials
-    # At 0 and all successes a bound is the share itself, which rounding must not move past it.
-    low, high = min((centre - half) / scale, share), max((centre + half) / scale, share)
-    return Interval(share, max(0.0, low), min(1.0, high), trials)
+    bounds = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    return Interval(successes / trials, float(bounds.low), float(bounds.high), trials)
 
 
 def _bootstrap(scores: np.ndarray, statistic: Statistic, confidence: float, seed: int) -> Interval:
-    """Percentile bootstrap of ``statistic`` over scores [runs, tasks], stratified by task."""
+    """Percentile bootstrap of a statistic of scores [runs, tasks], stratified by task."""
     scores = _checked(scores)
     _check_confidence(confidence)
     value = float(statistic(scores))
@@ -157,7 +152,7 @@ def _checked(scores: np.ndarray) -> np.ndarray:
         raise ArgumentError(f"scores has shape {scores.shape}; at least one score is expected")
     if not np.isfinite(scores).all():
         bad = tuple(int(index) for index in np.argwhere(~np.isfinite(scores))[0])
-        raise ArgumentError(f"score {scores[bad]} at {bad} is not finite; leave out or rerun that run")
+        raise ArgumentError(f"score {scores[bad]} at {bad} is not finite; leave that run out or repeat it")
     return scores
 
 
@@ -172,7 +167,7 @@ def _interquartile_means(scores: np.ndarray) -> np.ndarray:
 
 
 def _improvement(scores: np.ndarray) -> np.ndarray:
-    """Of scores [..., runs, 2 tasks], whose halves are two methods."""
+    """Probabilities of improvement for scores [..., runs, 2 tasks]: two methods, one after the other."""
     own, other = np.split(scores, 2, axis=-1)
     difference = own[..., :, None, :] - other[..., None, :, :]
     return ((np.sign(difference) + 1) / 2).mean(axis=(-3, -2, -1))

@@ -1,4 +1,4 @@
-"""The three plots of a run: training loss, return per trial, and the returns of the data."""
+"""Plots of a run: training loss, return per trial, and returns of the training data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from agentic_ring.errors import ArgumentError
 from agentic_ring.files import replacing
 from evals.common.intervals import Interval
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 GREY = "#595959"
 
@@ -25,13 +25,13 @@ def plot_loss(
     rows: Sequence[Mapping[str, Any]],
     quantity: str = "mean squared error of the action",
 ) -> None:
-    """Training loss over steps, raw and as a running mean.
+    """Plots the training loss over optimiser steps, raw and as a running mean.
 
     Args:
-      path: of the PNG.
-      task: for the title, such as ``walker_run``.
-      rows: of ``metrics.jsonl``; those that have ``step`` and ``loss`` are drawn.
-      quantity: what the loss is.
+      path: PNG file to write.
+      task: task in the title, such as ``walker_run``.
+      rows: rows of ``metrics.jsonl``; those with ``step`` and ``loss`` are drawn.
+      quantity: label of the loss axis.
 
     Raises:
       ArgumentError: no row has both.
@@ -44,7 +44,7 @@ def plot_loss(
 
 
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
-    """The curves of ``plot_loss``, on axes where those of other runs may stand; errors as there."""
+    """Draws the curves of ``plot_loss`` on axes that several runs may share; same errors."""
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
     if not pairs:
         raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
@@ -69,15 +69,15 @@ def plot_trial_returns(
     data_median: float,
     data_best: float,
 ) -> None:
-    """Mean return of each trial with its 95% interval, between the lines it is to be judged by.
+    """Plots the mean return of each trial with its 95% interval, and reference lines.
 
     Args:
-      path: of the PNG.
-      task: for the title.
-      trials: one estimate for each trial, in order.
-      random_policy: uniform actions in the same environments; its interval is shaded.
+      path: PNG file to write.
+      task: task in the title.
+      trials: an estimate for each trial, in order.
+      random_policy: return of uniform actions in the same environments; its interval is shaded.
       data_median: median return of the training trajectories.
-      data_best: their highest return.
+      data_best: highest return of the training trajectories.
     """
     canvas, axes = titled_canvas(f"{task}: return of each trial")
     numbers = np.arange(1, len(trials) + 1)
@@ -101,7 +101,7 @@ def plot_trial_returns(
         axes.axhspan(random_policy.low, random_policy.high, color=GREY, alpha=0.15, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("trial, with all earlier ones in context")
+    axes.set_xlabel("trial (all earlier trials in context)")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
     legend_below(canvas, axes)
     save(canvas, path)
@@ -116,18 +116,18 @@ def plot_data_returns(
     random_policy: float,
     last_trial: float,
 ) -> None:
-    """How the training trajectories' returns are spread, by the algorithm that collected them.
+    """Plots a histogram of the training trajectories' returns, by the algorithm that collected them.
 
     Args:
-      path: of the PNG.
-      task: for the title.
-      returns: one a trajectory.
-      algorithms: what collected each trajectory, in the same order.
+      path: PNG file to write.
+      task: task in the title.
+      returns: return of each trajectory.
+      algorithms: algorithm that collected each trajectory, in the same order.
       random_policy: mean return of uniform actions.
       last_trial: mean return of the last trial.
 
     Raises:
-      ArgumentError: no trajectories, or not one algorithm for each.
+      ArgumentError: there are no trajectories, or not one algorithm for each.
     """
     canvas, axes = titled_canvas(f"{task}: returns of the training trajectories")
     draw_data_returns(axes, returns, algorithms)
@@ -140,13 +140,13 @@ def plot_data_returns(
 def draw_data_returns(
     axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
 ) -> None:
-    """The stacked histogram of ``plot_data_returns``; arguments and errors as there."""
+    """Draws the histogram of ``plot_data_returns``; same arguments and errors."""
     returns = np.asarray(returns, np.float64)
     if returns.size == 0 or returns.size != len(algorithms):
         raise ArgumentError(
-            f"{returns.size} returns and {len(algorithms)} algorithms; one of each a trajectory"
+            f"{returns.size} returns and {len(algorithms)} algorithms; each trajectory needs one of both"
         )
-    # The largest group lowest in the stack, so that the small ones stay visible on top.
+    # The largest group is at the bottom of the stack, so that small ones stay visible.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]
     axes.hist(
@@ -161,8 +161,8 @@ def draw_data_returns(
 
 
 def titled_canvas(title: str) -> tuple[Canvas, Axes]:
-    """One panel with a title, to be drawn on and given to ``save``."""
-    # Figure and canvas without pyplot: no global state, no display, nothing to close.
+    """A canvas with one titled panel, for ``save``."""
+    # Without pyplot there is no global state, no display and nothing to close.
     canvas = Canvas(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
@@ -172,19 +172,19 @@ def titled_canvas(title: str) -> tuple[Canvas, Axes]:
 
 
 def error_bars(intervals: Sequence[Interval]) -> np.ndarray:
-    """[2, trials] distances below and above the values; 0 where there is no interval."""
+    """Distances [2, trials] of the bounds from the values; 0 without an interval."""
     below = [0.0 if interval.low is None else interval.value - interval.low for interval in intervals]
     above = [0.0 if interval.high is None else interval.high - interval.value for interval in intervals]
     return np.maximum(0.0, [below, above])
 
 
 def legend_below(canvas: Canvas, axes: Axes) -> None:
-    """A legend of two columns under the panel."""
+    """Adds a legend of two columns below the panel."""
     handles, labels = axes.get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
 
 def save(canvas: Canvas, path: Path) -> None:
-    """Writes the canvas as PNG, all of it or nothing."""
+    """Writes the canvas as a PNG file, atomically."""
     with replacing(path) as beside:
         canvas.savefig(beside, format="png", dpi=150)

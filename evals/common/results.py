@@ -1,6 +1,6 @@
-"""``results.json``: what ran, on what, and every figure with its spread and the paper's beside it.
+"""``results.json``: command, provenance, configuration, and every figure with its interval.
 
-The file is the contract that other tools read::
+Other tools rely on this format::
 
     {"command": str, "commit": str | null, "hardware": {...}, "versions": {package: str},
      "config": {...}, "wall_seconds": {stage: seconds},
@@ -28,17 +28,16 @@ class Figure:
     """One reported number.
 
     Attributes:
-      name: path-like, such as ``return/last_trial``.
-      value: in ``unit``.
-      low: lower bound of the 95% interval; None where there is no spread to speak of.
+      name: path-like name, such as ``return/last_trial``.
+      value: the number, in ``unit``.
+      unit: unit of the value, such as ``return`` or ``tokens/s``.
+      low: lower bound of the 95% interval, or None without an interval.
       high: upper bound, likewise.
-      unit: what one counts, such as ``return`` or ``tokens/s``.
-      n: independent runs, environments or episodes behind the value.
-      paper: the paper's figure, which may be another quantity; None where it has none.
+      n: number of independent runs, environments or episodes behind the value.
+      paper: the paper's figure, which may be another quantity, or None.
 
     Raises:
-      ArgumentError: a number that is not finite, one bound without the other, or bounds in the
-        wrong order.
+      ArgumentError: a number is not finite, a bound is missing, or the bounds are in the wrong order.
     """
 
     name: str
@@ -54,25 +53,25 @@ class Figure:
             number = getattr(self, field)
             if number is not None and not math.isfinite(number):
                 raise ArgumentError(
-                    f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported, "
-                    "so find out where it went wrong or leave the figure out"
+                    f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported: "
+                    "find the cause, or leave the figure out"
                 )
         if (self.low is None) != (self.high is None):
             raise ArgumentError(
-                f"figure {self.name!r} has one bound of two: low {self.low}, high {self.high}"
+                f"figure {self.name!r} needs both bounds or none: low {self.low}, high {self.high}"
             )
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ArgumentError(f"figure {self.name!r} has low {self.low} above high {self.high}")
 
     @classmethod
     def from_interval(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
-        """The figure of an estimate with its interval."""
+        """The figure of an estimate and its interval."""
         return cls(name, interval.value, unit, interval.low, interval.high, interval.n, paper)
 
 
 @dataclass(frozen=True)
 class Results:
-    """The content of a ``results.json``; the fields are those of ``provenance`` and of the run."""
+    """The content of a ``results.json``: the fields of ``provenance``, and those of the run."""
 
     command: str
     commit: str | None
@@ -90,7 +89,7 @@ class Results:
         return cls(**provenance(), config=config, wall_seconds=wall_seconds, figures=tuple(figures))
 
     def figure(self, name: str) -> Figure:
-        """The figure of this name.
+        """The figure with this name.
 
         Raises:
           ArgumentError: there is none.
@@ -103,16 +102,15 @@ class Results:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Writes ``results`` as JSON; a file already there is replaced whole or, on failure, left as it was.
+    """Writes ``results`` as JSON, atomically: if it fails, an existing file stays unchanged.
 
     Raises:
-      ArgumentError: two figures of one name, or a value that JSON cannot hold, NaN and infinity among
-        them. Nothing has been written then.
+      ArgumentError: two figures have the same name, or JSON cannot represent a value, such as NaN.
     """
     names = [figure.name for figure in results.figures]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ArgumentError(f"figures named more than once: {', '.join(twice)}; each needs its own name")
+        raise ArgumentError(f"figures named more than once: {', '.join(twice)}; each needs a name of its own")
     try:
         text = json.dumps(asdict(results), indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -125,14 +123,14 @@ def read_results(path: Path) -> Results:
     """Reads a ``results.json``.
 
     Raises:
-      DataError: it is missing, is no JSON, or lacks a field of the contract.
+      DataError: the file is missing, is not JSON, or lacks a field.
     """
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give the results.json of a finished run") from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); run the experiment again to write it anew") from error
+        raise DataError(f"{path} is not JSON ({error}); run the experiment again to replace it") from error
     expected = {field.name for field in fields(Results)}
     if not isinstance(content, dict) or set(content) != expected:
         found = ", ".join(sorted(content)) if isinstance(content, dict) else type(content).__name__
@@ -149,8 +147,8 @@ def read_results(path: Path) -> Results:
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
-    """The figures as a table for ``rich.print``, the paper's beside ours where it has any."""
-    # Narrow enough for a terminal of 80 columns.
+    """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
+    # The table fits into 80 columns.
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -168,7 +166,7 @@ def figure_table(figures: Sequence[Figure], title: str) -> Table:
 
 
 def short_number(number: float | None) -> str:
-    """Four significant digits, whole numbers above that: 0.01234, 12.34, 123,456."""
+    """Formats a number with four significant digits, or as a whole number: 0.01234, 12.34, 123,456."""
     if number is None:
         return ""
     return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.4g}"

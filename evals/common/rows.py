@@ -1,4 +1,4 @@
-"""Measured rows as CSV, each with the command, the commit and the machine that it comes from."""
+"""CSV files of measured rows; each row has the command, commit and hardware that produced it."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from agentic_ring.provenance import provenance
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows, which may differ in their columns; where a row lacks one its cell is empty."""
+    """Writes rows; a column that a row lacks is left empty."""
     origin = provenance()
     where = {name: origin[name] for name in ("command", "commit")}
     where |= {name: json.dumps(origin[name]) for name in ("hardware", "versions")}
@@ -27,7 +27,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of ``write_rows``, every cell as text.
 
     Raises:
-      DataError: no such file, or no rows in it.
+      DataError: the file does not exist or has no rows.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; measure first, with --rows-to {path}")

@@ -1,4 +1,7 @@
-"""What lm-evaluation-harness asks of a model, on ours: nothing here needs the harness itself."""
+"""Scores and answers that lm-evaluation-harness requests, computed by our engine.
+
+This module does not import lm_eval, so that it can be tested without the extra ``harness``.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +16,22 @@ from agentic_ring.inference.detokenizer import AnswerText, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Tokens of a context and of its continuation."""
+"""Tokens of a context and tokens of its continuation."""
 
 DEFAULT_NEW_TOKENS = 256
-"""Of an answer whose task says nothing, as in the harness's own models."""
+"""Maximum length of an answer if the task sets none, as in the harness's own models."""
 
 _NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How an answer is written.
+    """Settings for generating an answer.
 
     Attributes:
-      new_tokens: at most.
-      until: strings that end it.
-      sampling: how tokens are chosen.
+      new_tokens: maximum number of tokens.
+      until: strings that end the answer.
+      sampling: how tokens are sampled.
     """
 
     new_tokens: int
@@ -37,66 +40,68 @@ class Generation:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], seed: int) -> "Generation":
-        """From the ``generation_kwargs`` of a task.
+        """Reads the ``generation_kwargs`` of a task.
 
         Raises:
-          ConfigError: a setting that would change the answer and is not known.
+          ConfigError: an unknown setting, which might change the answer.
         """
-        left = dict(settings)
-        lengths = [value for name in _NEW_TOKENS if (value := left.pop(name, None)) is not None]
-        until = left.pop("until", None) or ()
-        temperature, top_p = left.pop("temperature", None) or 0.0, left.pop("top_p", None) or 1.0
-        draws = left.pop("do_sample", None)
-        if left:
+        unread = dict(settings)
+        lengths = [value for name in _NEW_TOKENS if (value := unread.pop(name, None)) is not None]
+        until = unread.pop("until", None) or ()
+        temperature, top_p = unread.pop("temperature", None) or 0.0, unread.pop("top_p", None) or 1.0
+        do_sample = unread.pop("do_sample", None)
+        if unread:
             raise ConfigError(
-                f"the task sets {', '.join(sorted(left))} for its answers; only until, do_sample, "
+                f"the task sets {', '.join(sorted(unread))} for its answers; only until, do_sample, "
                 f"temperature, top_p and {_NEW_TOKENS[0]} are supported"
             )
         return cls(
             int(lengths[0]) if lengths else DEFAULT_NEW_TOKENS,
             (until,) if isinstance(until, str) else tuple(until),
-            Sampling(0.0 if draws is False else float(temperature), float(top_p), seed),
+            Sampling(0.0 if do_sample is False else float(temperature), float(top_p), seed),
         )
 
 
 class HarnessRequests:
-    """Scores and answers of one model, one context at a time; what two in turn begin with is read once.
+    """Scores and answers of one model, for one context at a time.
+
+    The common prefix of two consecutive contexts is encoded only once.
 
     Args:
-      engine: that reads and writes.
-      tokenizer: of its model.
-      max_length: tokens of a text at most, the answer included.
+      engine: runs the model.
+      tokenizer: the model's tokenizer.
+      max_length: maximum number of tokens of prompt and answer together.
     """
 
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int):
         self._engine = engine
         self._tokenizer = tokenizer
-        self._last = PrefixCache(engine)
+        self._prefixes = PrefixCache(engine)
         self.max_length = max_length
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
-        """Log probability of each continuation, and whether each of its tokens is the likeliest.
+        """Log probability of each continuation, and whether greedy decoding would produce it.
 
         Raises:
-          ArgumentError: a pair that is too long, or an empty part of one.
+          ArgumentError: a pair is too long, or one of its parts is empty.
         """
-        # The choices of a question follow one another.
+        # The choices of one question are adjacent.
         for context, group in groupby(pairs, key=lambda pair: list(pair[0])):
             continuations = [list(continuation) for _, continuation in group]
             self._check(len(context) + max(map(len, continuations)))
-            document, rest = self._last.split(context)
+            document, rest = self._prefixes.split(context)
             scores = self._engine.score([(rest, tokens) for tokens in continuations], document=document)
             yield from ((score.total, score.greedy) for score in scores)
 
     def answer(self, context: str, generation: Generation) -> str:
-        """What the model writes after a context.
+        """The model's answer to a context.
 
         Raises:
-          ArgumentError: context and answer are too long together.
+          ArgumentError: context and answer together are too long.
         """
         tokens = self._tokenizer.encode_prompt(context)
         self._check(len(tokens) + generation.new_tokens)
-        document, rest = self._last.split(tokens)
+        document, rest = self._prefixes.split(tokens)
         text = AnswerText(self._tokenizer.decode, (), generation.until)
         generate_answers(
             self._engine,
@@ -113,20 +118,20 @@ class HarnessRequests:
     def _check(self, length: int) -> None:
         if length > self.max_length:
             raise ArgumentError(
-                f"a prompt and its answer take {length} tokens, but the limit is {self.max_length}; nothing "
-                "is ever cut, so raise --max-length or take shorter tasks"
+                f"a prompt and its answer take {length} tokens, but the limit is {self.max_length}; prompts "
+                "are never truncated, so raise --max-length or choose shorter tasks"
             )
 
 
 def chat_prompt(template: ChatTemplate, turns: Sequence[Turn]) -> str:
-    """The text up to where the model goes on: an answer, or the rest of one that has been begun.
+    """The prompt of a conversation; if it ends with an assistant's turn, the model continues that turn.
 
     Raises:
-      DataError: the turns are no conversation.
+      DataError: the turns do not form a conversation.
     """
     if turns[-1].role != "assistant":
         return template.prompt(turns)
-    *pieces, last = (piece.text for piece in template.pieces(turns))
+    *parts, last = (part.text for part in template.pieces(turns))
     begun = turns[-1].text.strip()
-    # What ends an answer stands behind its text.
-    return "".join(pieces) + last[: last.rindex(begun) + len(begun)]
+    # The end-of-answer token comes after the text.
+    return "".join(parts) + last[: last.rindex(begun) + len(begun)]

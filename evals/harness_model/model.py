@@ -1,4 +1,4 @@
-"""A model of ours as lm-evaluation-harness sees one. Needs the extra ``harness``."""
+"""Adapter that makes our models available to lm-evaluation-harness. Needs the extra ``harness``."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from evals.harness_model.engine_requests import Generation, HarnessRequests, cha
 
 
 class HarnessModel(TemplateLM):
-    """Its encoding, scores and answers.
+    """The harness's interface of a model: encoding, scores and answers.
 
     Args:
-      requests: what answers.
-      tokenizer: of its model.
-      template: of chats; None where prompts are sent as they are.
-      seed: of answers that are drawn.
+      requests: computes scores and answers.
+      tokenizer: the model's tokenizer.
+      template: chat template; None sends bare prompts.
+      seed: seed of sampled answers.
     """
 
     def __init__(
@@ -44,34 +44,34 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without context is scored after."""
+        """The token before a text that is scored without context."""
         return self.eot_token_id if self._ids.bos_id is None else self._ids.bos_id
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text."""
+        """Maximum number of tokens of a text."""
         return self._requests.max_length
 
     @property
     def tokenizer_name(self) -> str:
-        """By which the harness knows cached requests again."""
+        """Key under which the harness caches requests."""
         return f"{self._ids.digest}-{self.chat_template()}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Its name, for the record."""
+        """Name of the template, which the harness records."""
         return "" if self._template is None else self._template.name
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt of a conversation; one that ends with an assistant's turn goes on within it."""
+        """The prompt of a conversation; a final turn of the assistant is continued."""
         if self._template is None:
-            raise ConfigError("the task wants a chat template; name one with --template")
+            raise ConfigError("the task needs a chat template; name one with --template")
         turns = [Turn(turn["role"], turn["content"]) for turn in chat_history]  # pyright: ignore[reportArgumentType]
         return chat_prompt(self._template, turns)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids; the token that begins a text is put in front once, unless told not to."""
+        """Token ids, with exactly one BOS token in front unless ``add_special_tokens`` is False."""
         if add_special_tokens is False:
             return self._ids.encode(string)
         return self._ids.encode_prompt(string)
@@ -92,7 +92,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows of ``max_length`` where they are longer, each token once."""
+        """Log probability of whole texts; longer ones are scored in windows of ``max_length``."""
         totals = []
         with progress("texts", len(requests)) as advance:
             for request in requests:
@@ -106,7 +106,7 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers, each up to the first of its task's stop strings."""
+        """Answers, each up to its task's first stop string."""
         answers = []
         with progress("answers", len(requests)) as advance:
             for request in requests:

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible address as a reader of documents."""
+"""A model behind an OpenAI-compatible server as a reader; also counts tokens for it."""
 
 import json
 import os
@@ -21,20 +21,20 @@ from evals.lines.readers import Answer
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 CHAT_TEMPLATE_TOKENS = 64
-"""Set aside for what a server puts around a message; Vicuna's template has about 40."""
+"""Tokens reserved for the server's chat template; Vicuna's has about 40."""
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a server is waited for.
+class RetryPolicy:
+    """Timeouts, retries and rate limit of requests to a server.
 
     Attributes:
-      timeout: seconds until a request counts as lost; reading 512K tokens takes minutes.
-      attempts: at one question, before it counts as failed.
-      first_wait: seconds after the first failed attempt, doubled after each further one.
-      longest_wait: seconds, the server's own Retry-After apart.
-      longest_retry_after: a server that asks for more seconds than this is asked again after so many.
-      requests_per_minute: as many at most; None for no limit.
+      timeout: seconds before a request counts as lost; reading 512K tokens takes minutes.
+      attempts: number of attempts before a question counts as failed.
+      first_wait: seconds to wait after the first failed attempt; doubled after each further one.
+      longest_wait: maximum of that wait in seconds; a server's Retry-After may be longer.
+      longest_retry_after: maximum wait in seconds that a server's Retry-After can cause.
+      requests_per_minute: maximum rate; None for no limit.
     """
 
     timeout: float = 600.0
@@ -49,25 +49,25 @@ class Patience:
             raise ConfigError(f"timeout is {self.timeout} s, attempts {self.attempts}; both must be positive")
         if self.requests_per_minute is not None and not self.requests_per_minute > 0:
             raise ConfigError(
-                f"requests_per_minute is {self.requests_per_minute}; give a positive number, or none"
+                f"requests_per_minute is {self.requests_per_minute}; give a positive number, or leave it out"
             )
 
 
 class EndpointReader:
-    """Asks a server each question with the whole document before it; a server may well cache that.
+    """A ``Reader`` that sends each question to a server with the whole document; servers may cache it.
 
-    The key is taken from the environment variable OPENAI_API_KEY, where there is one, and is shown nowhere.
+    The API key comes from the environment variable OPENAI_API_KEY, if it is set, and is never shown.
 
     Args:
       address: base address, such as http://127.0.0.1:8000/v1.
-      model: name that the server knows the model by.
-      count_text: tokens of a text, see ``token_counter``.
-      completions: send the prompt as it is to ``/completions``, for models without a chat template,
-        instead of as a user's message to ``/chat/completions``.
-      patience: with the server.
+      model: the server's name of the model.
+      count_text: counts the tokens of a text; see ``token_counter``.
+      completions: send bare prompts to ``/completions``, for models without a chat template, instead of
+        user messages to ``/chat/completions``.
+      retries: timeouts, retries and rate limit.
 
     Raises:
-      ConfigError: the address is none, or holds a password.
+      ConfigError: the address is malformed or contains a password.
     """
 
     trained_on_task = False
@@ -78,32 +78,33 @@ class EndpointReader:
         model: str,
         count_text: Callable[[str], int],
         completions: bool = False,
-        patience: Patience | None = None,
+        retries: RetryPolicy | None = None,
     ):
         self.name = model
         self._url = _checked_address(address) + ("/completions" if completions else "/chat/completions")
         self._count_text = count_text
         self._completions = completions
-        self._patience = patience or Patience()
+        self._retries = retries or RetryPolicy()
         self._key = os.environ.get(KEY_VARIABLE, "")
         self._next_request = time.monotonic()
         self._reached = False
 
     def count_tokens(self, document: str, question: str) -> int:
-        """Tokens of the text, and ``CHAT_TEMPLATE_TOKENS`` around a message."""
+        """Tokens of the text, plus ``CHAT_TEMPLATE_TOKENS`` for a chat message."""
         return self._count_text(document + question) + (0 if self._completions else CHAT_TEMPLATE_TOKENS)
 
     def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
         """One answer for each question, in their order.
 
-        Lost, refused (429, 5xx) and unreadable replies are asked for again, then given up with an error.
+        Lost requests, refusals (429, 5xx) and unreadable replies are retried; after the last attempt the
+        answer has an error.
 
         Raises:
-          ConfigError: the server does not accept key, address or model, or none has ever been there;
-            asking on would not help.
+          ConfigError: the server does not accept the key, address or model, or was never reached; further
+            questions would fail too.
         """
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        with httpx.Client(headers=headers, timeout=self._patience.timeout) as client:
+        with httpx.Client(headers=headers, timeout=self._retries.timeout) as client:
             for question in questions:
                 yield self._answer(client, document, question, max_new_tokens)
 
@@ -115,8 +116,8 @@ class EndpointReader:
         else:
             body["messages"] = [{"role": "user", "content": prompt}]
         problem = ""
-        for attempt in range(self._patience.attempts):
-            self._keep_to_rate()
+        for attempt in range(self._retries.attempts):
+            self._wait_for_rate_limit()
             started = time.monotonic()
             try:
                 text, tokens = self._ask(client, body)
@@ -124,7 +125,7 @@ class EndpointReader:
                 problem = str(refused)
                 if not refused.again:
                     break
-                if attempt + 1 < self._patience.attempts:
+                if attempt + 1 < self._retries.attempts:
                     time.sleep(self._wait(attempt, refused.retry_after))
             else:
                 tokens = self.count_tokens(document, question) if tokens is None else tokens
@@ -134,12 +135,12 @@ class EndpointReader:
         return Answer("", self.count_tokens(document, question), 0.0, problem)
 
     def _ask(self, client: httpx.Client, body: dict[str, Any]) -> tuple[str, int | None]:
-        """The answer's text, and the prompt's tokens where the server tells."""
+        """The answer's text, and the prompt's tokens if the server reports them."""
         try:
             response = client.post(self._url, json=body)
         except httpx.ReadTimeout as error:
             self._reached = True
-            raise _RefusedError(f"no reply within {self._patience.timeout:g} s", again=True) from error
+            raise _RefusedError(f"no reply within {self._retries.timeout:g} s", again=True) from error
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise _RefusedError(f"no connection to {self._url}: {reason}", again=True) from error
@@ -147,13 +148,13 @@ class EndpointReader:
         status = response.status_code
         if status in (401, 403, 404):
             raise ConfigError(
-                f"{self._url} refuses every question with status {status}: {self._said(response)}. Check the "
-                f"key in {KEY_VARIABLE}, the model's name {self.name!r}, and the address, which usually "
+                f"{self._url} refuses every question with status {status}: {self._excerpt(response)}. Check "
+                f"the key in {KEY_VARIABLE}, the model name {self.name!r}, and the address, which usually "
                 "ends in /v1"
             )
         if status != 200:
             again = status in (408, 409, 425, 429) or status >= 500
-            message = f"status {status}: {self._said(response)}"
+            message = f"status {status}: {self._excerpt(response)}"
             raise _RefusedError(message, again, _retry_after(response))
         try:
             content = response.json()
@@ -161,13 +162,15 @@ class EndpointReader:
             text = choice["text"] if self._completions else choice["message"]["content"]
             tokens = (content.get("usage") or {}).get("prompt_tokens")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise _RefusedError(f"a reply without an answer: {self._said(response)}", again=True) from error
+            raise _RefusedError(
+                f"a reply without an answer: {self._excerpt(response)}", again=True
+            ) from error
         if not isinstance(text, str):
-            raise _RefusedError(f"a reply whose answer is no text: {self._said(response)}", again=True)
+            raise _RefusedError(f"a reply whose answer is not text: {self._excerpt(response)}", again=True)
         return text, tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
-    def _said(self, response: httpx.Response) -> str:
-        """The beginning of a reply, on one line and without the key, which some servers repeat."""
+    def _excerpt(self, response: httpx.Response) -> str:
+        """The beginning of a reply on one line, without the key, which some servers repeat."""
         text = json.dumps(response.text[:1000], ensure_ascii=False)[1:-1]
         if self._key:
             text = text.replace(self._key, "***")
@@ -175,24 +178,24 @@ class EndpointReader:
 
     def _wait(self, attempt: int, retry_after: float | None) -> float:
         if retry_after is not None:
-            return min(retry_after, self._patience.longest_retry_after)
-        doubled = min(self._patience.first_wait * 2**attempt, self._patience.longest_wait)
-        return doubled * random.uniform(0.75, 1.25)  # so that several runs do not come back all at once
+            return min(retry_after, self._retries.longest_retry_after)
+        doubled = min(self._retries.first_wait * 2**attempt, self._retries.longest_wait)
+        return doubled * random.uniform(0.75, 1.25)  # so that several runs do not retry at the same moment
 
-    def _keep_to_rate(self) -> None:
-        if self._patience.requests_per_minute is None:
+    def _wait_for_rate_limit(self) -> None:
+        if self._retries.requests_per_minute is None:
             return
         now = time.monotonic()
         time.sleep(max(0.0, self._next_request - now))
-        self._next_request = max(now, self._next_request) + 60 / self._patience.requests_per_minute
+        self._next_request = max(now, self._next_request) + 60 / self._retries.requests_per_minute
 
 
 class _RefusedError(Exception):
-    """A request that brought no answer.
+    """A request without an answer.
 
     Attributes:
-      again: whether to try the same once more.
-      retry_after: seconds that the server asks to wait, or None.
+      again: whether to retry the request.
+      retry_after: seconds to wait, as requested by the server, or None.
     """
 
     def __init__(self, message: str, again: bool, retry_after: float | None = None):
@@ -205,16 +208,18 @@ def _checked_address(address: str) -> str:
     try:
         url = httpx.URL(address)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"the endpoint {address!r} is no address: {error}") from error
+        raise ConfigError(f"the endpoint {address!r} is not an address: {error}") from error
     if url.userinfo:
-        raise ConfigError(f"the endpoint holds a name or password; give the key in {KEY_VARIABLE} instead")
+        raise ConfigError(
+            f"the endpoint contains a user name or password; put the key in {KEY_VARIABLE} instead"
+        )
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the endpoint {address!r} is no address such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"the endpoint {address!r} is not an address such as http://127.0.0.1:8000/v1")
     return address.rstrip("/")
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds, from a number or a date; None where the header is missing or neither."""
+    """Seconds from a header with a number or a date; None if it is missing or malformed."""
     text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)
@@ -227,17 +232,17 @@ def _retry_after(response: httpx.Response) -> float | None:
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
-LETTERS_A_TOKEN = 3.5
+LETTERS_PER_TOKEN = 3.5
 
 
 def token_counter(tokenizer: Path | None) -> Callable[[str], int]:
-    """Counts the tokens of a text, with BOS where the tokenizer adds one; estimates without a tokenizer.
+    """A function that counts the tokens of a text, including BOS if the tokenizer adds it.
 
     Args:
-      tokenizer: a ``tokenizer.json``, or the folder that holds it.
+      tokenizer: a ``tokenizer.json``, or its folder; None gives ``estimated_tokens``.
 
     Raises:
-      DataError: there is no tokenizer.json, or it is not one.
+      DataError: the file does not exist or is not a tokenizer.
     """
     if tokenizer is None:
         return estimated_tokens
@@ -246,19 +251,19 @@ def token_counter(tokenizer: Path | None) -> Callable[[str], int]:
         raise DataError(f"{path} does not exist; give the folder of a model that has a tokenizer.json")
     try:
         loaded = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # tokenizers raises nothing more specific
         raise DataError(f"{path} cannot be read as a tokenizer: {error}") from error
-    loaded.no_truncation()  # some files cut or fill up texts
+    loaded.no_truncation()  # some files truncate or pad texts
     loaded.no_padding()
     return lambda text: len(loaded.encode(text))
 
 
 def estimated_tokens(text: str) -> int:
-    """About the tokens that LLaMA-1 and 2 make of line retrieval; newer tokenizers make fewer.
+    """Estimates the tokens of a line-retrieval prompt for LLaMA-1 and 2; newer tokenizers need fewer.
 
-    A digit or sign is a token, a word one for each 3.5 letters begun, a line's end one. For LongChat's 300
-    cases of 200 to 680 lines that is 2 to 3% above LLaMA's own counts, which LongChat recorded: prompts
-    come out a little shorter than asked for, and fit.
+    A digit, sign or newline counts as one token, a word as its letters divided by 3.5, rounded up. For
+    LongChat's 300 cases of 200 to 680 lines this is 2 to 3% above LLaMA's own counts, which LongChat
+    recorded: prompts become slightly shorter than requested, so they fit.
     """
-    pieces = re.findall(r"[A-Za-z]+|\n|[^\sA-Za-z]", text)
-    return sum(-int(-len(piece) // LETTERS_A_TOKEN) for piece in pieces)
+    words = re.findall(r"[A-Za-z]+|\n|[^\sA-Za-z]", text)
+    return sum(-int(-len(word) // LETTERS_PER_TOKEN) for word in words)

@@ -1,4 +1,4 @@
-"""A run of line retrieval: cases, answers and scores in a folder, where it can go on when stopped."""
+"""A resumable run of line retrieval: cases, answers and scores in one folder."""
 
 import sys
 from collections.abc import Sequence
@@ -23,19 +23,20 @@ from evals.lines.scores import Rule, SetScore, parsed_number, score_table, write
 
 @dataclass(frozen=True)
 class LineRunConfig:
-    """Everything that decides an answer, but for the length: one folder holds all lengths.
+    """Everything that determines an answer except the length: one folder holds all lengths.
 
     Attributes:
-      reader: the model's name.
-      trained_on_task: whether it was trained on line retrieval itself.
+      reader: name of the model.
+      trained_on_task: whether the model was trained on line retrieval itself.
       source: the endpoint, or "local".
-      completions: whether the endpoint is sent bare prompts.
-      tokenizer: that prompts for an endpoint are measured with, or None for an estimate.
+      completions: whether the endpoint receives bare prompts.
+      tokenizer: tokenizer that measures prompts for an endpoint, or None for an estimate.
       line_idx: kind of keys.
-      num_samples: questions a length.
-      questions_per_document: at most.
-      max_new_tokens: of an answer.
-      template: chat template of a model that runs here, or None for its own.
+      num_samples: questions per length.
+      questions_per_document: maximum number of questions about one document.
+      seed: seed of the lines and questions.
+      max_new_tokens: maximum number of tokens of an answer.
+      template: chat template of a local model, or None for its own.
     """
 
     reader: str
@@ -55,8 +56,8 @@ class LineRun:
     """A folder of cases and answers.
 
     testcases/NAME.jsonl               the cases, in LongChat's format
-    predictions/NAME.jsonl             the answers, a row each as soon as it is known
-    predictions/NAME_response.txt      the same as LongEval writes it
+    predictions/NAME.jsonl             the answers, one row each as soon as it is known
+    predictions/NAME_response.txt      the same in LongEval's format
     results.json, summary.csv, accuracy.png, depths.png
     """
 
@@ -67,36 +68,38 @@ class LineRun:
         self._stages = Stages()
 
     def prepare(self, contexts: Sequence[int], files: Sequence[Path], resume: bool) -> list[str]:
-        """Makes or reads all cases before any question is asked.
+        """Generates or reads all cases before any question is asked.
 
         Returns:
-          Names of the sets, the lengths in ascending order first.
+          Names of the sets: first the lengths in ascending order, then the files.
 
         Raises:
-          ConfigError: nothing to ask, two sets of one name, or the folder holds another run.
-          DataError: a file that cannot be read.
+          ConfigError: there are no cases, two sets have the same name, or the folder holds another run.
+          DataError: a file cannot be read.
         """
         names = [short_tokens(context) for context in contexts] + [path.stem for path in files]
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"the sets of cases are {names or 'none'}; at least one, each of its own name")
-        given = [read_cases(path) for path in files]
+            raise ConfigError(
+                f"the sets of cases are {names or 'none'}; expected at least one, with different names"
+            )
+        from_files = [read_cases(path) for path in files]
         enter_directory(self._directory, self._config, resume)
         self._stages.keep_in(self._directory)
         with self._stages.stage("cases"):
             for name, context in zip(names, contexts, strict=False):
                 if not self._cases(name).exists():
                     write_cases(self._cases(name), self._make(name, context))
-            for name, documents in zip(names[len(contexts) :], given, strict=True):
+            for name, documents in zip(names[len(contexts) :], from_files, strict=True):
                 if not self._cases(name).exists():
                     write_cases(self._cases(name), documents)
                 elif not _same(read_cases(self._cases(name)), documents):
                     raise ConfigError(
-                        f"{self._directory} holds other cases of the name {name}; give another --output"
+                        f"{self._directory} holds other cases with the name {name}; give another --output"
                     )
         return names
 
     def ask(self, name: str) -> None:
-        """Asks each question of a set that has no answer yet."""
+        """Asks the questions of a set that have no answer yet."""
         documents = read_cases(self._cases(name))
         log = PredictionLog(self._predictions(name))
         total = sum(len(document.questions) for document in documents)
@@ -119,7 +122,7 @@ class LineRun:
                     advance(index + 1, f"{failed} failed" if failed else "")
 
     def report(self, rule: Rule) -> list[SetScore]:
-        """Writes results, summary, responses and plots of all sets whose questions have all been asked."""
+        """Writes results, summary, responses and plots of all completed sets, and returns their scores."""
         scores = []
         for path in sorted((self._directory / "testcases").glob("*.jsonl")):
             log = PredictionLog(self._predictions(path.stem))
@@ -142,7 +145,7 @@ class LineRun:
         return scores
 
     def conclude(self, scores: Sequence[SetScore], rule: Rule) -> int:
-        """Prints the table of ``report``; 1 if questions failed, else 0."""
+        """Prints the table of the scores; returns the exit status, which is 1 if questions failed."""
         title = f"line retrieval, {self._reader.name}"
         if self._reader.trained_on_task:
             title += " (trained on this task)"
@@ -152,7 +155,7 @@ class LineRun:
         failures = [row for score in scores for row in score.predictions if row.error is not None]
         if failures:
             say(
-                f"{len(failures)} questions have no answer and are in no score; the last error: "
+                f"{len(failures)} questions have no answer and count in no score; the last error: "
                 f"{failures[-1].error}. Run the same command again to ask them again"
             )
         return 1 if failures else 0
@@ -189,6 +192,6 @@ def _prediction(case: int, document: int, question: LineQuestion, answer: Answer
     )
 
 
-def _same(kept: Sequence[LineDocument], given: Sequence[LineDocument]) -> bool:
+def _same(first: Sequence[LineDocument], second: Sequence[LineDocument]) -> bool:
     """Whether records and questions are the same."""
-    return [(d.text, d.questions) for d in kept] == [(d.text, d.questions) for d in given]
+    return [(d.text, d.questions) for d in first] == [(d.text, d.questions) for d in second]

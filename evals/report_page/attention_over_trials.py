@@ -1,8 +1,8 @@
-"""Which earlier trial an action attends to: the attention of a trained model, added up by trajectory.
+"""Attention of a trained model's actions to each trajectory of the chain.
 
-An action is predicted at its step's state token (``models/agentic_transformer.py``). Of what that token
-attends to, in each layer and head, a share lies on each trajectory of the chain; the shares add up to 1.
-A share says where a head reads, not what it does with it: values and later layers decide that.
+An action is predicted at its step's state token (``models/agentic_transformer.py``). In each layer and head
+that token's attention weights are summed over each trajectory of the chain; the sums add up to 1. A sum
+shows where a head reads, not what it does with it: values and later layers decide that.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ from evals.rollouts.evaluation_record import Rollout
 
 @dataclass(frozen=True)
 class TrialAttention:
-    """Attention of chosen actions, by trajectory of the chain. Q actions, J trajectories.
+    """Attention of selected actions to each trajectory of the chain. Q actions, J trajectories.
 
     Attributes:
-      shares: float32 [layers, heads, Q, J]; over J they add up to 1.
-      even: float32 [Q, J], the shares if all tokens that may be attended to got the same.
-      trajectory: int [Q], that of each action.
+      shares: float32 [layers, heads, Q, J], the attention to each trajectory; the sum over J is 1.
+      even: float32 [Q, J], the shares under uniform attention to all visible tokens.
+      trajectory: int [Q], trajectory of each action.
       timestep: int [Q], its decision within the trajectory.
     """
 
@@ -48,13 +48,13 @@ class TrialAttention:
 def rollout_chain(
     rollout: Rollout, target: float, scaling: Scaling, prompt: ChainSteps | None = None
 ) -> ChainSteps:
-    """The trials as the model met them: [1, S] steps, behind the ``prompt`` [1, *] where there was one.
+    """The chain that the model acted on: steps [1, S] of the trials, after the prompt if there was one.
 
     Args:
-      rollout: of one environment.
-      target: return that every trial aimed at, unscaled.
-      scaling: that of the training data.
-      prompt: the stored trajectories before the first trial, without padding.
+      rollout: the trials of one environment.
+      target: return that every trial was conditioned on, unscaled.
+      scaling: scaling of the training data.
+      prompt: steps [1, *] of the stored trajectories before the first trial, without padding.
     """
     trials, decisions = rollout.reward.shape
     first_trajectory = 0 if prompt is None else int(np.max(prompt.trajectory)) + 1
@@ -86,13 +86,13 @@ def attention_over_trials(
     first_trajectory: int = 0,
     actions: int = 64,
 ) -> TrialAttention:
-    """Runs the model over one chain, without a mesh, and adds up its attention by trajectory.
+    """Runs the model over one chain without a mesh, and sums its attention by trajectory.
 
     Args:
-      model, params: the trained model; ``params`` live on one device.
+      model, params: the trained model; ``params`` are on one device.
       steps: [1, S], in the chain's order and without padding.
-      first_trajectory: actions of this trajectory and of later ones are looked at.
-      actions: at most as many of each trajectory, evenly spaced.
+      first_trajectory: first trajectory whose actions are analysed; later ones follow.
+      actions: maximum number of actions of each trajectory; they are evenly spaced.
     """
     trajectory = np.asarray(steps.trajectory[0])
     places = np.concatenate(
@@ -102,12 +102,14 @@ def attention_over_trials(
             for places in (np.flatnonzero(trajectory == index),)
         ]
     )
-    of_token = np.repeat(trajectory, TOKENS_PER_STEP)
+    token_trajectory = np.repeat(trajectory, TOKENS_PER_STEP)
     tokens = TOKENS_PER_STEP * places + STATE_TOKEN
-    shares = jax.jit(partial(_shares, model, int(trajectory.max()) + 1))(params, steps, tokens, of_token)
-    visible = np.arange(len(of_token)) <= tokens[:, None]
+    shares = jax.jit(partial(_shares, model, int(trajectory.max()) + 1))(
+        params, steps, tokens, token_trajectory
+    )
+    visible = np.arange(len(token_trajectory)) <= tokens[:, None]
     even = np.stack(
-        [(visible & (of_token == index)).sum(axis=1) for index in range(trajectory.max() + 1)], axis=1
+        [(visible & (token_trajectory == index)).sum(axis=1) for index in range(trajectory.max() + 1)], axis=1
     )
     return TrialAttention(
         np.asarray(shares),
@@ -118,25 +120,30 @@ def attention_over_trials(
 
 
 def _shares(
-    model: Model, trajectories: int, params: Params, steps: ChainSteps, tokens: jax.Array, of_token: jax.Array
+    model: Model,
+    trajectories: int,
+    params: Params,
+    steps: ChainSteps,
+    tokens: jax.Array,
+    token_trajectory: jax.Array,
 ) -> jax.Array:
-    """[layers, heads, Q, J]: the reference's attention, with each key's trajectory as its value.
+    """Shares [layers, heads, Q, J]: reference attention whose values are one-hot trajectories.
 
     Args:
-      model, params, steps: as above.
+      model, params, steps: as in ``attention_over_trials``.
       trajectories: J.
-      tokens: int [Q], the places of the state tokens.
-      of_token: int [tokens], each one's trajectory.
+      tokens: int [Q], indices of the state tokens.
+      token_trajectory: int [tokens], trajectory of each token.
     """
     bound = model.bind(params)
     positions, segment_ids = token_positions(jnp.asarray(steps.position))
-    member = jax.nn.one_hot(of_token, trajectories, dtype=jnp.float32)  # [tokens, J]
+    member = jax.nn.one_hot(token_trajectory, trajectories, dtype=jnp.float32)  # [tokens, J]
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, jax.Array]:
         query, key = (h.astype(jnp.float32) for h in block.attention.project(x, positions)[:2])
         width = query.shape[-1]
         parts = []
-        # A value is as wide as a head, so that many trajectories are added up at a time.
+        # A value is as wide as a head, so each pass sums over that many trajectories.
         for first in range(0, trajectories, width):
             part = member[:, first : first + width]
             value = jnp.zeros(key.shape, jnp.float32).at[..., : part.shape[1]].set(part[None, :, None])

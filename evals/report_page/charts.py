@@ -1,4 +1,4 @@
-"""The charts of a report but for those of trials, each an ``<svg>`` element."""
+"""Charts of a report as inline ``<svg>`` elements: loss, returns of the data, attention."""
 
 import io
 import re
@@ -19,7 +19,7 @@ from evals.common.results import Figure
 from evals.report_page.attention_over_trials import TrialAttention
 from evals.rollouts.evaluation_record import EvaluationRecord
 
-# In points, which the page scales to the column: as small as a phone's, so that 9 points stay readable.
+# In points, which the page scales to its column. A phone is this narrow, so 9-point text stays readable.
 WIDTH, HEIGHT = 370, 250
 INK = "#000000"
 VARIABLES = {
@@ -30,7 +30,7 @@ VARIABLES = {
     PINK: "--pink",
     GREY: "--grey",
 }
-"""The page's variable for each colour that a chart may use."""
+"""CSS variable of the page for each colour of the charts."""
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 9.5,
@@ -44,14 +44,14 @@ _STYLE = {
 
 @contextmanager
 def chart(parts: list[str], description: str, height: int = HEIGHT) -> Iterator[Axes]:
-    """Axes to draw on; at the block's end the chart is added to ``parts`` as an ``<svg>`` element.
+    """Axes to draw on; when the block ends, the chart is added to ``parts`` as an ``<svg>`` element.
 
     Args:
-      parts: of the page.
-      description: what can be seen, for readers who cannot.
-      height: in points.
+      parts: list of the page's elements.
+      description: the chart in words, for screen readers.
+      height: height in points.
     """
-    # The salt keeps the names of markers and clips apart from those of the page's other charts.
+    # The salt makes the ids of markers and clip paths differ from those of the page's other charts.
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
     with matplotlib.rc_context(style):
         canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
@@ -64,10 +64,10 @@ def chart(parts: list[str], description: str, height: int = HEIGHT) -> Iterator[
 
 
 def _for_page(svg: str, description: str) -> str:
-    """The element alone: without prologue and metadata, names of groups, fixed size and fixed colours."""
+    """The ``<svg>`` element only, without prologue, metadata, group ids, fixed size and fixed colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # as it numbers them, two charts would share them
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib numbers groups, so two charts would share ids
     view_box = re.search(r'viewBox="[^"]*"', svg)
     assert view_box is not None
     opening = f'<svg class="chart" {view_box[0]} role="img" aria-label="{escape(description)}">'
@@ -81,7 +81,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK)
 
 
 def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """The training losses of all runs, by the run's name; None if there are none."""
+    """Chart of the training losses of all runs, by name; None if no run has any."""
     if not metrics:
         return None
     parts: list[str] = []
@@ -97,7 +97,7 @@ def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None
 
 
 def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) -> str:
-    """Returns of the training trajectories by what collected them, with ours marked."""
+    """Histogram of the training returns by collecting algorithm, with the run's own returns marked."""
     parts: list[str] = []
     named = {figure.name: figure.value for figure in figures}
     marks = {"return/random_policy": ("random policy", ":"), "return/last_trial": ("last trial", "--")}
@@ -113,7 +113,7 @@ def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) ->
 
 
 def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> str:
-    """For the actions of each trial, the mean share on each trial, and the same of even attention."""
+    """Bars of the mean attention of each trial's actions to each trial, above those of uniform attention."""
     names = source_names(attention, first_trial)
     trials = np.unique(attention.trajectory)
     rows = []
@@ -144,13 +144,13 @@ def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> st
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel("share of the attention; thin: if it were even")
+        axes.set_xlabel("share of attention; thin bars: uniform attention")
         legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
 def attention_course(attention: TrialAttention, first_trial: int, run: str) -> str:
-    """The shares of the last trial's actions over its decisions, stacked."""
+    """Stacked attention shares of the last trial over its decisions."""
     names = source_names(attention, first_trial)
     chosen = attention.trajectory == attention.trajectory.max()
     shares = attention.shares[:, :, chosen].mean(axis=(0, 1))
@@ -163,19 +163,19 @@ def attention_course(attention: TrialAttention, first_trial: int, run: str) -> s
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("decision of the last trial")
-        axes.set_ylabel("share of the attention")
+        axes.set_ylabel("share of attention")
         legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
 def source_names(attention: TrialAttention, first_trial: int) -> list[str]:
-    """What attention may lie on: the prompt, if there was one, and each trial."""
+    """What an action can attend to: the prompt, if there was one, and each trial."""
     prompt = ["prompt"] if first_trial else []
     return prompt + [f"trial {number + 1}" for number in range(attention.even.shape[1] - first_trial)]
 
 
 def grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:
-    """Shares [J] with those of the prompt's trajectories as one."""
+    """Shares [J] with the prompt's trajectories summed into one."""
     if not first_trial:
         return shares
     return np.concatenate([[shares[:first_trial].sum()], shares[first_trial:]])
@@ -188,5 +188,5 @@ def _source_colour(index: int, first_trial: int) -> str:
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Below the chart."""
+    """Adds a legend below the chart."""
     axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)

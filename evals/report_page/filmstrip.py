@@ -1,10 +1,10 @@
-"""Pictures of recorded MuJoCo states, drawn without a display.
+"""Renders recorded MuJoCo states without a display.
 
     python evals/report_page/filmstrip.py --task walker_run --states states.npy --frames frames.npy
 
-draws each of the states float64 [F, P] as a picture, uint8 [F, height, width, 3]. MuJoCo takes its
-graphics library from $MUJOCO_GL once, when it is first imported, and a library that is half installed
-may end the whole process: so ``render`` starts this file as a process of its own for each library.
+renders states float64 [F, P] as frames uint8 [F, height, width, 3]. MuJoCo reads its graphics library from
+$MUJOCO_GL only once, when it is first imported, and a broken library may crash the process: ``render``
+therefore runs this file in a separate process for each library.
 """
 
 import base64
@@ -25,25 +25,25 @@ from agentic_ring.errors import AgenticRingError, DataError
 
 WIDTH, HEIGHT = 240, 180
 BACKENDS = ("egl", "osmesa")
-"""Ways to draw without a display: on a GPU, and in software."""
+"""Graphics libraries that need no display: on a GPU, and in software."""
 TIMEOUT_SECONDS = 300
 
 
 class RenderingError(AgenticRingError, RuntimeError):
-    """No graphics library of this machine could draw."""
+    """No graphics library on this machine can render."""
 
 
 def render(task: Task, states: np.ndarray) -> np.ndarray:
-    """Pictures uint8 [F, height, width, 3] of physics states float64 [F, P].
+    """Frames uint8 [F, height, width, 3] of physics states float64 [F, P].
 
-    Draws with $MUJOCO_GL where it is set, else with the first of ``BACKENDS`` that works.
+    Uses the graphics library in $MUJOCO_GL if that is set, else the first of ``BACKENDS`` that works.
 
     Raises:
-      RenderingError: none does.
+      RenderingError: no library works.
     """
-    asked = os.environ.get("MUJOCO_GL")
+    requested = os.environ.get("MUJOCO_GL")
     reasons = []
-    for backend in [asked] if asked else BACKENDS:
+    for backend in [requested] if requested else BACKENDS:
         with tempfile.TemporaryDirectory() as folder:
             written, drawn = Path(folder) / "states.npy", Path(folder) / "frames.npy"
             np.save(written, states)
@@ -53,20 +53,20 @@ def render(task: Task, states: np.ndarray) -> np.ndarray:
                 return np.load(drawn, allow_pickle=False)
             reasons.append(f"MUJOCO_GL={backend}: {reason}")
     raise RenderingError(
-        f"MuJoCo cannot draw on this machine ({'; '.join(reasons)}). On Debian and Ubuntu, apt install "
-        "libosmesa6 lets it draw in software; with a GPU, libegl1 and the driver's own EGL"
+        f"MuJoCo cannot render on this machine ({'; '.join(reasons)}). On Debian and Ubuntu, apt install "
+        "libosmesa6 to render in software, or libegl1 and the driver's EGL for a GPU"
     )
 
 
 def _run(command: Sequence[str], backend: str) -> str | None:
-    """Runs a process with this graphics library; None, or the reason why it failed."""
+    """Runs a process with this graphics library; returns None, or the reason why it failed."""
     environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
     try:
         ended = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT_SECONDS} s"
+        return f"no result within {TIMEOUT_SECONDS} s"
     if ended.returncode == 0:
         return None
     lines = ended.stderr.strip().splitlines()
@@ -74,23 +74,23 @@ def _run(command: Sequence[str], backend: str) -> str | None:
 
 
 def evenly_spaced(count: int, wanted: int) -> np.ndarray:
-    """At most ``wanted`` of the places 0 to ``count`` - 1, the first and the last among them."""
+    """At most ``wanted`` of the indices 0 to ``count`` - 1, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, wanted)).round().astype(int))
 
 
 def data_uri(frame: np.ndarray) -> str:
-    """A picture uint8 [height, width, 3] as a JPEG within an address, for a page without files beside it."""
+    """A frame uint8 [height, width, 3] as the data URI of a JPEG, for a self-contained page."""
     buffer = io.BytesIO()
     matplotlib.image.imsave(buffer, frame, format="jpeg", pil_kwargs={"quality": 85})
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def main(task: str, states: Path, frames: Path) -> None:
-    """Draws physics states with the graphics library of $MUJOCO_GL.
+    """Renders physics states with the graphics library in $MUJOCO_GL.
 
     Args:
-      task: Full name of the task whose body it is, such as walker_run.
-      states: NumPy file of physics states, float64 [F, P].
+      task: Full name of the task, such as walker_run.
+      states: NumPy file with physics states, float64 [F, P].
       frames: NumPy file to write, uint8 [F, height, width, 3].
     """
     environment = load_environment(parse_task(task), seed=0)

@@ -1,4 +1,4 @@
-"""A report as one HTML page: nothing is loaded from elsewhere, and nothing runs."""
+"""Renders a report as one self-contained HTML page (template: page.html) without scripts."""
 
 import json
 import re
@@ -22,11 +22,11 @@ TILES = {
     "return/random_policy": "random policy",
     "return/data_best": "best of the data",
 }
-"""What stands at the top of a run that is told its task."""
+"""Label of each figure at the top of a run whose task is not hidden."""
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
-    """The page of these runs, side by side where there are several."""
+    """The page of one run, or of several runs side by side."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,7 +35,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["short"] = short_number
-    environment.filters["pieces"] = _pieces
+    environment.filters["line_break_parts"] = _line_break_parts
     return environment.get_template("page.html").render(
         runs=[_shown(run, _top(runs)) for run in runs],
         title=_title(runs),
@@ -53,14 +53,14 @@ def _title(runs: Sequence[ReportedRun]) -> str:
 
 
 def _task(run: ReportedRun) -> str:
-    """What the run is about, in words."""
+    """The run's task in words."""
     config = run.results.config
     task, hidden = str(config.get("task", run.name)), config.get("chains", {}).get("hidden_tasks")
     return f"{task.removesuffix(f'_{hidden[0]}')}, hidden task: {' or '.join(hidden)}" if hidden else task
 
 
 def _top(runs: Sequence[ReportedRun]) -> float | None:
-    """One scale of returns for several runs of one task; None where each has its own."""
+    """Highest return of several runs of one task; None if they have no common scale."""
     if len(runs) == 1 or len({run.results.config.get("task") for run in runs}) > 1:
         return None
     returns = [f for run in runs for f in run.results.figures if f.name.startswith("return/")]
@@ -68,7 +68,7 @@ def _top(runs: Sequence[ReportedRun]) -> float | None:
 
 
 def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
-    """What the template reads of one run."""
+    """The values of one run that the template reads."""
     results, attention, first_trial = run.results, run.attention, run.prompt_trajectories
     return {
         "name": run.name,
@@ -87,7 +87,7 @@ def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
 
 
 def _tiles(figures: Sequence[Figure]) -> list[tuple[str, Figure]]:
-    """(label, figure) of what stands at the top; the first figures of a run that is of another kind."""
+    """(label, figure) of the figures at the top; the first four for a run of another kind."""
     named = {figure.name: figure for figure in figures}
     labels = TILES
     if named.keys() >= {f"{POOLED}/online/trial_1", f"{POOLED}/right", f"{POOLED}/wrong"}:
@@ -96,44 +96,44 @@ def _tiles(figures: Sequence[Figure]) -> list[tuple[str, Figure]]:
         labels = {
             f"{POOLED}/online/trial_{last}": "last trial, share of the target",
             f"{POOLED}/online/trial_1": "first trial",
-            f"{POOLED}/right": "behind the right task",
-            f"{POOLED}/wrong": "behind another task",
+            f"{POOLED}/right": "context of the right task",
+            f"{POOLED}/wrong": "context of another task",
         }
     found = [(label, named[name]) for name, label in labels.items() if name in named]
     return found or [(figure.name, figure) for figure in figures[:4]]
 
 
 def _looking_back(attention: TrialAttention) -> np.ndarray:
-    """[layers, heads]: of the last trial's attention, the share on anything before that trial."""
+    """Share [layers, heads] of the last trial's attention to anything before that trial."""
     last = attention.trajectory == attention.trajectory.max()
     return attention.shares[:, :, last, :-1].sum(axis=-1).mean(axis=-1)
 
 
 def _even_back(attention: TrialAttention) -> float:
-    """The same share of even attention."""
+    """The same share under uniform attention."""
     last = attention.trajectory == attention.trajectory.max()
     return float(attention.even[last, :-1].sum(axis=-1).mean())
 
 
-def _pieces(text: str) -> list[str]:
-    """A long name, cut where a line may break."""
+def _line_break_parts(text: str) -> list[str]:
+    """Parts of a long name between which a line may break."""
     return re.split(r"(?<=[/_.,])(?=[^\W\d])", text)
 
 
 def _result_rows(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """A row for each figure that any run has; ``cells`` holds one figure or None a run."""
+    """A row for each figure that any run has; ``cells`` has one figure or None per run."""
     by_run = [{figure.name: figure for figure in run.results.figures} for run in runs]
     rows = []
     for name in dict.fromkeys(name for figures in by_run for name in figures):
         cells: list[Figure | None] = [figures.get(name) for figures in by_run]
-        there = [figure for figure in cells if figure is not None]
-        paper = dict.fromkeys(figure.paper for figure in there if figure.paper is not None)
-        rows.append({"name": name, "unit": there[0].unit, "cells": cells, "paper": list(paper)})
+        present = [figure for figure in cells if figure is not None]
+        paper = dict.fromkeys(figure.paper for figure in present if figure.paper is not None)
+        rows.append({"name": name, "unit": present[0].unit, "cells": cells, "paper": list(paper)})
     return rows
 
 
 def _differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """Settings, dotted, in which the runs differ, each with its value in every run."""
+    """Dotted names of the settings in which the runs differ, with the value in each run."""
     flat = [_flattened(run.results.config) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
     values = [(name, [json.dumps(settings.get(name)) for settings in flat]) for name in names]

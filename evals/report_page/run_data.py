@@ -1,6 +1,6 @@
-"""What a report shows of one run: read from its folder, computed from its checkpoint, drawn from its record.
+"""Data of one run for a report: results, losses, attention of the checkpoint, and a filmstrip.
 
-Only ``results.json`` must be there. Each other part is there, or ``missing`` says why it is not.
+Only ``results.json`` is required. For every other part that is absent, ``missing`` gives the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ from evals.rollouts.policies import load_params, read_prompt
 
 FRAMES = 8
 MAX_ATTENTION_TOKENS = 2**17
-"""Longer chains take one device too long to encode again."""
+"""Encoding longer chains again would take too long on one device."""
 
 Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a filmstrip.
+    """One frame of a filmstrip.
 
     Attributes:
-      source: a data URI.
-      seconds: simulated time since the trial began.
-      earned: rewards until then.
+      source: data URI of the image.
+      seconds: simulated time since the beginning of the trial.
+      earned: sum of the rewards up to this time.
     """
 
     source: str
@@ -49,7 +49,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Strip:
-    """A trial of one environment in pictures; trials are counted from 1."""
+    """Frames of one trial of one environment; trials are counted from 1."""
 
     trial: int
     frames: Sequence[Frame]
@@ -57,17 +57,17 @@ class Strip:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as the report shows it.
+    """All data of a run that the report shows.
 
     Attributes:
-      name: on the page.
-      results: its ``results.json``.
+      name: name of the run on the page.
+      results: content of ``results.json``.
       metrics: logged steps that have a loss.
-      record: its ``evaluation.npz``.
-      attention: of the last checkpoint, over the recorded trials.
-      prompt_trajectories: stored trajectories before the first trial.
+      record: content of ``evaluation.npz``.
+      attention: attention of the last checkpoint over the recorded trials.
+      prompt_trajectories: number of stored trajectories before the first trial.
       film: first and last trial of the recorded environment.
-      missing: by part (``loss``, ``record``, ``attention``, ``film``), why it is not there.
+      missing: reason for each absent part: ``loss``, ``record``, ``attention``, ``film``.
     """
 
     name: str
@@ -81,10 +81,10 @@ class ReportedRun:
 
 
 def read_run(directory: Path, name: str) -> ReportedRun:
-    """All that can be shown of the run in this folder, under this name.
+    """Reads and computes everything that the report shows of the run in a folder.
 
     Raises:
-      DataError: it is no run's folder, or one of its files is damaged.
+      DataError: the folder is not that of a run, or one of its files is damaged.
     """
     if not (directory / "results.json").is_file():
         raise DataError(
@@ -103,7 +103,7 @@ def read_run(directory: Path, name: str) -> ReportedRun:
     path = directory / "metrics.jsonl"
     metrics = [row for row in (read_metrics(path) if path.exists() else []) if "loss" in row]
     if not metrics:
-        missing["loss"] = f"{path} holds no losses" if path.exists() else f"{path} does not exist"
+        missing["loss"] = f"{path} contains no losses" if path.exists() else f"{path} does not exist"
     record = read_record(directory)
     if record is None:
         missing["record"] = _why_no_record(directory, results)
@@ -118,21 +118,20 @@ def read_run(directory: Path, name: str) -> ReportedRun:
 
 def _why_no_record(directory: Path, results: Results) -> str:
     if results.config.get("chains", {}).get("hidden_tasks"):
-        return f"{directory} is of hidden tasks, whose many rollouts are kept as returns alone"
+        return f"{directory} is a run on hidden tasks, of whose rollouts only the returns are stored"
     return (
-        f"{directory / FILE_NAME} does not exist: the main job writes it when it rolls out, and does so "
-        "again, without training again, when its command is given again. A cell of Table 5 keeps none"
+        f"{directory / FILE_NAME} does not exist. experiments/exorl_at_ring.py writes it during evaluation; "
+        "the same command repeats the evaluation without training. Runs of Table 5 do not have it"
     )
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:
-    """Attention of the run's last checkpoint in the recorded trials, computed on one device.
+    """Attention of the run's last checkpoint over the recorded trials, computed on one device.
 
     Raises:
-      CheckpointError: there is none, or it cannot be read.
-      DataError: the chain is too long for one device; or its prompt's store is not there.
+      CheckpointError: there is no checkpoint, or it cannot be read.
+      DataError: the chain is too long for one device, or the store of its prompt does not exist.
     """
-    # On one device, whatever the run was trained on.
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     prompt = None
     if config.evaluation.prompt_trajectories:
@@ -141,9 +140,7 @@ def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) 
     steps = rollout_chain(record.rollout, config.target, config.scaling, prompt)
     tokens = TOKENS_PER_STEP * steps.position.shape[1]
     if tokens > MAX_ATTENTION_TOKENS:
-        raise DataError(
-            f"the chain has {tokens:,} tokens; a report encodes at most {MAX_ATTENTION_TOKENS:,} again"
-        )
+        raise DataError(f"the chain has {tokens:,} tokens; a report encodes at most {MAX_ATTENTION_TOKENS:,}")
     params, _ = load_params(directory, config, mesh)
     return attention_over_trials(
         Model(config.model), params, steps, first_trajectory=config.evaluation.prompt_trajectories
@@ -151,10 +148,10 @@ def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) 
 
 
 def filmstrip(config: RunConfig, record: EvaluationRecord) -> list[Strip]:
-    """The first and the last trial in pictures; the first alone where there is no other.
+    """Frames of the first and the last trial, or of the only one.
 
     Raises:
-      RenderingError: this machine cannot draw.
+      RenderingError: this machine cannot render.
     """
     task = parse_task(config.task)
     rollout = record.rollout

@@ -1,4 +1,4 @@
-"""The charts of trials in a report: one for each task, with all that its trials are judged by."""
+"""Charts of the return per trial in a report: one for each task, with its references and controls."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ REFERENCES = {
     "return/data_median": ("median of the data", GREY, "-."),
     "return/random_policy": ("random policy", GREY, ":"),
 }
-"""Figures that a trial is judged by: label, colour, line."""
+"""Label, colour and line style of the reference values."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class TaskTrials:
     """The trials in one task.
 
     Attributes:
-      name: what the figures' names begin with: ``return`` where there is one task.
-      curves: (number of the trial, figure) of every curve, in order; the model's own comes first.
-      points: what was measured in a single trial beside these, such as a control.
+      name: prefix of the figures' names: the task, or ``return`` if there is only one task.
+      curves: (number of the trial, figure) of every curve, in order; the model's own curve comes first.
+      points: figures of a single trial, such as a control.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TaskTrials:
 
 
 def trials_of_tasks(figures: Sequence[Figure]) -> list[TaskTrials]:
-    """The trials among all figures.
+    """Selects the figures of trials, by task.
 
     ``return/trial_2`` belongs to the curve ``return``, ``return/control/shuffled/trial_2`` to
     ``return/control/shuffled``; ``run/right`` is a point of the task ``run``, whose curve is ``run/online``.
@@ -51,8 +51,8 @@ def trials_of_tasks(figures: Sequence[Figure]) -> list[TaskTrials]:
     for figure in figures:
         match = _TRIAL.fullmatch(figure.name)
         if match:
-            of_task = curves.setdefault(match["curve"].split("/")[0], {})
-            of_task.setdefault(match["curve"], []).append((int(match["number"]), figure))
+            task_curves = curves.setdefault(match["curve"].split("/")[0], {})
+            task_curves.setdefault(match["curve"], []).append((int(match["number"]), figure))
     tasks = []
     for name, found in curves.items():
         ordered = sorted(found, key=lambda curve: curve != MODEL_CURVE)
@@ -70,7 +70,7 @@ def trials_of_tasks(figures: Sequence[Figure]) -> list[TaskTrials]:
 
 
 def curve_label(curve: str) -> str:
-    """``return/control/other_task`` -> ``control: other task``; what hidden tasks measure has own labels."""
+    """``return/control/other_task`` -> ``control: other task``; hidden tasks have labels of their own."""
     if curve == MODEL_CURVE:
         return "the model"
     rest = curve.partition("/")[2]
@@ -81,15 +81,15 @@ def trials_charts(figures: Sequence[Figure], run: str, top: float | None = None)
     """(caption, chart) of each task, with all intervals.
 
     Args:
-      figures: of the run.
-      run: its name.
-      top: the highest return that the axis must hold, where runs are to be compared.
+      figures: figures of the run.
+      run: name of the run.
+      top: highest return on the axis when several runs are compared; None fits the axis to this run.
     """
     charts = []
     for task in trials_of_tasks(figures):
-        caption = "Trials one after another, each with all earlier ones in context."
+        caption = "Mean return of each trial; all earlier trials are in the context."
         if task.name != MODEL_CURVE:
-            caption = f"{task.name.replace('_', ' ').capitalize()}: trials, and single trials as controls."
+            caption = f"{task.name.replace('_', ' ').capitalize()}: trials, and controls of a single trial."
         charts.append((caption, _chart(task, figures, run, top)))
     return charts
 
@@ -130,7 +130,7 @@ def _draw_curves(axes: Axes, task: TaskTrials) -> None:
     for index, (name, points) in enumerate(task.curves.items()):
         intervals = [_interval(figure) for _, figure in points]
         main = index == 0
-        # Beside each other, so that no interval hides another one.
+        # Curves are shifted slightly so that no interval hides another.
         numbers = np.array([number for number, _ in points]) + 0.06 * index
         axes.errorbar(
             numbers,
@@ -148,7 +148,7 @@ def _draw_curves(axes: Axes, task: TaskTrials) -> None:
 
 
 def _draw_points(axes: Axes, task: TaskTrials) -> None:
-    """To the right of the curves, each named at the axis."""
+    """Draws the single trials to the right of the curves, with their names on the axis."""
     trials = max(number for points in task.curves.values() for number, _ in points)
     places = range(trials + 1, trials + 1 + len(task.points))
     intervals = [_interval(figure) for figure in task.points.values()]

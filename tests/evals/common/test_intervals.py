@@ -216,5 +216,5 @@ def test_a_method_that_always_wins_improves_surely():
 
 @pytest.mark.parametrize("other", [np.ones((3, 2)), np.ones(4)])
 def test_improvement_needs_matrices_alike(other):
-    with pytest.raises(ArgumentError, match=r"matrices \[runs, tasks\] alike"):
+    with pytest.raises(ArgumentError, match=r"two matrices \[runs, tasks\] of the same shape"):
         improvement_interval(np.ones((4, 2)), other)

@@ -1,4 +1,4 @@
-"""What the harness asks for is what the engine says, with nothing cut and nothing said twice."""
+"""Requests of the harness give the engine's scores and answers, without truncation or repetition."""
 
 import pytest
 

@@ -34,5 +34,5 @@ def test_it_is_small_and_says_what_it_is():
 
 
 def test_keys_that_it_was_not_trained_on_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="line_idx is LRT-UUID; the embedded retriever knows LRT-NL alone"):
+    with pytest.raises(ConfigError, match="line_idx is LRT-UUID; the embedded retriever knows only LRT-NL"):
         main("1k", line_idx="LRT-UUID", devices=8, output=tmp_path)

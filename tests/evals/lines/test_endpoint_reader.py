@@ -10,7 +10,7 @@ from agentic_ring.errors import ConfigError, DataError
 from evals.lines.endpoint_reader import (
     CHAT_TEMPLATE_TOKENS,
     EndpointReader,
-    Patience,
+    RetryPolicy,
     estimated_tokens,
     token_counter,
 )
@@ -20,7 +20,7 @@ from tests.evals.lines.line_server import line_server
 DOCUMENT = plan_documents("LRT-NL", "4k", 0, 3, 3)[0].build(40)
 QUESTIONS = [question.text for question in DOCUMENT.questions]
 EXPECTED = [question.expected for question in DOCUMENT.questions]
-QUICK = Patience(timeout=5.0, attempts=3, first_wait=0.01)
+QUICK = RetryPolicy(timeout=5.0, attempts=3, first_wait=0.01)
 KEY = "sk-a-very-secret-key"
 
 
@@ -35,8 +35,8 @@ def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def ask(server, patience=QUICK, count=1, **options):
-    reader = EndpointReader(server.address, "lookup", len, patience=patience, **options)
+def ask(server, retries=QUICK, count=1, **options):
+    reader = EndpointReader(server.address, "lookup", len, retries=retries, **options)
     return list(reader.answers(DOCUMENT.text, QUESTIONS[:count], 100))
 
 
@@ -96,7 +96,7 @@ def test_what_may_pass_is_tried_again(server, reply):
 
 def test_silence_is_tried_again_and_only_the_last_attempt_is_timed(server):
     server.plan.append(("silence", 0.4))
-    (answer,) = ask(server, Patience(timeout=0.2, attempts=2, first_wait=0.01))
+    (answer,) = ask(server, RetryPolicy(timeout=0.2, attempts=2, first_wait=0.01))
     assert f"<{EXPECTED[0]}>" in answer.text
     assert answer.seconds < 0.2
 
@@ -132,14 +132,16 @@ def test_no_error_shows_the_key(server):
 
 
 def test_a_server_that_was_never_there_ends_the_run():
-    reader = EndpointReader("http://127.0.0.1:9/v1", "m", len, patience=Patience(attempts=2, first_wait=0.01))
+    reader = EndpointReader(
+        "http://127.0.0.1:9/v1", "m", len, retries=RetryPolicy(attempts=2, first_wait=0.01)
+    )
     with pytest.raises(ConfigError, match=r"no connection to http://127\.0\.0\.1:9/v1/chat.*server running"):
         list(reader.answers("d", ["q"], 5))
 
 
 def test_a_server_that_goes_away_is_an_error_of_the_answer():
     with line_server() as server:
-        reader = EndpointReader(server.address, "m", len, patience=QUICK)
+        reader = EndpointReader(server.address, "m", len, retries=QUICK)
         answers = reader.answers(DOCUMENT.text, QUESTIONS[:2], 5)
         assert next(answers).error is None
     (answer,) = answers
@@ -166,13 +168,13 @@ def test_a_strange_or_past_retry_after_does_no_harm(server, header):
 
 def test_an_endless_retry_after_is_cut(server):
     server.plan.append(("status", 429, {"Retry-After": "86400"}, ""))
-    (answer,) = ask(server, Patience(attempts=2, longest_retry_after=0.05))
+    (answer,) = ask(server, RetryPolicy(attempts=2, longest_retry_after=0.05))
     assert answer.error is None
 
 
 def test_waits_double(server):
     server.plan.extend([("status", 500, {}, "")] * 3)
-    ask(server, Patience(attempts=4, first_wait=0.1))
+    ask(server, RetryPolicy(attempts=4, first_wait=0.1))
     first, second, third = (
         after - before for before, after in zip(server.times, server.times[1:], strict=False)
     )
@@ -181,7 +183,7 @@ def test_waits_double(server):
 
 def test_requests_keep_to_the_rate(server):
     started = time.monotonic()
-    ask(server, Patience(requests_per_minute=300), count=3)
+    ask(server, RetryPolicy(requests_per_minute=300), count=3)
     assert 0.4 <= time.monotonic() - started < 2
     assert min(b - a for a, b in zip(server.times, server.times[1:], strict=False)) > 0.15
 
@@ -207,9 +209,9 @@ def test_an_address_with_a_password_is_refused_without_showing_it():
         ({"requests_per_minute": -1}, "requests_per_minute is -1"),
     ],
 )
-def test_impatience_is_refused(settings, message):
+def test_a_retry_policy_without_attempts_or_time_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Patience(**settings)
+        RetryPolicy(**settings)
 
 
 def test_usage_that_is_no_number_is_counted_instead(server):

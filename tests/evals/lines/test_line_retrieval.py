@@ -108,7 +108,7 @@ def test_the_first_number_can_be_asked_for_without_asking_the_model_again(run, s
 def test_failed_questions_end_in_status_1_and_are_asked_again(run, server, tmp_path, capsys):
     server.plan.extend([("status", 400, {}, "too long"), ("lookup",), ("status", 400, {}, "no")])
     assert run() == 1
-    assert "2 questions have no answer and are in no score; the last error: status 400: no" in (
+    assert "2 questions have no answer and count in no score; the last error: status 400: no" in (
         capsys.readouterr().err
     )
     results = read_results(tmp_path / "run" / "results.json")
@@ -190,7 +190,7 @@ def test_other_cases_of_the_same_name_are_refused(run, tmp_path):
         write_cases(path, [plan.build(20) for plan in plan_documents("LRT-NL", "x", seed, 4, 1)])
         if seed == 0:
             run(None, test_file=(path,))
-    with pytest.raises(ConfigError, match="other cases of the name 20_lines"):
+    with pytest.raises(ConfigError, match="other cases with the name 20_lines"):
         run(None, test_file=(path,))
 
 

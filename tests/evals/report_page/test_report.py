@@ -1,4 +1,4 @@
-"""The page of a real run: what stands on it, what is left out and why, and how a browser takes it."""
+"""The page of a real run: its content, what is left out and why, and how a browser shows it."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_the_name_of_a_run_cannot_break_the_page(html):
 def test_without_graphics_the_page_says_so_and_stays_whole(html):
     parsed = Page(html)
     assert not any(tag == "img" for tag, _ in parsed.elements)
-    assert "MuJoCo cannot draw on this machine (MUJOCO_GL=disabled" in parsed.words
+    assert "MuJoCo cannot render on this machine (MUJOCO_GL=disabled" in parsed.words
     assert "layer 2" in parsed.words
 
 
