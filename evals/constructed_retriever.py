@@ -1,24 +1,24 @@
-r"""An instrument: a LLaMA whose weights are set by hand, so that its answer to any line retrieval is known.
+r"""A test instrument: a LLaMA with hand-set weights, which answers any line-retrieval question correctly.
 
     python evals/constructed_retriever.py runs/constructed
     python evals/line_retrieval.py --model runs/constructed --ctx 512k
 
-It is no result: nothing was learned. It answers every question right at any length, unless something
-between the file and the answer (rotary positions, ring, chunks, cache, padding) is wrong. So a miss is
-a fault of the program.
+It is not a result, as nothing was learned. It answers every question correctly at any length unless
+rotary positions, ring, chunks, cache or padding are wrong. A miss therefore reveals a bug.
 
-Its tokens are made for the task, a number or a word being one token each::
+Its tokenizer is made for the task: a number or a word is one token::
 
     "line adjective-"   "noun: REGISTER_CONTENT is <"   "12345"   ">\n"             a line
     "line adjective-"   "noun? I need the number."      "\n"                       the end of a question
            p - 2                    p - 1                  p
 
-    layer 1   two heads attend to exactly 1 and 2 tokens before, by rotary phases alone, and copy the code of
-              the noun and of the adjective there
-    layer 2   the question's last token looks for the number whose copied codes are its own, and copies it
-    head      the number whose code it is; after a number, the end of the answer
+    layer 1   two heads attend exactly 1 and 2 tokens back, by rotary phases only, and copy the codes of the
+              noun and the adjective at those tokens
+    layer 2   the last token of the question finds the number with the same copied codes, and copies its code
+    head      outputs the number with that code; after a number, the end of the answer
 
-Words and numbers are random directions, far enough apart that a softmax over a million tokens picks one.
+Codes of words and numbers are random directions, so far apart that a softmax over a million tokens selects
+one.
 """
 
 import json
@@ -48,22 +48,22 @@ from evals.lines.word_tokenizer import (
 
 HEAD_DIM, HEADS, LAYERS = 64, 2, 2
 THETA = 1e16
-"""Slow waves of this base turn by less than 0.02 over a million tokens: what is compared lies on them."""
+"""Base whose slow rotary waves rotate by less than 0.02 over a million tokens; they carry the codes."""
 
 SLOW = HEAD_DIM // 4
-"""The first slow wave of HEAD_DIM / 2."""
+"""Index of the first slow wave among HEAD_DIM / 2."""
 
 ADJECTIVE, NOUN, VALUE = 12, 19, HEAD_DIM
-"""Dimensions of codes. Adjective, noun and the mark of a number fill the slow waves."""
+"""Dimensions of the codes. Adjective, noun and the number flag fill the slow waves."""
 
 CERTAIN = 60.0
-"""How far the right score is above each other one: exp(-60) of a million tokens is nothing."""
+"""Margin of the right score over all others: exp(-60) times a million tokens is negligible."""
 
 CHAT_TEMPLATE = r"{{ messages[0].content + '\n' }}"
 
 
 class _Slots:
-    """Where in the residual stream things stand."""
+    """Slices of the residual stream."""
 
     adjective = slice(0, ADJECTIVE)
     noun = slice(adjective.stop, adjective.stop + NOUN)
@@ -77,11 +77,11 @@ class _Slots:
 
 
 NORM = 4.0
-"""Squared length of every embedding; a filler makes up for what codes leave out."""
+"""Squared norm of every embedding; a filler dimension adds what the codes lack."""
 
 
 def build(folder: Path, seed: int = 0) -> None:
-    """Writes the model and its tokenizer as Hugging Face lays them out."""
+    """Writes the model and its tokenizer in Hugging Face's layout."""
     random = np.random.default_rng(seed)
     adjectives, nouns = word_lists()
     tokenizer = _tokenizer(adjectives, nouns)
@@ -93,24 +93,24 @@ def build(folder: Path, seed: int = 0) -> None:
     embedding = np.zeros((tokenizer.vocab_size, _Slots.width))
     head = np.zeros_like(embedding)
 
-    def place(token: str) -> int:
+    def token_id(token: str) -> int:
         number = tokenizer.token_id(token)
         assert number is not None, token
         return number
 
     for word, code in zip(adjectives, codes["adjective"], strict=True):
-        embedding[place(adjective_token(word)), _Slots.adjective] = code
+        embedding[token_id(adjective_token(word)), _Slots.adjective] = code
     for word, code in zip(nouns, codes["noun"], strict=True):
         for end in (START, ASK):
-            embedding[place(word + end), _Slots.noun] = code
+            embedding[token_id(word + end), _Slots.noun] = code
     for value, code in enumerate(codes["value"], start=1):
-        embedding[place(str(value)), _Slots.value] = code
-        embedding[place(str(value)), _Slots.is_number] = 1.0
-        head[place(str(value)), _Slots.found] = code
+        embedding[token_id(str(value)), _Slots.value] = code
+        embedding[token_id(str(value)), _Slots.is_number] = 1.0
+        head[token_id(str(value)), _Slots.found] = code
     embedding[:, _Slots.one] = 1.0
     embedding[:, _Slots.filler] = np.sqrt(NORM - np.square(embedding).sum(axis=1))
-    # Above what any number gets from looking at all of them, below nothing else.
-    head[place(END), _Slots.is_number] = 3.0
+    # More than attention to all numbers gives to any number, but less than the score of a found number.
+    head[token_id(END), _Slots.is_number] = 3.0
 
     tensors = {
         "model.embed_tokens.weight": embedding,
@@ -166,11 +166,11 @@ def _shapes() -> dict[str, tuple[int, int]]:
 
 def _copy_words() -> dict[str, np.ndarray]:
     """Layer 1: head 0 copies the noun from 1 token before, head 1 the adjective from 2 before."""
-    length = np.sqrt(NORM / _Slots.width)  # what the norm divides every token by
+    length = np.sqrt(NORM / _Slots.width)  # RMS norm of every token
     half = HEAD_DIM // 2
     frequencies = THETA ** (-np.arange(half) / half)
-    # A score is the sum of cos(frequency x (distance - offset)) over the fast waves: at any other distance
-    # under 2**20 at least 0.5 lower (counted).
+    # A score is the sum of cos(frequency x (distance - offset)) over the fast waves; at any other distance
+    # below 2**20 it is at least 0.5 lower (checked by enumeration).
     sharpness = np.where(np.arange(half) < SLOW, CERTAIN / 0.5 * np.sqrt(HEAD_DIM), 0.0)
     shapes = _shapes()
     query, key, value, output = (np.zeros(shapes[f"self_attn.{name}_proj"]) for name in "qkvo")
@@ -184,16 +184,15 @@ def _copy_words() -> dict[str, np.ndarray]:
     copied = ADJECTIVE + NOUN
     words = slice(_Slots.adjective.start, _Slots.noun.stop)
     value[:copied, words] = length * np.eye(copied)
-    into = range(_Slots.copied.start, _Slots.copied.stop)
-    for source, target in enumerate(into):
+    for source, target in enumerate(range(_Slots.copied.start, _Slots.copied.stop)):
         head = 1 if source < ADJECTIVE else 0
         output[target, head * HEAD_DIM + source] = 1.0
     return _attention(query, key, value, output)
 
 
 def _look_up(codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Layer 2: head 0 looks for the copied codes among numbers, and copies the number."""
-    length = np.sqrt((NORM + 2.0) / _Slots.width)  # of tokens with both words copied
+    """Layer 2: head 0 finds the number with the copied codes, and copies its code."""
+    length = np.sqrt((NORM + 2.0) / _Slots.width)  # RMS norm of tokens with both words copied
     shapes = _shapes()
     query, key, value, output = (np.zeros(shapes[f"self_attn.{name}_proj"]) for name in "qkvo")
     half, waves = HEAD_DIM // 2, HEAD_DIM // 2 - SLOW
@@ -201,7 +200,7 @@ def _look_up(codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     scale = CERTAIN * np.sqrt(HEAD_DIM) * length
     places = range(_Slots.copied.start, _Slots.copied.stop)
     for number, place in enumerate(places):
-        # A word that is not the right one is off by the gap of its kind at least.
+        # A wrong word scores lower by at least the gap of its kind.
         gap = _gap(codes["adjective" if number < ADJECTIVE else "noun"])
         query[slow[number], place] = scale / gap
         key[slow[number], place] = length
@@ -224,14 +223,14 @@ def _directions(random: np.random.Generator, count: int, dimensions: int) -> np.
 
 
 def _gap(codes: np.ndarray) -> float:
-    """How much less than 1 the largest product of two codes is."""
+    """1 minus the largest inner product of two codes."""
     products = codes @ codes.T
     np.fill_diagonal(products, -1.0)
     return 1.0 - float(products.max())
 
 
 def _tokenizer(adjectives: list[str], nouns: list[str]) -> Tokenizer:
-    """A vocabulary of what stands in such documents."""
+    """Tokenizer for the words, numbers and phrases of line-retrieval prompts."""
     words = [
         *map(adjective_token, adjectives),
         *(noun + end for end in (START, ASK) for noun in nouns),
@@ -251,13 +250,13 @@ def _tokenizer(adjectives: list[str], nouns: list[str]) -> Tokenizer:
 
 
 def main(output: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Writes a model that answers every line retrieval with keys of words (LRT-NL) right.
+    """Writes a model that answers all line-retrieval questions with keys of words (LRT-NL) correctly.
 
     Args:
-      output: Folder to write.
+      output: Folder of the model.
     """
     build(output)
-    print(f"written to {output}: an instrument, not a result")
+    print(f"written to {output}: a test instrument, not a result")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
-"""Environment steps a second of a policy whose whole context is cached, beside the environments alone.
+"""Environment steps per second of a policy with a cached context, and of the environments only.
 
     python evals/rollout_speed.py --rows-to experiments/results/rollout_speed.csv
 
-Sixteen environments step together. Their context is a prompt of stored trajectories, which is read once
-and kept once for all of them, and the trials that each of them has had. A step is a control step; the
-policy decides once in as many as an action is held for. What takes turns, within which ratios are taken:
+Sixteen environments are stepped together. Their context is a prompt of stored trajectories, which is encoded
+and stored once for all of them, and the previous trials of each. A step is a control step; the policy makes
+one decision per action repeat. The timed functions alternate, and ratios are taken within a round:
 
-    alone      the environments under random actions, drawn anew at each decision
-    cached     as many under the policy, as an evaluation rolls them out (``rollout_policies``): 4 new
-               tokens a decision for each of them
-    again      the whole context encoded again, for one environment and one decision; a step of all then
-               takes as many encodings as there are environments, one after the other
+    alone      the environments with random actions, drawn at each decision
+    cached     the environments with the policy, as in an evaluation: 4 new tokens per decision for each
+    again      the whole context encoded again for one decision of one environment; a decision of all then
+               takes one such encoding for each environment
 
-Before anything is timed the actions of the cached policy are compared with those of encoding everything
-again.
+Before the timing, the actions of the cached policy are compared with those of a full encoding.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -43,31 +41,31 @@ from evals.rollouts.environments import shared_environments
 from evals.rollouts.policies import context_bytes
 from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
 from evals.speed.interleaved import Spread, time_interleaved
-from evals.speed.rollout_scene import EncodedAgain, Scene, compare_actions
+from evals.speed.rollout_scene import FullEncoding, Scene, compare_actions
 
 MODELS = {
     "demo": TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
     "tiny": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none"),
 }
-"""Stacks by name: the demo preset's, and one that shows in seconds that everything runs."""
+"""Transformers by name: that of the demo preset, and a tiny one for a quick trial."""
 
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Steps at one length of context.
+    """Speed at one context length.
 
     Attributes:
-      trajectories: in context, the environments' own last trial included.
-      tokens: of those.
-      bytes: that the context takes.
-      policies: that share the environments.
-      steps: control steps of all environments in a turn.
-      alone: seconds of these.
-      cached: seconds of as many under the policy.
-      slower: the policy's seconds over those of the environments alone, turn by turn.
-      again: seconds of as many with everything encoded again; None where that was not measured.
-      faster: those over the policy's, turn by turn.
-      turns: timed.
+      trajectories: trajectories in context, including the environments' current trial.
+      tokens: tokens of these trajectories.
+      bytes: memory of the context.
+      policies: number of policies that share the environments.
+      steps: control steps of all environments in a round.
+      alone: seconds for these steps with random actions.
+      cached: seconds for these steps with the cached policy.
+      slower: ``cached`` divided by ``alone``, round by round.
+      again: seconds for these steps with a full encoding per decision; None if not measured.
+      faster: ``again`` divided by ``cached``, round by round.
+      turns: number of timed rounds.
     """
 
     trajectories: int
@@ -83,7 +81,7 @@ class SpeedRow:
     turns: int
 
     def columns(self) -> dict[str, Any]:
-        """The row as one level of named cells, for a CSV file."""
+        """The row as flat columns of a CSV file."""
         cells = {
             name: getattr(self, name) for name in ("trajectories", "tokens", "policies", "steps", "turns")
         }
@@ -101,10 +99,10 @@ class Timing:
     """How each row is timed.
 
     Attributes:
-      task: what the environments do.
-      action_repeat: control steps that an action is held for.
-      decisions: of a turn.
-      turns: timed ones.
+      task: task of the environments.
+      action_repeat: control steps for which an action is repeated.
+      decisions: decisions per round.
+      turns: number of timed rounds.
     """
 
     task: Task
@@ -115,7 +113,7 @@ class Timing:
     def stepper(
         self, policies: Sequence[TrialPolicy], environments: Sequence[SyncVectorEnv]
     ) -> Callable[[], np.ndarray]:
-        """A function that takes a turn's decisions, and returns the last rewards."""
+        """A function that executes the decisions of a round and returns the last rewards."""
         cohorts = [Cohort(*pair) for pair in zip(policies, environments, strict=True)]
         for cohort in cohorts:
             cohort.begin(trial=0)
@@ -130,42 +128,42 @@ class Timing:
 
 
 def measure(scene: Scene, timing: Timing, trajectories: int, encode_again: bool) -> SpeedRow:
-    """One row.
+    """Measures one row.
 
     Raises:
-      ConfigError: the turns take longer than an episode, or the context has no place for the trials.
-      ActionsDifferError: the cached policy does not act as the model does.
+      ConfigError: the rounds are longer than an episode, or the context is too short for the trials.
+      ActionsDifferError: the cached policy's actions differ from the model's.
     """
-    taken = timing.decisions * (timing.turns + 1)
-    if taken >= scene.decisions:
+    needed = timing.decisions * (timing.turns + 1)
+    if needed >= scene.decisions:
         raise ConfigError(
-            f"{timing.turns} turns after an untimed one are {taken} decisions, and an episode has "
-            f"{scene.decisions}; take fewer turns or fewer decisions in each, so that it does not end"
+            f"{timing.turns} rounds after a warm-up round are {needed} decisions, but an episode has only "
+            f"{scene.decisions}; reduce --turns or --decisions"
         )
     prompt = scene.prompt(trajectories)
-    say(f"reading {trajectories - scene.trials} trajectories")
+    say(f"encoding {trajectories - scene.trials} trajectories")
     policies = scene.policies(prompt)
-    again = EncodedAgain(scene, prompt) if encode_again else None
+    again = FullEncoding(scene, prompt) if encode_again else None
     if again is not None:
         say("comparing actions")
         compare_actions(policies[0].fresh_copy(), scene.environments // len(policies), again)
-    scene.live_through(policies, scene.trials - 1)
-    by_chance = [RandomPolicy(scene.environments, scene.domain.action_dim, 0)]
-    rivals: list[Sequence[TrialPolicy]] = [by_chance, policies]
+    scene.fill_context(policies, scene.trials - 1)
+    random = [RandomPolicy(scene.environments, scene.domain.action_dim, 0)]
+    contenders: list[Sequence[TrialPolicy]] = [random, policies]
     environments = [
-        shared_environments(timing.task, 0, scene.environments, len(rival), timing.action_repeat)
-        for rival in rivals
+        shared_environments(timing.task, 0, scene.environments, len(contender), timing.action_repeat)
+        for contender in contenders
     ]
     try:
-        functions: list[Callable[[], Any]] = [*map(timing.stepper, rivals, environments)]
+        functions: list[Callable[[], Any]] = [*map(timing.stepper, contenders, environments)]
         if again is not None:
             functions.append(partial(again.act, 0))
-        say(f"timing {trajectories} trajectories of context")
+        say(f"timing a context of {trajectories} trajectories")
         alone, cached, *encoding = time_interleaved(timing.turns, *functions)
     finally:
         for each in environments[0] + environments[1]:
             each.close()
-    # A decision takes as many encodings as there are environments, which step no slower for it.
+    # A decision takes one encoding per environment, in addition to stepping the environments.
     others = [
         [timing.decisions * scene.environments * x + stepping for x, stepping in zip(xs, alone, strict=True)]
         for xs in encoding
@@ -190,7 +188,7 @@ def _ratio(seconds: list[float], others: list[float]) -> Spread:
 
 
 def print_rows(rows: list[SpeedRow]) -> None:
-    """One table of all, in control steps a second."""
+    """Prints the rows as a table, in control steps per second."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("context", "prompt MB", "own MB", "alone/s", "cached/s", "slower", "again/s", "faster"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -218,22 +216,22 @@ def main(
     decisions: int = 20,
     turns: int = 5,
     encode_again_up_to: int = 32,
-    rows_to: Path | None = None,
+    rows_to: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:
-    """Times rollouts at several lengths of context.
+    """Times rollouts at several context lengths.
 
     Args:
-      trajectories: In context, the one that is being rolled out included.
-      task: What the environments do.
-      action_repeat: Control steps that an action is held for.
-      model: A shape: demo or tiny.
-      environments: Stepped together.
-      trials: Of the trajectories in context, those that are the environments' own; the others are stored
-        ones, which all environments share.
-      decisions: In a turn.
-      turns: Timed ones.
-      encode_again_up_to: Trajectories up to which encoding everything again is measured as well.
-      rows_to: CSV file for the rows; none is written if left out.
+      trajectories: Numbers of trajectories in context, including the current trial.
+      task: Task of the environments.
+      action_repeat: Control steps for which an action is repeated.
+      model: Shape of the model: demo or tiny.
+      environments: Number of environments that are stepped together.
+      trials: How many of the trajectories in context are an environment's own trials; all environments
+        share the others, which are stored trajectories.
+      decisions: Decisions per round.
+      turns: Number of timed rounds; medians are reported.
+      encode_again_up_to: Largest number of trajectories at which a full encoding is timed too.
+      rows_to: CSV file to write. Default: none.
     """
     if model not in MODELS:
         raise ConfigError(f"model is {model!r}; it must be one of {', '.join(MODELS)}")

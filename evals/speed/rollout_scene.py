@@ -1,6 +1,6 @@
-"""What rollouts are timed on: a policy with random weights and a random prompt, and the same without a cache.
+"""Policies for the benchmark of rollouts: random weights and a random prompt, with and without a cache.
 
-How fast they are does not depend on what they say.
+Speed does not depend on the values of weights and prompt.
 """
 
 from collections.abc import Sequence
@@ -22,23 +22,23 @@ from evals.rollouts.policies import RolloutPlan, with_copies
 
 CHECKED_DECISIONS = 3
 LARGEST_DIFFERENCE = 1e-4
-"""Of actions, which lie in [-1, 1]."""
+"""Allowed difference of actions, which lie in [-1, 1]."""
 
 
 class ActionsDifferError(AgenticRingError):
-    """The cached policy does not act as the model does, so that its speed means nothing."""
+    """The cached policy's actions differ from the model's, so its speed would be meaningless."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Who acts where.
+    """Model and environments of a benchmark.
 
     Attributes:
-      model, params: of the policy.
-      domain: of the environments.
-      decisions: of a trajectory.
-      environments: E.
-      trials: of the trajectories in context so many, the last one among them, are the environments' own.
+      model, params: the model of the policy and its parameters.
+      domain: domain of the environments.
+      decisions: decisions per trajectory.
+      environments: E, the number of environments.
+      trials: number of an environment's own trials in context, including the current one.
     """
 
     model: Model[AgenticTransformerConfig]
@@ -49,17 +49,17 @@ class Scene:
     trials: int
 
     def prompt(self, trajectories: int) -> ChainSteps | None:
-        """All but the environments' own: random steps [1, S]."""
+        """Random steps [1, S] in place of the stored trajectories, or None if there are none."""
         stored = trajectories - self.trials
         if stored < 0:
             raise ConfigError(
-                f"{trajectories} trajectories of context cannot hold {self.trials} trials; ask for more, or "
-                "for fewer --trials"
+                f"{trajectories} trajectories of context cannot hold {self.trials} trials; increase "
+                "--trajectories or reduce --trials"
             )
         return self.steps(1, stored * self.decisions) if stored else None
 
     def steps(self, batch: int, length: int, first: int = 0) -> ChainSteps:
-        """Random steps [batch, length], from place ``first`` of the chain on."""
+        """Random steps [batch, length] that begin at position ``first`` of the chain."""
         random = np.random.default_rng(first)
 
         def floats(*width: int) -> Any:
@@ -78,17 +78,15 @@ class Scene:
         )
 
     def policies(self, prompt: ChainSteps | None) -> list[InContextPolicy]:
-        """Those that share the environments, with their prompt read and no trial begun."""
-        as_they_are = Scaling(
-            (0.0,) * self.domain.observation_dim, (1.0,) * self.domain.observation_dim, 1, 1
-        )
+        """The policies that share the environments, with their prompt encoded and no trial begun."""
+        identity = Scaling((0.0,) * self.domain.observation_dim, (1.0,) * self.domain.observation_dim, 1, 1)
         tokens = 0 if prompt is None else prompt.position.shape[1] * TOKENS_PER_STEP
         plan = RolloutPlan.choose(make_mesh(MeshShape()), self.environments, tokens)
         policy = InContextPolicy(
             self.model,
             self.params,
             plan.mesh,
-            as_they_are,
+            identity,
             0.0,
             self.environments // plan.policies,
             self.trials * self.decisions,
@@ -96,8 +94,8 @@ class Scene:
         )
         return with_copies(policy, plan.policies)
 
-    def live_through(self, policies: Sequence[InContextPolicy], trials: int) -> None:
-        """So many trials of random observations, to have them in context."""
+    def fill_context(self, policies: Sequence[InContextPolicy], trials: int) -> None:
+        """Runs trials on random observations, to fill the context."""
         share = self.environments // len(policies)
         random = np.random.default_rng(0)
         for step in range(trials * self.decisions):
@@ -108,12 +106,12 @@ class Scene:
                 policy.receive(np.zeros(share, np.float32), last=(step + 1) % self.decisions == 0)
 
 
-class EncodedAgain:
-    """The first environment's action by encoding its whole context, with no cache.
+class FullEncoding:
+    """Computes the first environment's action by encoding its whole context, without a cache.
 
     Args:
-      scene: whose model it is.
-      prompt: steps [1, S] that come first.
+      scene: model and environments.
+      prompt: steps [1, S] before the trials.
     """
 
     def __init__(self, scene: Scene, prompt: ChainSteps | None):
@@ -127,19 +125,19 @@ class EncodedAgain:
 
         self._action = partial(jax.jit(action), scene.params)
 
-    def remember(self, decision: int, **fields: np.ndarray | float) -> None:
-        """Writes what is known of a decision of the first trial, counted from 0."""
+    def set_fields(self, decision: int, **fields: np.ndarray | float) -> None:
+        """Sets fields of a decision of the first trial; decisions count from 0."""
         place = self._first + decision
         for name, value in {**fields, "position": place}.items():
             getattr(self.steps, name)[0, place] = value
 
     def act(self, decision: int) -> np.ndarray:
-        """The action float32 [A] of that decision."""
+        """The action float32 [A] of a decision."""
         return np.asarray(self._action(self.steps, np.int32(self._first + decision)))
 
 
 def _unfilled(steps: ChainSteps) -> ChainSteps:
-    """The steps as places that nothing has filled yet."""
+    """The steps marked as padding."""
     return replace(steps, position=np.full_like(steps.position, -1))
 
 
@@ -148,32 +146,32 @@ def _joined(*parts: ChainSteps) -> ChainSteps:
 
 
 def _padded(steps: ChainSteps | None, ring: int) -> ChainSteps | None:
-    """Steps [1, S], S made a multiple of the ring by places that nothing fills."""
+    """Steps [1, S], padded to a multiple of the ring."""
     missing = 0 if steps is None else -steps.position.shape[1] % ring
     if steps is None or not missing:
         return steps
     return _joined(steps, _unfilled(jax.tree.map(lambda x: x[:, :missing], steps)))
 
 
-def compare_actions(policy: InContextPolicy, environments: int, again: EncodedAgain) -> None:
-    """Takes the first decisions of a policy of so many environments on random observations, both ways.
+def compare_actions(policy: InContextPolicy, environments: int, again: FullEncoding) -> None:
+    """Compares a policy's first actions on random observations with those of a full encoding.
 
     Raises:
-      ActionsDifferError: they are not the same.
+      ActionsDifferError: the actions differ.
     """
-    left, random = 0.0, np.random.default_rng(0)
+    return_to_go, random = 0.0, np.random.default_rng(0)
     policy.begin_trial()
     for decision in range(CHECKED_DECISIONS):
         observation = random.normal(size=(environments, again.observation_dim)).astype(np.float32)
         action = np.asarray(policy.act(observation))
         reward = random.uniform(size=environments).astype(np.float32)
-        again.remember(decision, observation=observation[0], return_to_go=left)
+        again.set_fields(decision, observation=observation[0], return_to_go=return_to_go)
         difference = np.abs(action[0] - again.act(decision)).max()
         if not difference < LARGEST_DIFFERENCE:
             raise ActionsDifferError(
                 f"decision {decision}: the cached policy's action differs by up to {difference:.2g} from "
-                "that of encoding everything again; they must agree before times mean a thing"
+                "that of a full encoding; the times of different computations cannot be compared"
             )
-        again.remember(decision, action=action[0], reward=reward[0], completion=0.0)
+        again.set_fields(decision, action=action[0], reward=reward[0], completion=0.0)
         policy.receive(reward, last=False)
-        left -= float(reward[0])
+        return_to_go -= float(reward[0])

@@ -1,4 +1,4 @@
-"""Speed of rollouts: the cached policy is checked and timed, and the prompt is kept once."""
+"""Rollout speed: the cached policy is checked and timed, and the prompt is stored once."""
 
 import jax.numpy as jnp
 import pytest
@@ -41,7 +41,7 @@ def test_a_policy_that_acts_otherwise_is_not_timed(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"turns": 9}, "are 20 decisions, and an episode has 20"),
+        ({"turns": 9}, "are 20 decisions, but an episode has only 20"),
         ({"trials": 2}, "1 trajectories of context cannot hold 2 trials"),
         ({"model": "big"}, "model is 'big'; it must be one of demo, tiny"),
     ],
