@@ -107,7 +107,7 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(folder, tmp_path,
     fields = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**fields, "max_position_embeddings": 1000}))
     with pytest.raises(
-        ConfigError, match=r"a context of 2048 tokens is asked for, .* made for 1000; give --allow"
+        ConfigError, match=r"a context of 2048 tokens is requested, .* made for 1000; give --allow"
     ):
         open_reader(str(short), [1024, 2048], None, allow_extrapolation=False)
     open_reader(str(short), [1024, 2048], None, allow_extrapolation=True)
