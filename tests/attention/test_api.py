@@ -58,6 +58,7 @@ def test_one_device_needs_no_mesh(arrays):
     assert_equal(attention, arrays)
 
 
+@pytest.mark.usefixtures("full_compiler")
 def test_local_strategy_leaves_the_sequence_whole(arrays):
     mesh = make_mesh(MeshShape(data=2, ring=4))
     compiled = (
@@ -94,6 +95,7 @@ def test_many_query_heads_share_one_key_head_over_tensor(arrays, strategy):
     assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy=strategy), one_head)
 
 
+@pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_caller_who_permutes_passes_positions(arrays, layout):
     """As a model does once at its input: nothing is moved but keys and values round the ring."""

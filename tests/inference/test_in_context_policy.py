@@ -160,6 +160,7 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options,
     assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
 
 
+@pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize("shape", [MeshShape(ring=1), MeshShape(ring=2)], ids=str)
 def test_a_step_copies_no_cache(shape):
     """The keys and values of each layer are read and written in place."""

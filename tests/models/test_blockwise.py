@@ -62,6 +62,7 @@ def test_gradients_of_weights_add_up_in_float32():
     assert error < 1e-2
 
 
+@pytest.mark.usefixtures("full_compiler")
 def test_a_weight_gradient_is_summed_over_devices_once():
     """The loop over chunks contains no collective."""
     mesh, rules = make_mesh(MeshShape(ring=8)), ShardingRules()

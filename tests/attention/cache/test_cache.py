@@ -159,6 +159,7 @@ def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
             np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
 
 
+@pytest.mark.usefixtures("full_compiler")
 def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
     slots, ring = 65_536, 2
 
@@ -254,6 +255,7 @@ def collectives(compiled: jax.stages.Compiled) -> set[str]:
     return set(re.findall(rf" ({names})(?:-start)?\(", compiled.as_text()))
 
 
+@pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
     ring, batch = 4, 2
@@ -279,6 +281,7 @@ def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
             assert memory.temp_size_in_bytes < bytes_a_device / 4
 
 
+@pytest.mark.usefixtures("full_compiler")
 def test_what_attending_moves_does_not_grow_with_the_cache():
     ring, batch = 4, 2
     mesh = ring_mesh(ring)

@@ -43,7 +43,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     return found
 
 
-def compile_gradient(ring: int, **options) -> jax.stages.Compiled:
+def lower_gradient(ring: int, **options) -> jax.stages.Lowered:
     mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
     x = jax.ShapeDtypeStruct(
         (BATCH, ring * BLOCK, HEADS, HEAD_DIM),
@@ -53,20 +53,21 @@ def compile_gradient(ring: int, **options) -> jax.stages.Compiled:
     attend: Callable = lambda q, k, v: attention(  # noqa: E731
         q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options
     ).sum()
-    return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x).compile()
+    return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x)
 
 
 OWN = (BATCH, BLOCK, HEADS, HEAD_DIM)
 QUARTER = (2 * BATCH, BLOCK // 2, HEADS, HEAD_DIM)
 
 
+@pytest.mark.usefixtures("full_compiler")
 @pytest.mark.parametrize("ring", [2, 8])
 def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(tiles, ring: int):
     """A device's own block has the diagonal; every other hop is two full quarters and no condition.
 
     One program runs on all devices, so without a conditional none can do less than another.
     """
-    compiled = compile_gradient(ring)
+    compiled = lower_gradient(ring).compile()
     own, quarters = (OWN, OWN, True, None, 0, False), (QUARTER, QUARTER, False, None, 0, False)
     for direction in ("forward", "backward"):
         calls = [tile[1:] for tile in tiles if tile[0] == direction]
@@ -77,7 +78,7 @@ def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(tile
 
 
 def test_a_bidirectional_ring_is_as_balanced(tiles):
-    compile_gradient(8, schedule="bidirectional")
+    lower_gradient(8, schedule="bidirectional")
     quarter = (2 * BATCH, BLOCK // 4, HEADS, HEAD_DIM)
     for direction in ("forward", "backward"):
         calls = {tile[1:] for tile in tiles if tile[0] == direction}
@@ -85,7 +86,7 @@ def test_a_bidirectional_ring_is_as_balanced(tiles):
 
 
 def test_blocks_in_order_are_attended_whole_or_not_at_all(tiles):
-    compile_gradient(4, layout="contiguous")
+    lower_gradient(4, layout="contiguous")
     assert {tile[1:] for tile in tiles} == {
         (OWN, OWN, True, None, 0, False),
         (OWN, OWN, False, None, 0, False),
@@ -94,13 +95,13 @@ def test_blocks_in_order_are_attended_whole_or_not_at_all(tiles):
 
 @pytest.mark.parametrize(("window", "reach"), [(1, 0), (2, 1), (BLOCK + 1, 1), (BLOCK + 2, 2)])
 def test_a_window_visits_only_blocks_in_its_reach(tiles, window: int, reach: int):
-    compile_gradient(8, mask=MaskSpec(window=window))
+    lower_gradient(8, mask=MaskSpec(window=window))
     offsets = [tile[5] for tile in tiles if tile[0] == "forward"]
     assert offsets == [BLOCK * distance for distance in range(reach + 1)]
 
 
 def test_a_two_sided_window_visits_both_neighbours(tiles):
-    compile_gradient(8, mask=MaskSpec(causal=False, window=3))
+    lower_gradient(8, mask=MaskSpec(causal=False, window=3))
     assert [tile[5] for tile in tiles if tile[0] == "forward"] == [0, BLOCK, -BLOCK]
 
 
@@ -112,7 +113,7 @@ def test_without_tiles_positions_travel(tiles):
         {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
     ):
         tiles.clear()
-        compile_gradient(4, **options)
+        lower_gradient(4, **options)
         assert all(tile[-1] for tile in tiles), options
 
 

@@ -8,6 +8,8 @@ from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.compiled import Permutes, permutes
 
+pytestmark = pytest.mark.usefixtures("full_compiler")
+
 HEADS, HEAD_DIM = 2, 16
 CHUNK = 128  # longer chunks of scores would outweigh blocks as small as these
 BLOCK = 255  # odd, so that even the bidirectional kernel pads its chunks and has a mask

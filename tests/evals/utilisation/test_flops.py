@@ -34,6 +34,7 @@ def test_model_count_differs_from_the_halved_one_by_feedforward_and_head():
     assert flops.model - flops.halved == pytest.approx(feedforward + 3 * 2 * 8192 * 4096 * 32_000)
 
 
+@pytest.mark.usefixtures("full_compiler")
 def test_model_count_is_what_the_compiler_counts():
     stack = TransformerConfig(
         width=256, layers=1, heads=4, kv_heads=2, ffn_width=384, remat="none", attention_kernel="vanilla"
