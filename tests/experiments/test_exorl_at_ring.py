@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from evals.compile.machines import machine
 from evals.rollouts.evaluation_record import read_record
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
-from experiments.exorl import presets
+from experiments.exorl import pipeline, presets
 from tests.experiments.conftest import TINY
 
 DOMAIN = ("cartpole", None)
@@ -50,6 +51,7 @@ def tiny_demo(monkeypatch) -> None:
         trajectories=2,
         trials=2,
     )
+    monkeypatch.setattr(pipeline, "EvaluationConfig", partial(pipeline.EvaluationConfig, environments=4))
     monkeypatch.setitem(presets.PRESETS, "demo", tiny)
 
 
@@ -62,7 +64,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
     results = read_results(run / "results.json")
     assert {figure.name for figure in results.figures} >= FIGURES
     assert results.figure("return/last_trial").paper == 123.45
-    assert results.figure("return/last_trial").n == 16
+    assert results.figure("return/last_trial").n == 4
     assert 0 < results.figure("return/random_policy").value < 300
     assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]

@@ -127,7 +127,7 @@ def test_an_intrinsic_reward_comes_to_prefer_unseen_states(curiosity):
     learner = IntrinsicRewardLearner(curiosity, config, 3, 1, seeds=[0, 1])
     generator = np.random.default_rng(0)
     learner.begin_round(generator.normal(size=(1000, 3)).astype(np.float32))
-    for _ in range(30):
+    for _ in range(10):
         shape = learner.batch_shape(40)
         observation = generator.normal(size=(*shape, 3)).astype(np.float32)
         action = generator.uniform(-1, 1, (*shape, 1)).astype(np.float32)
@@ -162,7 +162,7 @@ def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
     generator = np.random.default_rng(0)
     one_hot = np.eye(2, dtype=np.float32)
     learner.begin_round(np.zeros((10, 3), np.float32))
-    for _ in range(30):
+    for _ in range(10):
         shape = learner.batch_shape(40)
         skill = one_hot[generator.integers(2, size=shape)]
         observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
