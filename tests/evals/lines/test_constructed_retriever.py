@@ -46,7 +46,7 @@ def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int
 @pytest.mark.parametrize(
     ("shape", "devices", "chunk", "lines"),
     [
-        (MeshShape(ring=4), 4, 128, 1111),
+        (MeshShape(ring=4), 4, 128, 311),
         pytest.param(MeshShape(ring=1), 1, 2048, 300, marks=pytest.mark.slow),
         pytest.param(MeshShape(ring=2), 2, 256, 301, marks=pytest.mark.slow),
         pytest.param(MeshShape(data=2, ring=4), 8, 512, 1000, marks=pytest.mark.slow),
