@@ -16,7 +16,7 @@ demo: $(VENV)/installed ## explore, train and evaluate on walker_run with this m
 	$(BIN)/python experiments/exorl_at_ring.py --task walker_run
 
 test: $(VENV)/installed-dev ## the tests, but for those marked slow
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 install: $(VENV)/installed ## the environment alone, in .venv (elsewhere: VENV=folder)
 
