@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from agentic_ring.cli import run
+from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
@@ -62,14 +62,14 @@ class CollectConfig:
 
     domain: str = "walker"
     collector: Collector = "mix"
-    tasks: tuple[str, ...] = ()
-    episodes: int | None = None
+    tasks: Annotated[tuple[str, ...], optional_flag()] = ()
+    episodes: Annotated[int | None, optional_flag()] = None
     seed: int = 0
-    action_repeat: int | None = None
-    members: int | None = None
+    action_repeat: Annotated[int | None, optional_flag()] = None
+    members: Annotated[int | None, optional_flag()] = None
     environments: int = 4
     processes: int = 1
-    output: Path | None = None
+    output: Annotated[Path | None, optional_flag()] = None
 
     def __post_init__(self) -> None:
         domain_named(self.domain)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from agentic_ring.cli import run
+from agentic_ring.cli import optional_flag, run
 from agentic_ring.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ class Export:
 
     store: Path
     dataset: str
-    task: str | None = None
+    task: Annotated[str | None, optional_flag()] = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 import tyro
 
-from agentic_ring.cli import run
+from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, write_store
 from agentic_ring.data.tasks import Domain, flatten_observation, load_environment, task_named
@@ -110,7 +110,7 @@ class RelabelConfig:
     """
 
     store: Path
-    tasks: tuple[str, ...] = ()
+    tasks: Annotated[tuple[str, ...], optional_flag()] = ()
     exorl_compat: bool = False
 
 

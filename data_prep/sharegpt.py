@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from agentic_ring.cli import run
+from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
 from agentic_ring.data.text.packed_file import PackedDescription, PackedWriter, packed_writer
@@ -67,7 +67,7 @@ class ConversationsConfig:
     template: str = "vicuna_v1.1"
     test_share: float = 0.01
     blocked: tuple[str, ...] = BLOCKED
-    output: Path | None = None
+    output: Annotated[Path | None, optional_flag()] = None
 
     def __post_init__(self) -> None:
         if not self.inputs:

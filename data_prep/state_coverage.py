@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from agentic_ring.cli import run
+from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
@@ -97,8 +97,8 @@ class CoverageConfig:
     """
 
     domain: str
-    collectors: tuple[str, ...] = ()
-    data: Path | None = None
+    collectors: Annotated[tuple[str, ...], optional_flag()] = ()
+    data: Annotated[Path | None, optional_flag()] = None
 
     def __post_init__(self) -> None:
         domain_named(self.domain)

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from agentic_ring.cli import optional_flag
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import domain_named
@@ -41,11 +43,11 @@ class ConvertConfig:
 
     domain: str = "walker"
     collector: str = "mix"
-    max_episodes: int | None = None
+    max_episodes: Annotated[int | None, optional_flag()] = None
     part_episodes: int = 128
     exorl_compat: bool = False
-    processes: int | None = None
-    data: Path | None = None
+    processes: Annotated[int | None, optional_flag()] = None
+    data: Annotated[Path | None, optional_flag()] = None
 
     def __post_init__(self) -> None:
         domain_named(self.domain)
