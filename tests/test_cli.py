@@ -121,18 +121,15 @@ class Settings:
     """Settings of an exploration.
 
     Attributes:
-      episodes: How many episodes are collected, each of which lasts as long as the domain says, such as
-        1000 control steps.
+      episodes: Number of episodes, each of which lasts as many control steps as its domain says, such as
+        1000 of them.
     """
 
     episodes: int = 1
 
 
 def explore(config: Annotated[Settings, tyro.conf.arg(name="")], size: int = 0) -> None:
-    """Explores a domain until as many episodes as were asked for are on the disk, all of them complete and
-    none twice.
-
-    The formats:
+    """Explores a domain.
 
     * ExoRL's
     * Minari's
@@ -149,11 +146,8 @@ def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_docstring_d
     for _ in range(2):  # a second time changes nothing
         assert run(explore, "--help") == 0
     shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    paragraphs = " ".join(shown)
     for docstring in (explore.__doc__, Settings.__doc__):
         (flag,) = [line.split(": ", 1)[1] for line in str(docstring).splitlines() if line.startswith("  ")]
-        assert flag in paragraphs
+        assert flag in " ".join(shown)
     assert any("(350M parameters, 512K tokens)." in line for line in shown)
-    assert any("such as 1000 control" in line for line in shown)
-    assert "* ExoRL's" in shown
-    assert "* Minari's" in shown
+    assert {"* ExoRL's", "* Minari's"} <= set(shown)
