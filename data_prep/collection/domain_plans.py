@@ -28,6 +28,7 @@ class DomainPlan:
 
 _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
 
+# Action repeat, tasks of TD3, episodes, updates, in-context tasks.
 PLANS = {
     # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
     # run and one that walks serve all three tasks.
