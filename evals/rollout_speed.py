@@ -188,9 +188,9 @@ def _ratio(seconds: list[float], others: list[float]) -> Spread:
 
 
 def print_rows(rows: list[SpeedRow]) -> None:
-    """Prints the rows as a table, in control steps per second."""
+    """Prints the rows as a table; speeds are control steps per second."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("context", "prompt MB", "own MB", "alone/s", "cached/s", "slower", "again/s", "faster"):
+    for column in ("context", "prompt MB", "own MB", "random/s", "cached/s", "slowdown", "full/s", "speedup"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         encoded = ("", "")

@@ -33,7 +33,7 @@ class Interval:
       value: the estimate.
       low: lower bound, or None for a single run, which has no spread.
       high: upper bound, likewise.
-      n: number of runs behind the estimate, for each task.
+      n: number of runs per task.
     """
 
     value: float

@@ -33,7 +33,7 @@ class Figure:
       unit: unit of the value, such as ``return`` or ``tokens/s``.
       low: lower bound of the 95% interval, or None without an interval.
       high: upper bound, likewise.
-      n: number of independent runs, environments or episodes behind the value.
+      n: number of independent runs, environments or episodes that were averaged.
       paper: the paper's figure, which may be another quantity, or None.
 
     Raises:

@@ -37,10 +37,6 @@ class ReturnReport:
     target: float
     rollout: Rollout
 
-    def trial_intervals(self) -> list[Interval]:
-        """Mean of each trial over the environments, with its 95% interval."""
-        return trial_intervals(self.trials)
-
     def figures(self, paper: float | None = None) -> list[Figure]:
         """All returns as figures; ``paper`` is the paper's value of the last and of the best trial."""
         return [

@@ -30,7 +30,7 @@ from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
 from evals.common.results import Figure, Results, write_results
 from evals.rollouts.evaluation_record import EvaluationRecord, write_record
-from evals.rollouts.returns import ReturnReport
+from evals.rollouts.returns import ReturnReport, trial_intervals
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.presets import Preset
 
@@ -170,7 +170,7 @@ def write_report(
     plot_trial_returns(
         directory / "trial_returns.png",
         config.task,
-        report.trial_intervals(),
+        trial_intervals(report.trials),
         random_policy=random_policy,
         data_median=float(np.median(report.data)),
         data_best=float(report.data.max()),

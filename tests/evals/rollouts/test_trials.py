@@ -63,7 +63,7 @@ def test_a_trial_is_repeatable_and_differs_from_the_next(environments):
     assert len(np.unique(first)) == 6
 
 
-def test_cohorts_take_turns_and_each_environment_does_what_it_does_alone():
+def test_cohorts_alternate_and_each_environment_behaves_as_in_a_cohort_of_its_own():
     def cohorts(*seeds):
         return [
             Cohort(Recorder(len(part), seed=part[0]), make_environments(CARTPOLE, part, ACTION_REPEAT))
