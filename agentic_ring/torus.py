@@ -1,9 +1,9 @@
-"""Rings along the links of a TPU's grid.
+"""Order of TPU devices in a ring, such that neighbours of the ring are neighbours in the chip grid.
 
-Chips of generations whose pods are flat (v2, v3, v5e, v6e) are linked to their neighbours in a rectangle.
-Taken row by row, a ring would jump from the end of each row to the beginning of the next, and on v5e XLA
-then sends every hop of the ring synchronously: all of a ring of 256 are exposed, against one of 766 (read
-from compiled programs). A closed tour of the rectangle has no such jump::
+Generations with flat pods (v2, v3, v5e, v6e) link each chip to its neighbours in a rectangle. A ring in
+row order would jump from the end of each row to the beginning of the next. On v5e XLA then sends every hop
+of the ring synchronously: with 256 devices all hops are exposed, against one of 766 otherwise (read from
+compiled programs). A closed tour of the rectangle has no such jump::
 
     0 - 1 - 2 - 3        each step is one link; the last chip is the first one's neighbour
     |           |
@@ -18,19 +18,19 @@ import numpy as np
 
 
 def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
-    """The devices as ``count`` rings of equal size, each a closed tour of a rectangle of chips.
+    """Arranges devices in ``count`` rings of equal size, each a closed tour of a rectangle of chips.
 
     The cores of a chip follow one another.
 
     Args:
-      devices: of one machine.
-      count: of rings.
+      devices: devices of one machine.
+      count: number of rings.
 
     Returns:
-      [count, devices / count]; None where the devices are no TPU chips that fill a flat rectangle, or this
-      does not divide into such rings.
+      [count, devices / count]; None where the devices are no TPU chips that fill a flat rectangle, or the
+      rectangle does not divide into such rings.
     """
-    # GPUs that are described but absent have coordinates too, and no cores.
+    # Devices of a GPU compile target have coordinates too, but no cores.
     if not all(hasattr(device, "coords") and hasattr(device, "core_on_chip") for device in devices):
         return None
     chips: dict[tuple[int, int], list[Any]] = {}
@@ -59,7 +59,7 @@ def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
 
 
 def closed_tour(rows: int, columns: int) -> list[tuple[int, int]] | None:
-    """All (row, column) of a rectangle, each beside the one before it, and the last beside the first.
+    """Returns all (row, column) of a rectangle, each a neighbour of the one before, the last of the first.
 
     None where there is no such tour: a single row or column of more than two, or both sides odd.
     """

@@ -1,4 +1,4 @@
-"""Rings of TPU chips step along links; tried on described pods, without their compiler."""
+"""Rings of TPU chips follow links, on described pods without their compiler."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from agentic_ring.torus import closed_tour, rings
 
 @dataclass(frozen=True)
 class Chip:
-    """What is asked of a TPU device."""
+    """The attributes of a TPU device that are used."""
 
     coords: tuple[int, int, int]
     core_on_chip: int = 0
@@ -23,7 +23,7 @@ def pod(columns: int, rows: int) -> list[Chip]:
 
 
 def steps(ring) -> list[int]:
-    """Links that each hop of a ring takes, the one from the last chip to the first among them."""
+    """Returns the number of links of each hop of a ring, including that from the last chip to the first."""
     places = np.array([chip.coords for chip in ring])
     return np.abs(places - np.roll(places, -1, axis=0)).sum(axis=1).tolist()
 

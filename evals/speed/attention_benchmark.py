@@ -115,6 +115,21 @@ class Implementation:
         return cls(name, attend, both) if sharding is None else cls(name, attend, both, sharding)
 
 
+def square_product(dtype: Any) -> Callable[[], Any]:
+    """Returns a function that computes the reference product on one device."""
+    square = jnp.ones((_matmul_size(), _matmul_size()), dtype, device=jax.devices()[0])
+    return partial(jax.jit(jnp.matmul), square, square)
+
+
+def square_product_flops() -> float:
+    """Returns the operations of the reference product."""
+    return 2 * _matmul_size() ** 3
+
+
+def _matmul_size() -> int:
+    return MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
+
+
 @dataclass(frozen=True)
 class SpeedRow:
     """Speed of one implementation in one direction.
@@ -202,13 +217,11 @@ def benchmark(
             except (UnsupportedError, MeshError, DoesNotFitError) as reason:
                 refusals.setdefault(f"{implementation.name}: {reason}", []).append(direction)
     left_out = [f"{line} ({', '.join(directions)})" for line, directions in refusals.items()]
-    size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
-    square = jnp.ones((size, size), problem.dtype, device=jax.devices()[0])
-    multiply = partial(jax.jit(jnp.matmul), square, square)
+    multiply = square_product(problem.dtype)
     # The reference before each program, not once per round: the load may change within a round.
     functions = [function for program in programs for function in (multiply, program.run)]
     times = time_interleaved(rounds, *functions, calls=calls)
-    rates = [[2 * size**3 / seconds for seconds in products] for products in times[::2]]
+    rates = [[square_product_flops() / seconds for seconds in products] for products in times[::2]]
     measured = {
         (program.implementation.name, program.direction): seconds
         for program, seconds in zip(programs, times[1::2], strict=True)

@@ -25,7 +25,7 @@ from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import Llama, LlamaConfig, TokenBatch
 from agentic_ring.models.transformer import Block
-from evals.speed.attention_benchmark import MATMUL, MATMUL_ELSEWHERE
+from evals.speed.attention_benchmark import square_product, square_product_flops
 from evals.utilisation.flops import BACKWARD, attention_forward, head_products, layer_products, layer_weights
 from evals.utilisation.projection import ATTENTION_BACKWARD, forwards, hop_bytes
 from evals.utilisation.rates import KernelRates, Rates
@@ -63,7 +63,7 @@ def probes(config: LlamaConfig, block: int, mesh: Mesh) -> dict[str, Probe]:
     parts = _Parts(config, block, make_mesh(MeshShape(fsdp=len(devices), ring=1), devices))
     tokens, pairs = parts.rows * block, attention_forward(stack, parts.rows * block**2 / 2)
     found = {
-        "matmul": matrix_product(dtype),
+        "matmul": Probe(partial(square_product, dtype), square_product_flops()),
         "layer": Probe(parts.layer, (forwards(stack) + BACKWARD) * tokens * layer_products(stack)),
         "head": Probe(parts.head, (1 + BACKWARD) * tokens * head_products(stack, config.vocab_size)),
         "memory": Probe(parts.memory, 2 * MEMORY_BYTES),
@@ -87,17 +87,6 @@ def probes(config: LlamaConfig, block: int, mesh: Mesh) -> dict[str, Probe]:
 def simulated() -> bool:
     """Whether devices share one processor."""
     return jax.default_backend() == "cpu"
-
-
-def matrix_product(dtype: Any) -> Probe:
-    """Returns the probe of a product of two square matrices on one device."""
-    size = MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
-
-    def make() -> Callable[[], Any]:
-        square = jnp.ones((size, size), dtype)
-        return partial(jax.jit(jnp.matmul), square, square)
-
-    return Probe(make, 2 * size**3)
 
 
 def rates(probes: Mapping[str, Probe], seconds: Mapping[str, float], peak: float | None) -> Rates:

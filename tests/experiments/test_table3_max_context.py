@@ -1,4 +1,4 @@
-"""Table 3 from flags to files, with answers that stand for the compilers'."""
+"""Table 3 from flags to files, with findings in place of compilers."""
 
 import csv
 import subprocess
@@ -89,7 +89,7 @@ def test_contexts_are_read(text, tokens):
 
 
 @pytest.mark.parametrize("text", ["", "k", "2g", "-1k", "0", "1.5k"])
-def test_other_words_are_no_context(text):
+def test_other_texts_are_no_context(text):
     with pytest.raises(ArgumentError, match="a context of"):
         parse_tokens(text)
 
@@ -121,16 +121,16 @@ def test_wrong_flags(flags, message, monkeypatch, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
+def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
     findings = findings_in(tmp_path)
-    for answers in done.values():
-        for answer in answers:
-            findings.put(answer)
-    # Asks about what is known, where the search would start from the formula.
+    for known in done.values():
+        for finding in known:
+            findings.put(finding)
+    # Only known contexts, where the search would start from the formula.
     monkeypatch.setattr(
         table3_max_context,
         "search",
-        lambda cell, compile_at: [compile_at(cell, answer.context) for answer in done[cell]],
+        lambda cell, compile_at: [compile_at(cell, finding.context) for finding in done[cell]],
     )
     code, _, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
     assert code == 0
@@ -144,15 +144,15 @@ def test_known_answers_make_the_table_without_a_compiler(done, monkeypatch, caps
 
 
 def compilers() -> list[str]:
-    """Small machines whose compilers are installed."""
-    there = []
+    """Returns the small machines whose compilers are installed."""
+    installed = []
     for name in ("2xA100", "TPUv5e-256"):
         try:
             machine(name).compile_target()
         except CompilerMissingError:
             continue
-        there.append(name)
-    return there
+        installed.append(name)
+    return installed
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -175,9 +175,9 @@ def test_a_small_model_on_a_real_compiler(name, tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("fits: ")
-    answer = findings_in(tmp_path).get(cell, 2**16)
-    assert answer.verdict == "fits"
-    assert 0 < answer.state < answer.needed < answer.limit
+    finding = findings_in(tmp_path).get(cell, 2**16)
+    assert finding.verdict == "fits"
+    assert 0 < finding.state < finding.needed < finding.limit
 
 
 def test_machines_are_named_once():

@@ -20,8 +20,7 @@ from experiments.table4_mfu import model_config, training_steps
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    for module in (attention_benchmark, measured_rates):
-        monkeypatch.setattr(module, "MATMUL", {"cpu": 64})
+    monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 

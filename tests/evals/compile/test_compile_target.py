@@ -38,7 +38,7 @@ def test_a_topology_that_does_not_divide_over_hosts():
         compile_target("v5e", "3x5")
 
 
-def machine_or_error(name):
+def target_or_error(name):
     gpu = HARDWARE[name].platform == "cuda"
     topology = None if gpu else "4x4" if name in ("v3", "v5e", "v6e") else "2x2x1"
     try:
@@ -49,22 +49,22 @@ def machine_or_error(name):
 
 @pytest.mark.parametrize("name", HARDWARE)
 def test_devices_or_what_to_install(name):
-    machine = machine_or_error(name)
-    if isinstance(machine, CompilerMissingError):
+    target = target_or_error(name)
+    if isinstance(target, CompilerMissingError):
         extra = "cuda13" if HARDWARE[name].platform == "cuda" else "aot"
-        assert f"agentic_ring[{extra}]" in str(machine)
+        assert f"agentic_ring[{extra}]" in str(target)
     else:
-        assert len(machine.devices) == {"v3": 32, "tpu7x": 8, "v4": 4, "v5p": 4}.get(name, 16)
+        assert len(target.devices) == {"v3": 32, "tpu7x": 8, "v4": 4, "v5p": 4}.get(name, 16)
 
 
 @pytest.mark.parametrize("name", ["v5e", "a100"])
 def test_a_program_that_does_not_fit(name):
-    machine = machine_or_error(name)
-    if isinstance(machine, CompilerMissingError):
-        pytest.skip(str(machine))
-    sharding = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    target = target_or_error(name)
+    if isinstance(target, CompilerMissingError):
+        pytest.skip(str(target))
+    sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
     x = jax.ShapeDtypeStruct((2**36,), jnp.float32, sharding=sharding)
     with pytest.raises(DoesNotFitError, match=f"does not fit {name}"):
-        machine.compile(jax.jit(lambda x: x * 2).lower(x))
+        target.compile(jax.jit(lambda x: x * 2).lower(x))
     small = jax.ShapeDtypeStruct((2**20,), jnp.float32, sharding=sharding)
-    assert PlannedMemory.of(machine.compile(jax.jit(lambda x: x * 2).lower(small))).total >= 2 * 4 * 2**20
+    assert PlannedMemory.of(target.compile(jax.jit(lambda x: x * 2).lower(small))).total >= 2 * 4 * 2**20

@@ -1,4 +1,4 @@
-"""The four methods train alike; what does not divide is refused."""
+"""The four methods train alike; sizes that do not divide are refused."""
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ def small(monkeypatch):
 
 
 def losses(method: str, remat: str = "full", updates: int = 2) -> list[float]:
-    """Of 8 texts of 128 tokens, the same for every method."""
+    """Returns the losses on 8 texts of 128 tokens, the same for every method."""
     step = LlamaStep("tiny", method, 128, tuple(jax.devices()), "float32", sequences=8, remat=remat)
     train_step = step.train_step
     compiled = train_step.lower().compile()
@@ -34,7 +34,7 @@ def losses(method: str, remat: str = "full", updates: int = 2) -> list[float]:
 
 
 @pytest.mark.slow
-def test_methods_differ_in_memory_alone(small):
+def test_methods_differ_only_in_memory(small):
     expected = losses("vanilla")
     assert abs(expected[0] - np.log(96)) < 1
     for method in METHODS[1:]:
@@ -43,7 +43,7 @@ def test_methods_differ_in_memory_alone(small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["offload", "attention"])
-def test_what_is_kept_changes_nothing(small, remat):
+def test_remat_changes_no_loss(small, remat):
     np.testing.assert_allclose(losses("ring", remat), losses("ring"), rtol=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_each_method_needs_less_than_the_one_before(monkeypatch):
         (("7B", "ring", 0), ArgumentError, "at least one token"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, error, message):
+def test_impossible_steps_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         LlamaStep(*arguments, tuple(range(8)))
 

@@ -25,13 +25,13 @@ def finding(context: int, verdict: str = "fits", cell: Cell = CELL, **changes) -
 
 
 class Compiler:
-    """Fits contexts up to a limit, and counts what it is asked."""
+    """Reports contexts up to a limit to fit, and records the contexts."""
 
     def __init__(self, most: int, broken: int | None = None):
-        self.most, self.broken, self.asked = most, broken, []
+        self.most, self.broken, self.contexts = most, broken, []
 
     def __call__(self, cell: Cell, context: int) -> Finding:
-        self.asked.append(context)
+        self.contexts.append(context)
         if self.broken is not None and context >= self.broken:
             return finding(context, "error", cell, message="crash")
         return finding(context, "fits" if context <= self.most else "does not fit", cell)
@@ -43,13 +43,13 @@ def test_the_search_finds_the_longest_from_any_side(most):
     found = list(search(CELL, compiler))
     assert longest(found).context == most
     assert [f.context for f in found if f.verdict == "does not fit"][-1:] in ([2 * most], [])
-    assert len(compiler.asked) == len(set(compiler.asked))
+    assert len(compiler.contexts) == len(set(compiler.contexts))
 
 
 def test_the_formula_saves_compilations():
     compiler = Compiler(512 * 1024)
     list(search(CELL, compiler))
-    assert len(compiler.asked) <= 3
+    assert len(compiler.contexts) <= 3
 
 
 def test_nothing_fits():
@@ -58,7 +58,7 @@ def test_nothing_fits():
     assert min(f.context for f in found) == 1024
 
 
-def test_below_a_context_that_a_compiler_fails_at_shorter_ones_are_asked():
+def test_where_a_compiler_fails_shorter_contexts_are_tried():
     found = list(search(CELL, Compiler(2**30, broken=2**19)))
     assert [f.verdict for f in found if f.context == 2**19] == ["error"]
     assert longest(found).context == 2**18
@@ -99,7 +99,7 @@ def test_findings_are_kept_and_found_again(tmp_path):
         assert findings.get(replace(CELL, **other), 2048) is None
 
 
-def test_a_damaged_answer_is_asked_again(tmp_path):
+def test_a_damaged_finding_is_compiled_again(tmp_path):
     findings = Findings(tmp_path)
     findings.put(finding(2048))
     findings.path(CELL, 2048).write_text('{"cell": {')
@@ -112,12 +112,12 @@ def cell_compiler(tmp_path, program: str) -> CellCompiler:
     return CellCompiler(lambda cell, context: [sys.executable, "-c", program], Findings(tmp_path))
 
 
-def test_a_process_that_answers(tmp_path):
+def test_a_process_that_compiles(tmp_path):
     path = Findings(tmp_path).path(CELL, 2048)
     program = f"import pathlib; pathlib.Path({str(path)!r}).write_text({json.dumps(asdict(finding(2048)))!r})"
     compile_at = cell_compiler(tmp_path, program)
     assert compile_at(CELL, 2048) == finding(2048)
-    # The second answer comes from disk.
+    # The second finding comes from disk.
     assert cell_compiler(tmp_path, "raise SystemExit(1)")(CELL, 2048) == finding(2048)
 
 
@@ -133,13 +133,13 @@ def test_a_process_that_answers(tmp_path):
     ],
 )
 def test_a_process_that_dies_is_an_error_and_not_a_lack_of_memory(tmp_path, program, message):
-    answer = cell_compiler(tmp_path, program)(CELL, 2048)
-    assert answer.verdict == "error"
-    assert message in answer.message
-    assert Findings(tmp_path).get(CELL, 2048) is None, "it is asked again the next time"
+    crashed = cell_compiler(tmp_path, program)(CELL, 2048)
+    assert crashed.verdict == "error"
+    assert message in crashed.message
+    assert Findings(tmp_path).get(CELL, 2048) is None, "it is compiled again the next time"
 
 
-def test_a_sweep_answers_every_cell():
+def test_a_sweep_finds_every_cell():
     cells = [replace(CELL, method=method) for method in ("ring", "blockwise", "vanilla")]
     compiler = Compiler(2**16, broken=2**18)
     done = dict(sweep(cells, lambda cell: search(cell, compiler), workers=2))

@@ -1,10 +1,9 @@
-"""Compiled bytes of a train step: flat when ring and sequence grow together.
+"""Compiled bytes of a training step: constant per device when ring and sequence grow together.
 
-A ring keeps, beside what one device alone needs, blocks in hand and on their way: keys and values,
-their gradients, and this hop's share of them, about a dozen; and, where the order of the sequence is known,
-copies of the quarters that a hop computes (queries, keys, values, the output and its gradient), five more.
-That is a constant of blocks [tokens of a device, width] whatever the ring, a few per cent of a stack of
-real depth.
+Beside the memory of a single device, a ring keeps blocks in use and in flight: keys and values, their
+gradients, and this hop's share of them, about a dozen; and, where the order of the sequence is known, copies
+of the quarters that a hop computes (queries, keys, values, the output and its gradient), five more. That is
+a constant number of blocks [tokens of a device, width] on any ring, a few per cent of a stack of real depth.
 """
 
 from dataclasses import replace
@@ -19,18 +18,18 @@ from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.step_memory import chain_step
 from tests.models.tiny_agentic_transformer import tiny_config
 
-STEPS = 256  # on a device
+STEPS = 256  # per device
 WIDTH = 128
 BLOCK_BYTES = STEPS * TOKENS_PER_STEP * WIDTH * 4
-SPREAD = ShardingRules()
-# Parameters copied to every device weigh the same on every ring, so only activations can differ.
-COPIED = replace(SPREAD, embed=())
+SHARDED = ShardingRules()
+# Replicated parameters take the same memory on every ring, so only activations can differ.
+REPLICATED = replace(SHARDED, embed=())
 
 
 def step_memory(
-    ring: int, steps: int = STEPS, layers: int = 48, rules: ShardingRules = COPIED
+    ring: int, steps: int = STEPS, layers: int = 48, rules: ShardingRules = REPLICATED
 ) -> PlannedMemory:
-    """Bytes for chains of ``steps`` a device, layers scanned and rematerialised."""
+    """Returns the bytes for chains of ``steps`` per device, layers scanned and rematerialised."""
     config = tiny_config(
         width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=layers, remat="full", ffn_chunk=128, rules=rules
     )
@@ -49,12 +48,12 @@ def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
 @pytest.mark.slow
 def test_a_sequence_on_one_device_takes_bytes_in_proportion():
     short, long = (step_memory(1, steps).temporary for steps in (2 * STEPS, 8 * STEPS))
-    # Each further token costs its share of what every layer keeps, and of one layer's work. Scores of
-    # all chunk pairs, hoisted out of the layers and kept, would make it grow with the square.
+    # Each further token adds what every layer keeps and what one layer computes with. Scores of all chunk
+    # pairs, hoisted out of the layers and kept, would grow with the square.
     per_token = (long - short) / (6 * STEPS * TOKENS_PER_STEP)
     assert 48 * WIDTH * 4 < per_token < 4 * 48 * WIDTH * 4
 
 
 @pytest.mark.slow
-def test_parameters_are_spread_over_the_ring():
-    assert step_memory(8, rules=SPREAD).state < step_memory(8).state / 4
+def test_parameters_are_sharded_over_the_ring():
+    assert step_memory(8, rules=SHARDED).state < step_memory(8).state / 4

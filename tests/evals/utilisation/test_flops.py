@@ -1,4 +1,4 @@
-"""Operations against the paper's own ratios, against sums by hand, and against the compiler's count."""
+"""FLOPs against the paper's ratios, sums by hand, and the compiler's count."""
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ SEVEN_B = TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008)
 def test_paper_count_gives_the_ratios_of_figure_5(width, ratio):
     stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
     long, short = 2**20, 2**12
-    # One data set of both: as many tokens, cut into long or into short sequences.
+    # The same number of tokens, in long or in short sequences.
     many = step_flops(stack, 32_000, short, long // short).paper
     assert step_flops(stack, 32_000, long, 1).paper / many == pytest.approx(ratio, abs=0.06)
 
 
-def test_halving_takes_half_of_the_pairs_alone():
+def test_halving_takes_only_half_of_the_pairs():
     flops = step_flops(SEVEN_B, 32_000, 8192, 3)
     assert flops.paper - flops.halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
     assert flops.halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
@@ -52,5 +52,5 @@ def test_model_count_is_what_the_compiler_counts():
         + attention_forward(stack, tokens**2)  # the kernel computes masked pairs too
         + tokens * head_products(stack, vocab)
     )
-    # Norms, rotations and the softmax are counted by the compiler alone.
+    # Only the compiler counts norms, rotations and the softmax.
     assert by_hand <= compiled <= 1.05 * by_hand

@@ -1,4 +1,4 @@
-"""Profiles: one that JAX saved here, and drawn ones in the form that GPUs and TPUs give."""
+"""Kernel times of a profile from this machine, and of synthetic profiles in the form of GPUs and TPUs."""
 
 import gzip
 import json

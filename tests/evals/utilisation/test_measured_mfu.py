@@ -86,7 +86,6 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
 @pytest.mark.slow
 def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
-    monkeypatch.setattr(measured_rates, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     stack = replace(STACK, kv_heads=1, ffn_chunk=4)
     found = probes(LlamaConfig(stack, vocab_size=10, loss_chunk=4), 16, make_mesh(MeshShape(ring=8)))

@@ -1,4 +1,4 @@
-"""Steps that run on simulated devices: their text, their updates, and what does not fit."""
+"""Steps that run on simulated devices: their batches, their updates, and steps that do not fit."""
 
 import math
 
