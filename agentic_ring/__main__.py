@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from agentic_ring import cli
 from agentic_ring.attention.explain import explain
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.attention.ring.transport import Schedule
-from agentic_ring.attention.strategies import Strategy
+from agentic_ring.attention.options import Layout, Schedule, Strategy
 from agentic_ring.doctor import describe_attention, describe_devices, describe_mesh
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices

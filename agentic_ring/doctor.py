@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from agentic_ring.attention.explain import Explanation, Tile
+from agentic_ring.attention.explain import Explanation, KernelCall
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions
 
@@ -44,32 +44,32 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
     for strategy, reason in explanation.others.items():
         yield f"    not {strategy}: {reason}"
     degree = f", heads exchanged among {sharded.ulysses} devices" if sharded.ulysses > 1 else ""
-    yield f"layout     {sharded.layout}, {sharded.schedule} schedule{degree}"
+    yield f"layout     {sharded.layout}, {sharded.options.schedule} schedule{degree}"
     yield (
         f"a device   {shapes.batch} x {explanation.tokens // shapes.ring} tokens of a sequence of "
         f"{explanation.tokens}, {shapes.heads} query and {shapes.key_heads} key heads of {shapes.head_dim}"
     )
     yield "tiles, and the kernel that takes them"
-    for text, tiles in _by_text(explanation.tiles).items():
-        taken = ", ".join(f"{tile.direction} {explanation.kernels[tile]}" for tile in tiles)
+    for text, calls in _by_text(explanation.calls).items():
+        taken = ", ".join(f"{call.direction} {explanation.kernels[call]}" for call in calls)
         yield f"    {text}: {taken}"
     yield "kernels, memory aside"
     for name, refusals in explanation.refusals.items():
         if not refusals:
             yield f"    {name}: takes all tiles"
         for reason in dict.fromkeys(refusals.values()):
-            refused = [tile for tile in refusals if refusals[tile] == reason]
-            which = "" if len(refused) == len(explanation.tiles) else f" {_listed(refused)}"
+            refused = [call for call in refusals if refusals[call] == reason]
+            which = "" if len(refused) == len(explanation.calls) else f" {_listed(refused)}"
             yield f"    {name}: refuses{which}: {reason}"
 
 
-def _by_text(tiles: tuple[Tile, ...]) -> dict[str, list[Tile]]:
-    """Forward and backward see the same tiles."""
-    grouped: dict[str, list[Tile]] = {}
-    for tile in tiles:
-        grouped.setdefault(str(tile), []).append(tile)
+def _by_text(calls: tuple[KernelCall, ...]) -> dict[str, list[KernelCall]]:
+    """The calls grouped by their tile: forward and backward see the same tiles."""
+    grouped: dict[str, list[KernelCall]] = {}
+    for call in calls:
+        grouped.setdefault(str(call), []).append(call)
     return grouped
 
 
-def _listed(tiles: list[Tile]) -> str:
-    return "; ".join(f"{tile.direction} of {tile}" for tile in tiles)
+def _listed(calls: list[KernelCall]) -> str:
+    return "; ".join(f"{call.direction} of {call}" for call in calls)

@@ -18,9 +18,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring import cli
-from agentic_ring.attention import attention
+from agentic_ring.attention import Strategy, attention
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.strategies import Strategy
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from evals.common.rows import write_rows

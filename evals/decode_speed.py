@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring import cli
-from agentic_ring.attention.cache import CachedLayer, cache_specs
-from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.cache import CachedAttentionInputs, CachedLayer, cache_specs
+from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, CacheDtype, Stored, empty, store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, simulate_cpu_devices
 from evals.common.rows import write_rows
@@ -95,7 +95,11 @@ def decode_speed(
         )
         new = jnp.ones((1, 1, kv_heads, head_dim))
         query, positions = jnp.ones((1, 1, heads, head_dim)), jnp.full((1, 1), cached, jnp.int32)
-        step = jax.jit(lambda past: attend(query, new, new, positions, past, rules))
+
+        def attend(past: CachedLayer) -> jax.Array:
+            return attend_new_tokens(CachedAttentionInputs(query, new, new, positions, past), rules)
+
+        step = jax.jit(attend)
         read = jax.jit(lambda x: x.sum(axis=1))
         times = time_interleaved(repeats, partial(step, past), partial(read, read_array))
     step_seconds, read_seconds = (statistics.median(seconds) for seconds in times)

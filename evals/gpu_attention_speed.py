@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from agentic_ring import cli
 from agentic_ring.attention import attention
-from agentic_ring.attention.kernels.interface import Kernel
+from agentic_ring.attention.kernels.interface import Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries, Saved
+from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, merge
 from agentic_ring.errors import ArgumentError
@@ -45,13 +45,13 @@ class OneCall:
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> SoftmaxState:
         """Computes attention of q, k, v [B, T, N or K, H]; the output has q's dtype."""
-        state = self.kernel.forward(q, k, v, _WHOLE, _scores(q))
+        state = self.kernel.forward(Tile(q, k, v, _WHOLE, _scores(q)))
         return state._replace(output=state.output.astype(q.dtype))
 
     def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
         """Computes the output and the gradients, in q's dtype."""
         saved = Saved(*self.forward(q, k, v), d_output)
-        gradients = self.kernel.backward(q, k, v, *saved, _WHOLE, _scores(q))
+        gradients = self.kernel.backward(Tile(q, k, v, _WHOLE, _scores(q)), saved)
         return saved.output, *(gradient.astype(q.dtype) for gradient in gradients)
 
 

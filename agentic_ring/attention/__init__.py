@@ -9,23 +9,23 @@ from agentic_ring.attention.api import attention, ring_attention
 from agentic_ring.attention.flax_attention import attention_fn
 from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.options import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring.layout import (
-    LAYOUTS,
     inverse_order,
     order,
     padded_length,
     shard_order,
 )
-from agentic_ring.attention.ring.transport import SCHEDULES
-from agentic_ring.attention.strategies import STRATEGIES, Strategy
 
 __all__ = [
     "KERNELS",
     "LAYOUTS",
     "SCHEDULES",
     "STRATEGIES",
+    "Layout",
     "MaskSpec",
+    "Schedule",
     "Strategy",
     "attention",
     "attention_fn",

@@ -2,23 +2,21 @@
 
 import functools
 import logging
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from agentic_ring.attention.arguments import Pair, check_arrays, check_mask, check_scores, pair_of_labels
-from agentic_ring.attention.execution import run
+from agentic_ring.attention.inputs import AttentionInputs, Pair
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.attention.plan import decide
+from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
+from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.axis import RingAxis
-from agentic_ring.attention.ring.layout import LAYOUTS, Layout
-from agentic_ring.attention.ring.transport import SCHEDULES, Schedule
-from agentic_ring.attention.scores import Dropout, Scores
-from agentic_ring.attention.strategies import Sharded, Strategy
+from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import ShardingRules
 
@@ -95,18 +93,8 @@ def attention(
       MeshError: the batch or the heads do not divide over the mesh, or the mesh lacks the ring.
       UnknownNameError: an unknown strategy, schedule, layout or kernel.
     """
-    check_arrays(q, k, v)
-    check_mask(mask)
-    check_scores(q, soft_cap, sinks, dropout_rate, dropout_key)
-    labels = pair_of_labels("positions", positions, q, k), pair_of_labels("segment_ids", segment_ids, q, k)
-    query, key = (TokenLabels(*pair) for pair in zip(*labels, strict=True))
-    decision = decide(
-        q,
-        k,
-        mesh=mesh,
-        rules=rules,
+    options = AttentionOptions(
         mask=mask,
-        counted=positions is None,
         scale=scale,
         soft_cap=soft_cap,
         dropout_rate=dropout_rate,
@@ -118,14 +106,17 @@ def attention(
         query_chunk=query_chunk,
         key_chunk=key_chunk,
     )
+    inputs = AttentionInputs.checked(
+        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
+    )
+    decision = decide(inputs, options, mesh, rules)
     _log_once(decision.choice.strategy, decision.choice.reason)
-    arrays = q, k, v, sinks, query, key, dropout_key if dropout_rate else None
     if decision.plan.placement.explicit:
         # An array made outside the mesh has no sharding in its type, and its gradient would have none.
-        arrays = jax.tree.map(
-            lambda x: jax.reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, arrays
+        inputs = jax.tree.map(
+            lambda x: jax.reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, inputs
         )
-    return run(decision.plan, *arrays)
+    return run(decision.plan, inputs)
 
 
 def ring_attention(
@@ -180,29 +171,103 @@ def ring_attention(
       ArgumentError: shapes, dtypes or sizes that do not fit.
       UnknownNameError: an unknown layout, schedule or kernel.
     """
-    check_arrays(q, k, v)
-    check_mask(mask)
-    check_scores(q, soft_cap, sinks, dropout_rate, dropout_key)
-    for kind, name, known in (("layout", layout, LAYOUTS), ("schedule", schedule, SCHEDULES)):
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
+    if layout not in LAYOUTS:
+        raise UnknownNameError("layout", layout, LAYOUTS)
     axis = RingAxis.over(axis_name)
-    labels = pair_of_labels("positions", positions, q, k), pair_of_labels("segment_ids", segment_ids, q, k)
-    query, key = (TokenLabels(*pair) for pair in zip(*labels, strict=True))
-    sharded = Sharded(
+    options = AttentionOptions(
         mask=mask,
-        kernel=select_kernel(kernel, query_chunk, key_chunk),
-        given=layout,
-        layout=layout,
-        inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
+        scale=scale,
+        soft_cap=soft_cap,
+        dropout_rate=dropout_rate,
+        strategy="ring",
         schedule=schedule,
+        layout=layout,
+        permuted=True,
+        kernel=kernel,
+        query_chunk=query_chunk,
+        key_chunk=key_chunk,
     )
-    scores = Scores(
-        q.shape[3] ** -0.5 if scale is None else float(scale),
-        soft_cap,
-        Dropout.of(dropout_rate, dropout_key, jnp.int32(0), jnp.int32(0)),
+    inputs = AttentionInputs.checked(
+        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
     )
-    return sharded.attend(axis, q, k, v, sinks, query, key, scores)
+    sharded = ShardedAttention(
+        options,
+        select_kernel(kernel, query_chunk, key_chunk),
+        inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
+    )
+    return sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    """Runs a planned call: pads the inputs, shards them over the mesh, attends, and undoes both.
+
+    Under jit, so that the layers of a model share one trace and a call outside jit runs as one program.
+    """
+    if not plan.placement.explicit:
+        return _run_sharded(plan, inputs)
+    # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
+    sharded = functools.partial(_run_sharded, plan)
+    run = jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(inputs.q).sharding)
+    return cast(Callable[..., jax.Array], run)(inputs)
+
+
+def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    place = plan.placement
+    if place.mesh is None:
+        return _run_on_device(plan, inputs)
+    length = inputs.q.shape[1]
+    inputs = _padded(plan, inputs)
+    # An abstract mesh is the ambient one already.
+    mesh = place.mesh if isinstance(place.mesh, Mesh) else None
+    output = jax.shard_map(
+        functools.partial(_run_on_device, plan),
+        mesh=mesh,
+        in_specs=(place.input_specs(inputs),),
+        out_specs=place.queries_spec,
+    )(inputs)
+    return output[:, :length] if length != inputs.q.shape[1] else output
+
+
+def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    place = plan.placement
+
+    def first(axes: tuple[str, ...], size: int) -> jax.Array:
+        return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
+
+    first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
+    return plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+
+
+def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with padding tokens at the end, so that both lengths spread evenly over the devices."""
+    lengths = queries, keys = inputs.q.shape[1], inputs.k.shape[1]
+    q_padding, k_padding = (plan.padded(length) - length for length in lengths)
+    query, key = inputs.query, inputs.key
+    mask = plan.sharded.options.mask
+    counted = query.positions is None and queries == keys
+    padding_is_later = counted and mask.causal and mask.prefix <= queries  # no query would attend to it
+    if k_padding and not padding_is_later:
+        query, key = (_with_segments(labels, n) for labels, n in zip((query, key), lengths, strict=True))
+    return replace(
+        inputs,
+        q=_pad(inputs.q, q_padding),
+        k=_pad(inputs.k, k_padding),
+        v=_pad(inputs.v, k_padding),
+        query=query.pad(q_padding),
+        key=key.pad(k_padding),
+    )
+
+
+def _with_segments(labels: TokenLabels, length: int) -> TokenLabels:
+    """The labels in a form that can be padded: one segment for all tokens where there were none."""
+    if labels.positions is not None or labels.segment_ids is not None:
+        return labels
+    return TokenLabels(segment_ids=jnp.zeros((1, length), jnp.int32))
+
+
+def _pad(x: jax.Array, amount: int) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, amount), (0, 0), (0, 0))) if amount else x
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.strategies import Strategy
+from agentic_ring.attention.options import Strategy
 
 OPERATIONS_PER_BYTE = {"cpu": 32, "gpu": 2200, "tpu": 5000}
 """Compute over link bandwidth. NVIDIA H100: 990 TFLOP/s over 450 GB/s of NVLink one way. TPU v5e and v5p:

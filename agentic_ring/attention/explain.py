@@ -11,35 +11,34 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from agentic_ring.attention.arguments import check_arrays, check_scores
+from agentic_ring.attention.api import run
 from agentic_ring.attention.choose_strategy import against
-from agentic_ring.attention.execution import run
-from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.inputs import AttentionInputs
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
+from agentic_ring.attention.options import STRATEGIES, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Decision, decide
-from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.attention.ring.transport import Schedule
 from agentic_ring.attention.softmax import SoftmaxState
-from agentic_ring.attention.strategies import STRATEGIES, Strategy
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules
 
 
 @dataclass(frozen=True)
-class Tile:
+class KernelCall:
     """One kind of call of a kernel.
 
     Attributes:
-      direction: of ``Kernel``.
-      arguments: of that method; shapes and dtypes stand for the arrays.
+      direction: which method of ``Kernel`` is called.
+      arguments: its arguments, a ``Tile`` and for the backward ``Saved``, with shapes and dtypes in the
+        place of arrays.
     """
 
     direction: Literal["forward", "backward"]
     arguments: tuple[Any, ...]
 
     def __str__(self) -> str:
-        q, k, mask = self.arguments[0], self.arguments[1], self.arguments[-2]
+        q, k, _, mask, _ = self.arguments[0]
         spec = "causal" if mask.spec.causal else "both ways"
         spec += "" if mask.spec.window is None else f", window {mask.spec.window}"
         spec += f", prefix {mask.spec.prefix}" if mask.spec.prefix else ""
@@ -69,17 +68,17 @@ class Explanation:
       decision: made by ``attention``.
       others: why each other strategy is not taken.
       tokens: length of the sequence with its padding.
-      tiles: that each device hands to a kernel, every kind once.
-      refusals: by kernel, why it does not take those of the tiles that it does not take.
-      kernels: which "auto" takes, by tile.
+      calls: every kind of call of a kernel that a device makes.
+      refusals: by kernel, the calls that it refuses and why.
+      kernels: the kernel that "auto" takes for each call.
     """
 
     decision: Decision
     others: dict[Strategy, str]
     tokens: int
-    tiles: tuple[Tile, ...]
-    refusals: dict[str, dict[Tile, str]]
-    kernels: dict[Tile, str]
+    calls: tuple[KernelCall, ...]
+    refusals: dict[str, dict[KernelCall, str]]
+    kernels: dict[KernelCall, str]
 
 
 def explain(
@@ -107,65 +106,46 @@ def explain(
     Raises:
       ArgumentError, MeshError, UnknownNameError: as ``attention`` would.
     """
-    check_arrays(q, k, v)
+    options = AttentionOptions(
+        mask=mask,
+        soft_cap=soft_cap,
+        dropout_rate=dropout_rate,
+        strategy=strategy,
+        schedule=schedule,
+        layout=layout,
+        kernel="xla",  # serves every case, so that all tiles are seen
+    )
     dropout_key = jax.random.key(0) if dropout_rate else None
-    check_scores(q, soft_cap, None, dropout_rate, dropout_key)
-
-    def decided(strategy: Strategy | Literal["auto"]) -> Decision:
-        return decide(
-            q,
-            k,
-            mesh=mesh,
-            rules=rules,
-            mask=mask,
-            counted=True,
-            scale=None,
-            soft_cap=soft_cap,
-            dropout_rate=dropout_rate,
-            strategy=strategy,
-            schedule=schedule,
-            layout=layout,
-            permuted=False,
-            kernel="xla",  # serves every case, so that all tiles are seen
-            query_chunk=None,
-            key_chunk=None,
-        )
-
-    auto, decision = decided("auto"), decided(strategy)
+    inputs = AttentionInputs.checked(q, k, v, options, dropout_key=dropout_key)
+    auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
+    decision = decide(inputs, options, mesh, rules)
     others: dict[Strategy, str] = {}
     for other in STRATEGIES:
         if other == auto.choice.strategy != decision.choice.strategy:
             others[other] = f'"auto" takes it: {auto.choice.reason}'
         elif other != decision.choice.strategy:
             others[other] = against(auto.shapes, mask, auto.platform, other)
-    tiles = _tiles(decision, q, k, v, segments, dropout_key)
-    refusals = {name: _refusals(name, decision.platform, tiles) for name in KERNELS if name != "auto"}
+    calls = _kernel_calls(decision, inputs, segments)
+    refusals = {name: _refusals(name, decision.platform, calls) for name in KERNELS if name != "auto"}
     auto_kernel = select_kernel("auto", platform=decision.platform)
     assert isinstance(auto_kernel, FirstThatServes)
     kernels = {
-        tile: next(name for name, _ in auto_kernel.candidates if tile not in refusals[name]) for tile in tiles
+        call: next(name for name, _ in auto_kernel.candidates if call not in refusals[name]) for call in calls
     }
-    return Explanation(decision, others, decision.plan.padded(q.shape[1]), tiles, refusals, kernels)
+    return Explanation(decision, others, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
 
 
-def _refusals(name: str, platform: str, tiles: tuple[Tile, ...]) -> dict[Tile, str]:
+def _refusals(name: str, platform: str, calls: tuple[KernelCall, ...]) -> dict[KernelCall, str]:
     try:
         kernel = select_kernel(name, platform=platform)
     except ArgumentError as error:
-        return dict.fromkeys(tiles, str(error))
-    found = {tile: tile.refused_by(kernel) for tile in tiles}
-    return {tile: reason for tile, reason in found.items() if reason is not None}
+        return dict.fromkeys(calls, str(error))
+    found = {call: call.refused_by(kernel) for call in calls}
+    return {call: reason for call, reason in found.items() if reason is not None}
 
 
-def _tiles(
-    decision: Decision,
-    q: jax.ShapeDtypeStruct,
-    k: jax.ShapeDtypeStruct,
-    v: jax.ShapeDtypeStruct,
-    segments: bool,
-    dropout_key: jax.Array | None,
-) -> tuple[Tile, ...]:
-    """Every kind of tile that the call's forward and backward hand to its kernel, in that order."""
+def _kernel_calls(decision: Decision, inputs: AttentionInputs, segments: bool) -> tuple[KernelCall, ...]:
+    """Every kind of call that the forward and the backward make of the kernel, in that order."""
     plan = decision.plan
     recorder = _Recorder(plan.sharded.kernel, {})
     plan = replace(plan, sharded=replace(plan.sharded, kernel=recorder))
@@ -174,11 +154,12 @@ def _tiles(
         query, key = (
             TokenLabels(segment_ids=jnp.zeros(x.shape[:2], jnp.int32) if segments else None) for x in (q, k)
         )
-        output, vjp = jax.vjp(lambda q, k, v: run(plan, q, k, v, None, query, key, dropout_key), q, k, v)
+        labelled = replace(inputs, query=query, key=key)
+        output, vjp = jax.vjp(lambda q, k, v: run(plan, replace(labelled, q=q, k=k, v=v)), q, k, v)
         return vjp(output)
 
-    jax.eval_shape(both, q, k, v)
-    return tuple(recorder.tiles)
+    jax.eval_shape(both, inputs.q, inputs.k, inputs.v)
+    return tuple(recorder.calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,20 +168,20 @@ class _Recorder:
 
     Attributes:
       kernel: takes every case.
-      tiles: what was noted; a dict for its order.
+      calls: what was noted; a dict for its order.
     """
 
     kernel: Kernel
-    tiles: dict[Tile, None]
+    calls: dict[KernelCall, None]
 
-    def forward(self, *arguments: Any) -> SoftmaxState:
-        self._note("forward", arguments)
-        return self.kernel.forward(*arguments)
+    def forward(self, tile: Tile) -> SoftmaxState:
+        self._note("forward", tile)
+        return self.kernel.forward(tile)
 
-    def backward(self, *arguments: Any) -> Gradients:
-        self._note("backward", arguments)
-        return self.kernel.backward(*arguments)
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
+        self._note("backward", tile, saved)
+        return self.kernel.backward(tile, saved)
 
-    def _note(self, direction: Literal["forward", "backward"], arguments: tuple[Any, ...]) -> None:
+    def _note(self, direction: Literal["forward", "backward"], *arguments: Any) -> None:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-        self.tiles[Tile(direction, shapes)] = None
+        self.calls[KernelCall(direction, shapes)] = None

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.api import attention
-from agentic_ring.attention.arguments import Pair
+from agentic_ring.attention.inputs import Pair
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.errors import ArgumentError
 

@@ -1,22 +1,86 @@
-"""What is decided about one call of ``attention`` before anything is computed."""
+"""Plans one call of ``attention``: mesh axes, strategy, layout and kernel, before anything is computed."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from agentic_ring.attention.arguments import ArrayLike
 from agentic_ring.attention.choose_strategy import Choice, Shapes, choose_strategy, refusal, ulysses_degree
+from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.placement import Placement, place
+from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.platform import mesh_platform
-from agentic_ring.attention.ring.layout import LAYOUTS, Layout
-from agentic_ring.attention.ring.transport import SCHEDULES, Schedule
-from agentic_ring.attention.strategies import STRATEGIES, Sharded, Strategy
-from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
+from agentic_ring.attention.strategies import ShardedAttention
+from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Mesh axes of more than one device, by what is spread over them; all empty without a mesh.
+
+    Attributes:
+      mesh: None where there is none: everything runs on one device.
+      batch: axes of the batch.
+      sequence: axes of the sequence, outermost first; none where each device works on whole sequences.
+      heads: axes of the query heads.
+      key_heads: axes of the key heads: ``heads``, or none where all query heads share one.
+    """
+
+    mesh: Mesh | AbstractMesh | None = None
+    batch: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    key_heads: tuple[str, ...] = ()
+
+    @property
+    def ring(self) -> int:
+        """Devices that share a sequence."""
+        return self._devices(self.sequence)
+
+    @property
+    def inner(self) -> int:
+        """Those of them that lie on the innermost axis."""
+        return self._devices(self.sequence[-1:])
+
+    def local(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """(rows, heads, key heads) that a device holds of queries and keys of these sizes [B, N, K]."""
+        sizes = zip(shape, (self.batch, self.heads, self.key_heads), strict=True)
+        rows, heads, key_heads = (size // self._devices(axes) for size, axes in sizes)
+        return rows, heads, key_heads
+
+    def _devices(self, axes: tuple[str, ...]) -> int:
+        return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
+
+    @property
+    def queries_spec(self) -> PartitionSpec:
+        """Of [B, T, N, H]."""
+        return PartitionSpec(self.batch, self.sequence, self.heads, None)
+
+    def input_specs(self, inputs: AttentionInputs) -> Any:
+        """The PartitionSpec of every array of these inputs, in its place in ``AttentionInputs``."""
+
+        def labels_spec(labels: jax.Array) -> PartitionSpec:
+            return PartitionSpec(self.batch if labels.shape[0] > 1 else None, self.sequence)
+
+        keys_spec = PartitionSpec(self.batch, self.sequence, self.key_heads, None)
+        specs: dict[str, Any] = {
+            "q": self.queries_spec,
+            "k": keys_spec,
+            "v": keys_spec,
+            "sinks": None if inputs.sinks is None else PartitionSpec(self.heads),
+            "query": inputs.query.map(labels_spec),
+            "key": inputs.key.map(labels_spec),
+            "dropout_key": None if inputs.dropout_key is None else PartitionSpec(),
+        }
+        return AttentionInputs(**specs)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the mesh keeps shardings in types (``AxisType.Explicit``)."""
+        return self.mesh is not None and AxisType.Explicit in self.mesh.axis_types
 
 
 @dataclass(frozen=True)
@@ -24,10 +88,7 @@ class Plan:
     """What is static about one call."""
 
     placement: Placement
-    sharded: Sharded
-    scale: float | None
-    soft_cap: float | None
-    dropout_rate: float
+    sharded: ShardedAttention
 
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
@@ -35,7 +96,7 @@ class Plan:
         ring = devices // sharded.ulysses
         # Tokens are dealt into stripes device by device, so each device's block has to divide as well.
         pieces = {"contiguous": 1, "striped": ring, "zigzag": 2}[sharded.layout] if ring > 1 else 1
-        quarters = 4 if sharded.schedule == "bidirectional" and ring > 1 else 1
+        quarters = 4 if sharded.options.schedule == "bidirectional" and ring > 1 else 1
         multiple = math.lcm(devices, ring * pieces, ring * quarters)
         return -(-length // multiple) * multiple
 
@@ -75,43 +136,19 @@ class Decision:
 
 
 def decide(
-    q: ArrayLike,
-    k: ArrayLike,
-    *,
-    mesh: Mesh | AbstractMesh | None,
-    rules: ShardingRules,
-    mask: MaskSpec,
-    counted: bool,
-    scale: float | None,
-    soft_cap: float | None,
-    dropout_rate: float,
-    strategy: Strategy | Literal["auto"],
-    schedule: Schedule,
-    layout: Layout | Literal["auto"],
-    permuted: bool,
-    kernel: str,
-    query_chunk: int | None,
-    key_chunk: int | None,
+    inputs: AttentionInputs, options: AttentionOptions, mesh: Mesh | AbstractMesh | None, rules: ShardingRules
 ) -> Decision:
-    """Decides how a call with these arguments runs; of q and k only shape and dtype matter.
+    """Decides how a call runs; only shapes and dtypes of the inputs matter.
 
     Args:
-      q, k: checked already.
-      counted: whether positions are counted from 0, for want of others.
-      mesh, rules, mask, scale, soft_cap, dropout_rate, strategy, schedule, layout, permuted, kernel,
-        query_chunk, key_chunk: as in ``attention``.
+      inputs: arrays, or descriptions of their shapes and dtypes.
+      options, mesh, rules: as in ``attention``.
 
     Raises:
       ArgumentError, MeshError, UnknownNameError: as in ``attention``.
     """
-    for kind, name, known in (
-        ("strategy", strategy, ("auto", *STRATEGIES)),
-        ("schedule", schedule, SCHEDULES),
-        ("layout", layout, ("auto", *LAYOUTS)),
-    ):
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
-    placement = place(mesh, rules, q.shape, k.shape, strategy)
+    q, k, mask = inputs.q, inputs.k, options.mask
+    placement = place(mesh, rules, q.shape, k.shape, options.strategy)
     platform = mesh_platform(placement.mesh)
     rows, heads, key_heads = placement.local((q.shape[0], q.shape[2], k.shape[2]))
     shapes = Shapes(
@@ -124,23 +161,95 @@ def decide(
         head_dim=q.shape[3],
         itemsize=q.dtype.itemsize,
     )
-    choice = Choice(strategy, "asked for") if strategy != "auto" else choose_strategy(shapes, mask, platform)
+    if options.strategy == "auto":
+        choice = choose_strategy(shapes, mask, platform)
+    else:
+        choice = Choice(options.strategy, "asked for")
     if (why := refusal(shapes, choice.strategy)) is not None:
         raise MeshError(f'strategy is "{choice.strategy}" but {why}; choose another strategy or mesh')
-    balance = mask.causal and mask.window is None and not mask.prefix and counted
+    layout = options.layout
     if layout == "auto":
-        layout = "zigzag" if balance and placement.ring > 1 and not permuted else "contiguous"
-    sharded = Sharded(
-        mask=mask,
-        kernel=select_kernel(kernel, query_chunk, key_chunk, platform),
-        given=layout if permuted else "contiguous",
-        layout=layout,
-        gather=choice.strategy == "all_gather",
+        plain_causal = mask.causal and mask.window is None and not mask.prefix
+        unbalanced = plain_causal and inputs.query.positions is None and placement.ring > 1
+        layout = "zigzag" if unbalanced and not options.permuted else "contiguous"
+    sharded = ShardedAttention(
+        replace(options, strategy=choice.strategy, layout=layout),
+        select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform),
         inner=placement.inner if choice.strategy == "ring" and placement.inner < placement.ring else 1,
         ulysses=ulysses_degree(shapes, choice.strategy),
-        schedule=schedule,
     )
-    plan = Plan(placement, sharded, None if scale is None else float(scale), soft_cap, float(dropout_rate))
-    if permuted:
+    plan = Plan(placement, sharded)
+    if options.permuted:
         plan.check_permuted(rules, q.shape[1], k.shape[1])
     return Decision(plan, shapes, platform, choice)
+
+
+def place(
+    mesh: Mesh | AbstractMesh | None,
+    rules: ShardingRules,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    strategy: str,
+) -> Placement:
+    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh.
+
+    Args:
+      mesh: the mesh, or None for the one of ``jax.set_mesh``.
+      rules: which of its axes carry what.
+      q_shape: shape of q.
+      k_shape: shape of k.
+      strategy: "local" keeps sequences whole, and so does "auto" where T and S differ.
+
+    Raises:
+      MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
+        divide the heads or the batch.
+    """
+    mesh = _usable_mesh(mesh)
+    sizes = {} if mesh is None else {axis: size for axis, size in mesh.shape.items() if size > 1}
+    batch, sequence, heads = (
+        tuple(axis for axis in axes if axis in sizes) for axes in (rules.batch, rules.sequence, rules.heads)
+    )
+    asked = strategy not in ("auto", "local")
+    if asked and (mesh is None or not set(rules.sequence) <= set(mesh.axis_names)):
+        raise MeshError(
+            f'strategy is "{strategy}" but the mesh has no axis {" x ".join(map(repr, rules.sequence))}: '
+            "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or name the axis of your "
+            "mesh that the sequence is sharded over: rules=ShardingRules(sequence=(...))"
+        )
+    if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
+        sequence = ()
+    key_heads = heads if k_shape[2] > 1 else ()
+    _check_divides("batch of q", q_shape[0], batch, sizes)
+    _check_divides("heads of q", q_shape[2], heads, sizes)
+    _check_divides("heads of k", k_shape[2], key_heads, sizes)
+    return Placement(mesh, batch, sequence, heads, key_heads)
+
+
+def _usable_mesh(mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh | None:
+    ambient = jax.sharding.get_abstract_mesh()
+    if ambient.manual_axes:
+        raise MeshError(
+            f"attention was called inside jax.shard_map over {', '.join(ambient.manual_axes)}, where "
+            "arrays are one device's shards; call ring_attention(..., axis_name=...) there"
+        )
+    if mesh is None:
+        return None if ambient.empty else ambient
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ArgumentError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh")
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    if not ambient.empty and abstract != ambient:
+        raise MeshError(
+            f"mesh is {abstract} but jax.set_mesh has set {ambient}; leave mesh out or use one mesh"
+        )
+    if ambient.empty and AxisType.Explicit in mesh.axis_types:
+        raise MeshError("mesh has explicit axes, which work only inside jax.set_mesh(mesh); call it first")
+    return mesh if ambient.empty else ambient
+
+
+def _check_divides(what: str, size: int, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
+    devices = math.prod(sizes[axis] for axis in axes)
+    if size % devices:
+        raise MeshError(
+            f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
+            f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
+        )

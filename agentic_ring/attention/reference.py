@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.arguments import Pair, check_arrays, check_mask, check_scores, pair_of_labels
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.inputs import AttentionInputs, Pair
+from agentic_ring.attention.mask import HopMask, MaskSpec
+from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.scores import Dropout
 
 
@@ -41,9 +42,18 @@ def reference_attention(
       [B, T, N, H] in the dtype of the computation. A row with nothing to attend to is exactly 0,
       and so are its gradients.
     """
-    check_arrays(q, k, v)
-    check_mask(mask)
-    check_scores(q, soft_cap, sinks, dropout_rate, dropout_key)
+    options = AttentionOptions(mask=mask, soft_cap=soft_cap, dropout_rate=dropout_rate)
+    counted = jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]
+    inputs = AttentionInputs.checked(
+        q,
+        k,
+        v,
+        options,
+        positions=counted if positions is None else positions,
+        segment_ids=segment_ids,
+        sinks=sinks,
+        dropout_key=dropout_key,
+    )
     batch, queries, heads, head_dim = q.shape
     key_heads = k.shape[2]
     dtype = jnp.promote_types(q.dtype, jnp.float32)
@@ -54,11 +64,7 @@ def reference_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
-    if positions is None:
-        positions = jnp.arange(queries)[None], jnp.arange(k.shape[1])[None]
-    labels = pair_of_labels("positions", positions, q, k), pair_of_labels("segment_ids", segment_ids, q, k)
-    query, key = (TokenLabels(*pair) for pair in zip(*labels, strict=True))
-    hop = HopMask(mask, query, key)
+    hop = HopMask(mask, inputs.query, inputs.key)
     allowed = hop.allowed()
     allowed = allowed[:, None, None]
     largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=allowed))

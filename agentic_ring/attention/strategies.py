@@ -8,147 +8,151 @@ ulysses_ring   Ulysses within runs of neighbours, a ring over the runs (arXiv 24
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Kernel
-from agentic_ring.attention.mask import MaskSpec, TokenLabels
+from agentic_ring.attention.options import AttentionOptions, Layout
 from agentic_ring.attention.ring.axis import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend
 from agentic_ring.attention.ring.exchange import from_layout, to_layout
 from agentic_ring.attention.ring.hop import Hop
-from agentic_ring.attention.ring.layout import Layout, shard_order
-from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Schedule, Transport
-from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.ring.layout import shard_order
+from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
+from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.errors import ArgumentError
-
-Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """What is static about attention over a sharded sequence.
+class ShardedAttention:
+    """Attention over a sequence that is sharded over devices: everything static about it.
 
     Attributes:
-      mask: static part of the mask.
+      options: of the call; strategy and layout are chosen, neither is "auto".
       kernel: computes a tile.
-      given: the order in which the devices hold the sequence.
-      layout: the order in which they work on it.
-      gather: whether keys are gathered at once and not passed round.
       inner: size of the inner rings of a double ring; 1 for a plain one.
       ulysses: devices that exchange heads for tokens; 1 for none.
-      schedule: of the ring.
     """
 
-    mask: MaskSpec
+    options: AttentionOptions
     kernel: Kernel
-    given: Layout = "contiguous"
-    layout: Layout = "contiguous"
-    gather: bool = False
     inner: int = 1
     ulysses: int = 1
-    schedule: Schedule = "unidirectional"
+
+    @property
+    def layout(self) -> Layout:
+        """The order in which the devices work on the sequence."""
+        assert self.options.layout != "auto", "the layout is chosen before anything runs"
+        return self.options.layout
+
+    @property
+    def given(self) -> Layout:
+        """The order in which the devices hold the sequence."""
+        return self.layout if self.options.permuted else "contiguous"
 
     def attend(
-        self,
-        axis: RingAxis,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        sinks: jax.Array | None,
-        query: TokenLabels,
-        key: TokenLabels,
-        scores: Scores,
+        self, axis: RingAxis, inputs: AttentionInputs, first_row: jax.Array, first_head: jax.Array
     ) -> jax.Array:
-        """Attention of this device's queries to the whole sequence; arguments as in ``attend``."""
+        """Attention of this device's queries to the whole sequence.
+
+        Args:
+          axis: the devices that share the sequence.
+          inputs: this device's shards.
+          first_row: row of the whole batch that this device's first row is; for dropout.
+          first_head: likewise of the query heads.
+
+        Returns:
+          [B, T, N, H] in q's dtype.
+        """
+        options = self.options
+        scale = inputs.q.shape[3] ** -0.5 if options.scale is None else options.scale
+        dropout = Dropout.of(options.dropout_rate, inputs.dropout_key, first_row, first_head)
+        scores = Scores(scale, options.soft_cap, dropout)
+        inputs = replace(inputs, dropout_key=None)
         if self.ulysses == 1:
-            return self._attend(axis, q, k, v, sinks, query, key, scores)
+            return self._attend(axis, inputs, scores)
         if self.given != "contiguous":
             # Blocks of neighbours do not join to a block of this order.
-            query, key = _placed(self.given, axis, q, k, query, key)
+            inputs = _with_positions(inputs, self.given, axis)
         outer, inner = axis.split(self.ulysses)
-        heads = q.shape[2] // self.ulysses
+        heads = inputs.q.shape[2] // self.ulysses
         if scores.dropout is not None:
             first_head = scores.dropout.first_head + inner.index() * heads
             scores = replace(scores, dropout=replace(scores.dropout, first_head=first_head))
+        sinks = inputs.sinks
         if sinks is not None:
             sinks = jax.lax.dynamic_slice_in_dim(sinks, inner.index() * heads, heads)
-        copies = max(1, self.ulysses // k.shape[2])  # fewer key heads than devices: several get the same
-        k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
-        q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (q, k, v))
-        query, key = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (query, key))
-        output = self._attend(outer, q, k, v, sinks, query, key, scores)
+        # Where there are fewer key heads than devices, several devices get the same.
+        copies = max(1, self.ulysses // inputs.k.shape[2])
+        k, v = (jnp.repeat(x, copies, axis=2) for x in (inputs.k, inputs.v))
+        q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
+        labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
+        output = self._attend(outer, AttentionInputs(q, k, v, sinks, *labels), scores)
         return inner.all_to_all(output, split_axis=1, concat_axis=2)
 
-    def _attend(
-        self,
-        axis: RingAxis,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        sinks: jax.Array | None,
-        query: TokenLabels,
-        key: TokenLabels,
-        scores: Scores,
-    ) -> jax.Array:
+    def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> jax.Array:
         moved = self.layout != self.given and axis.size > 1
         if moved:
-            q, k, v, query, key = jax.tree.map(
-                lambda x: to_layout(x, self.layout, axis), (q, k, v, query, key)
-            )
-        alike = self.layout == "contiguous" and query.positions is None and q.shape[1] == k.shape[1]
-        transport = self._transport(axis, k.shape[1], alike)
-        tiled = query.positions is None and scores.dropout is None and self._tiles(axis, transport, q, k)
-        if not tiled and query.positions is None and (self.mask.by_position or scores.dropout is not None):
-            query, key = _placed(self.layout, axis, q, k, query, key)
-        route = Route(transport, Hop(self.kernel, self.mask, self.layout if tiled else None), axis.names)
-        output = attend(route, q, k, v, sinks, query, key, scores)
+            tokens = jax.tree.map(lambda x: to_layout(x, self.layout, axis), replace(inputs, sinks=None))
+            inputs = replace(tokens, sinks=inputs.sinks)
+        transport = self._transport(axis, inputs)
+        unplaced = inputs.query.positions is None
+        tiled = unplaced and scores.dropout is None and self._tiles(axis, transport, inputs)
+        if not tiled and unplaced and (self.options.mask.by_position or scores.dropout is not None):
+            inputs = _with_positions(inputs, self.layout, axis)
+        hop = Hop(self.kernel, self.options.mask, self.layout if tiled else None)
+        output = attend(Route(transport, hop, axis.names), inputs, scores)
         return from_layout(output, self.layout, axis) if moved else output
 
-    def _transport(self, axis: RingAxis, block: int, alike: bool) -> Transport:
-        """How blocks of this many keys travel; ``alike``: a device's queries stand where its keys do."""
+    def _transport(self, axis: RingAxis, inputs: AttentionInputs) -> Transport:
+        """How blocks of keys travel."""
+        mask, block = self.options.mask, inputs.k.shape[1]
         if axis.size == 1:
             return Ring(axis)
-        if self.gather:
+        if self.options.strategy == "all_gather":
             return AllGather(axis)
-        if self.mask.window is not None and alike and not self.mask.prefix:
-            before = -(-(self.mask.window - 1) // block)
-            after = 0 if self.mask.causal else before
+        # Whether a device's queries have the same positions as its keys.
+        aligned = (
+            self.layout == "contiguous" and inputs.query.positions is None and inputs.q.shape[1] == block
+        )
+        if mask.window is not None and aligned and not mask.prefix:
+            before = -(-(mask.window - 1) // block)
+            after = 0 if mask.causal else before
             if before + after < axis.size - 1:
                 return Neighbours(axis, before, after)
-        if self.schedule == "bidirectional" and block % 4:
+        schedule = self.options.schedule
+        if schedule == "bidirectional" and block % 4:
             raise ArgumentError(
                 f'schedule is "bidirectional" but a device holds {block} tokens; make it a multiple of 4'
             )
         if self.inner > 1:
             outer, inner = axis.split(self.inner)
-            return DoubleRing(Ring(outer), Ring(inner, self.schedule))
-        return Ring(axis, self.schedule)
+            return DoubleRing(Ring(outer), Ring(inner, schedule))
+        return Ring(axis, schedule)
 
-    def _tiles(self, axis: RingAxis, transport: Transport, q: jax.Array, k: jax.Array) -> bool:
-        """Whether the mask of every hop follows from where its block comes from; see ``hop``."""
+    def _tiles(self, axis: RingAxis, transport: Transport, inputs: AttentionInputs) -> bool:
+        """Whether the mask of every hop follows from where its block comes from; see ``ring.hop``."""
+        mask = self.options.mask
         if axis.size == 1:
             return True
-        if not self.mask.by_position or self.mask.prefix or q.shape[1] != k.shape[1]:
+        if not mask.by_position or mask.prefix or inputs.q.shape[1] != inputs.k.shape[1]:
             return False
-        if self.mask.window is not None:
+        if mask.window is not None:
             return isinstance(transport, Neighbours)
         return self.layout != "striped"
 
 
-def _placed(
-    layout: Layout, axis: RingAxis, q: jax.Array, k: jax.Array, query: TokenLabels, key: TokenLabels
-) -> tuple[TokenLabels, TokenLabels]:
-    """The labels with the positions that this device's tokens have in this layout."""
+def _with_positions(inputs: AttentionInputs, layout: Layout, axis: RingAxis) -> AttentionInputs:
+    """The inputs, labelled with the positions that this device's tokens have in this layout."""
 
     def positions(x: jax.Array) -> jax.Array:
         length = x.shape[1] * axis.size
         return jnp.asarray(shard_order(layout, length, axis.size, axis.index()), jnp.int32)[None]
 
-    return replace(query, positions=positions(q)), replace(key, positions=positions(k))
+    query = replace(inputs.query, positions=positions(inputs.q))
+    return replace(inputs, query=query, key=replace(inputs.key, positions=positions(inputs.k)))
 
 
 def _joined(gathered: jax.Array) -> jax.Array:

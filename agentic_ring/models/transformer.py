@@ -16,9 +16,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention import MaskSpec, Strategy, attention
-from agentic_ring.attention.cache import CachedLayer, KVCache, append, append_blocks
+from agentic_ring.attention.cache import CachedAttentionInputs, CachedLayer, KVCache, append, append_blocks
 from agentic_ring.attention.cache.chunked_prefill import attend_chunk
-from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.ring.derivative import SAVED_NAMES
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError
@@ -266,10 +266,11 @@ class Block(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Applies the block to new tokens x [B, C, D] that attend to themselves and the cached tokens.
 
-        ``attend`` is ``decode.attend`` or, where C is sharded, ``chunked_prefill.attend_chunk``.
+        ``attend`` is ``attend_new_tokens`` or, where C is sharded, ``attend_chunk``.
         """
         query, key, value = self.attention.project(x, positions)
-        heads = attend(query, key, value, positions, past, self.config.rules, prefix=prefix)
+        inputs = CachedAttentionInputs(query, key, value, positions, past, prefix)
+        heads = attend(inputs, self.config.rules)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
 
@@ -347,7 +348,7 @@ class Transformer(nnx.Module):
 
         ``prefix`` is a read-only cache of batch 1 with the first tokens, common to all rows.
         """
-        x, keys, values = self._extend(attend, x, positions, cache, prefix)
+        x, keys, values = self._extend(attend_new_tokens, x, positions, cache, prefix)
         return x, append(cache, keys, values, positions, self.config.rules)
 
     def _extend(

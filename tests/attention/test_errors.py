@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import MaskSpec, attention, ring_attention
+from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.registry import FirstThatServes
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import HopMask, TokenLabels
@@ -76,7 +77,7 @@ def test_dtypes():
         (
             {"sinks": jnp.zeros(3)},
             ArgumentError,
-            r"shape \(3,\); expected one score a query head, \(4,\)",
+            r"shape \(3,\); expected one score per query head, \(4,\)",
         ),
         ({"sinks": jnp.zeros(4, int)}, ArgumentError, "sinks has dtype int32"),
         ({"dropout_rate": 1.0}, ArgumentError, "dropout_rate is 1.0; it must be at least 0 and below 1"),
@@ -179,12 +180,13 @@ class Refuses:
 def test_auto_passes_a_refused_case_to_the_next_kernel_and_says_so(caplog: pytest.LogCaptureFixture):
     q, k, v = arrays()
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels())
+    tile = Tile(q, k, v, mask, Scores(1.0))
     choice = FirstThatServes((("other", Refuses()), ("xla", XlaKernel())))
     with caplog.at_level("INFO", logger="agentic_ring"):
         for _ in range(2):
-            assert np.isfinite(choice.forward(q, k, v, mask, Scores(1.0)).output).all()
+            assert np.isfinite(choice.forward(tile).output).all()
     assert [record.message for record in caplog.records] == [
         "attention forward runs the xla kernel; not other: head dimension 8 is no multiple of 16"
     ]
     with pytest.raises(NotImplementedError, match="no kernel serves this case; other: head dimension 8"):
-        FirstThatServes((("other", Refuses()),)).forward(q, k, v, mask, Scores(1.0))
+        FirstThatServes((("other", Refuses()),)).forward(tile)

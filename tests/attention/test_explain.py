@@ -25,7 +25,7 @@ def explained(shape=MeshShape(ring=8), **options):
 
 
 def tiles(explanation) -> list[str]:
-    return [f"{tile.direction}: {tile}" for tile in explanation.tiles]
+    return [f"{tile.direction}: {tile}" for tile in explanation.calls]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_kernels_of_other_platforms(monkeypatch):
     assert set(explanation.kernels.values()) == {"splash"}
     explanation = explained(dropout_rate=0.1)
     assert set(explanation.kernels.values()) == {"xla"}
-    assert len(explanation.refusals["splash"]) == len(explanation.tiles)
+    assert len(explanation.refusals["splash"]) == len(explanation.calls)
     monkeypatch.setattr(plan, "mesh_platform", lambda mesh: "gpu")
     explanation = explained(soft_cap=30.0)
     assert set(explanation.refusals["cudnn"].values()) == {"a soft cap"}

@@ -12,9 +12,11 @@ from agentic_ring.attention.cache.kv_cache import (
     slots_needed,
     specs_of,
 )
+from agentic_ring.attention.cache.shard_attention import CachedAttentionInputs
 
 __all__ = [
     "EMPTY_SLOT",
+    "CachedAttentionInputs",
     "CachedLayer",
     "KVCache",
     "append",

@@ -16,9 +16,9 @@ A ring would send C / P keys and values over P - 1 hops for what the gathered qu
 
 import jax
 
-from agentic_ring.attention.cache.decode import prefix_specs
-from agentic_ring.attention.cache.kv_cache import CachedLayer, layer_specs, on_shards, ring_in_mesh
-from agentic_ring.attention.cache.shard_attention import attend_to_shard
+from agentic_ring.attention.cache.kv_cache import on_shards, ring_in_mesh
+from agentic_ring.attention.cache.shard_attention import CachedAttentionInputs, attend_to_shard
+from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
@@ -27,60 +27,39 @@ from agentic_ring.mesh import ShardingRules
 
 
 def attend_chunk(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    positions: jax.Array,
-    past: CachedLayer,
-    rules: ShardingRules,
-    mask: MaskSpec = MaskSpec(causal=True),
-    prefix: CachedLayer | None = None,
+    inputs: CachedAttentionInputs, rules: ShardingRules, mask: MaskSpec = MaskSpec(causal=True)
 ) -> jax.Array:
     """Attention of a chunk that is sharded over the ring to the cached tokens and to itself.
 
     A device receives the other devices' queries, B x C x N x H in the query's dtype less its own, and
-    sends B x C x N x (H + 1) float32 numbers less its own, in one all-to-all; whatever is cached. For
-    these it holds all of the chunk at once: memory grows with C, not with what is cached.
+    sends B x C x N x (H + 1) float32 numbers less its own, in one all-to-all; however much is cached.
+    It therefore holds all of the chunk's queries at once: memory grows with C, not with what is cached.
 
     Args:
-      query: [B, C, N, H], C sharded over the ring in any layout that ``positions`` describe.
-      key, value: [B, C, K, H], likewise.
-      positions: int32 [B, C]; ``EMPTY_SLOT`` for padding, as at the end of a last chunk.
-      past: what the cache holds, sharded over the ring.
+      inputs: the arrays, C sharded over the ring in any layout that the positions describe.
       rules: which mesh axes are which.
       mask: static part of the mask.
-      prefix: a cache of batch 1 that all rows share; see ``decode.attend``.
 
     Returns:
       [B, C, N, H] in the query's dtype, sharded as the query; exactly 0 for padding.
     """
 
-    def local(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        positions: jax.Array,
-        past: CachedLayer,
-        prefix: CachedLayer | None,
-    ) -> jax.Array:
-        queries, query_positions = query, positions
+    def local(inputs: CachedAttentionInputs) -> jax.Array:
+        queries, positions = inputs.query, inputs.positions
         if ring_in_mesh():
-            queries, query_positions = jax.lax.all_gather((query, positions), "ring", axis=1, tiled=True)
-        pair = HopMask(mask, TokenLabels(query_positions), TokenLabels(positions))
-        state = select_kernel("xla").forward(queries, key, value, pair, Scores(query.shape[-1] ** -0.5))
-        for shard in (past, prefix):
+            queries, positions = jax.lax.all_gather((queries, positions), "ring", axis=1, tiled=True)
+        pair = HopMask(mask, TokenLabels(positions), TokenLabels(inputs.positions))
+        tile = Tile(queries, inputs.key, inputs.value, pair, Scores(queries.shape[-1] ** -0.5))
+        state = select_kernel("xla").forward(tile)
+        for shard in (inputs.past, inputs.prefix):
             if shard is not None:
-                state = merge(state, attend_to_shard(queries, query_positions, shard, mask))
+                state = merge(state, attend_to_shard(queries, positions, shard, mask))
         if ring_in_mesh():
             state = _merge_at_owners(state)
-        return state.output.astype(query.dtype)
+        return state.output.astype(inputs.query.dtype)
 
-    tokens = rules.spec("batch", "sequence", "heads", None)
-    in_specs = (
-        *(tokens, tokens, tokens, rules.spec("batch", "sequence")),
-        *(layer_specs(past, rules), prefix_specs(prefix, rules)),
-    )
-    return on_shards(local, in_specs, tokens)(query, key, value, positions, past, prefix)
+    specs = inputs.specs(rules, tokens="sequence")
+    return on_shards(local, (specs,), specs.query)(inputs)
 
 
 def _merge_at_owners(state: SoftmaxState) -> SoftmaxState:

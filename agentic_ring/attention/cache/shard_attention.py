@@ -10,16 +10,20 @@ shard for many queries. Slabs without a token that a query may attend to are ski
 """
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer
+from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, layer_specs
 from agentic_ring.attention.cache.storage import Stored
+from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
+from agentic_ring.mesh import ShardingRules
 
 LARGEST_SLAB = 4096
 """Slots taken at a time. For 4 heads of 64 float32 numbers it is 4 MiB of keys: 1024 slots lose to the
@@ -28,6 +32,37 @@ loop, 16384 no longer stay in a core's cache (measured)."""
 FEW_ROWS = 32
 """Up to this many rows (queries x heads of a group), scores are kept for a whole float32 shard: as
 much memory, at most, as a quarter of a shard with heads of 64."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CachedAttentionInputs:
+    """The arrays of attention of new tokens to the cached ones and to each other.
+
+    Attributes:
+      query: of the new tokens, [B, C, N, H].
+      key, value: [B, C, K, H], likewise.
+      positions: int32 [B, C], of each row's own sequence; ``EMPTY_SLOT`` for a token that is only padding.
+      past: one layer of the cache, sharded over the ring.
+      prefix: what all rows have in common before ``past``: a cache of batch 1, read once for all rows
+        (of a device: it is whole on each of those that the batch is spread over).
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    positions: jax.Array
+    past: CachedLayer
+    prefix: CachedLayer | None = None
+
+    def specs(self, rules: ShardingRules, tokens: str | None) -> "CachedAttentionInputs":
+        """The PartitionSpec of every array in its place; ``tokens`` is the logical axis of the new tokens."""
+        entries: Any = rules.spec("batch", tokens, "heads", None)
+        positions: Any = rules.spec("batch", tokens)
+        prefix = None if self.prefix is None else layer_specs(self.prefix, replace(rules, batch=()))
+        return CachedAttentionInputs(
+            entries, entries, entries, positions, layer_specs(self.past, rules), prefix
+        )
 
 
 def attend_to_shard(
@@ -85,7 +120,7 @@ def _piece(slots: int) -> int:
 
 def _many_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:
     key, value = (x.restored().astype(query.dtype).swapaxes(1, 2) for x in (keys, values))
-    return select_kernel("xla").forward(query, key, value, mask, Scores(query.shape[-1] ** -0.5))
+    return select_kernel("xla").forward(Tile(query, key, value, mask, Scores(query.shape[-1] ** -0.5)))
 
 
 def _few_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:

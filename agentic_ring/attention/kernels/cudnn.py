@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
 from agentic_ring.attention.mask import HopMask
-from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 SEED = 42
@@ -30,12 +29,11 @@ class CudnnKernel:
     to 128 before and where a program is compiled without a GPU.
     """
 
-    def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
-    ) -> SoftmaxState:
+    def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
+        q, k, v, mask, scores = tile
         library = _library()
-        _refuse(library, q, k, v, mask, scores)
+        _refuse(library, tile)
         output, logsumexp = library.dot_product_attention(
             q,
             k,
@@ -47,20 +45,11 @@ class CudnnKernel:
         )
         return SoftmaxState(output.astype(jnp.float32), logsumexp.swapaxes(1, 2))
 
-    def backward(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        mask: HopMask,
-        scores: Scores,
-    ) -> Gradients:
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
+        q, k, v, mask, scores = tile
         library = _library()
-        _refuse(library, q, k, v, mask, scores)
+        _refuse(library, tile)
         none = jnp.zeros(0, q.dtype)
         # By name, because versions of JAX differ in how many there are and in their order.
         static: dict[str, Any] = {
@@ -82,10 +71,10 @@ class CudnnKernel:
         parameters = inspect.signature(rule).parameters
         if "score_mod" in parameters:
             residuals.append(())  # its arguments
-        residuals += [logsumexp.swapaxes(1, 2), output.astype(q.dtype)]
+        residuals += [saved.logsumexp.swapaxes(1, 2), saved.output.astype(q.dtype)]
         try:
             arguments = {name: static[name] for name in parameters if name not in ("res", "grad_output")}
-            arguments |= {"res": tuple(residuals), "grad_output": d_output.astype(q.dtype)}
+            arguments |= {"res": tuple(residuals), "grad_output": saved.d_output.astype(q.dtype)}
             dq, dk, dv = rule(**arguments)[:3]
         except (KeyError, ValueError) as error:
             raise NotImplementedError(f"jax {jax.__version__} has another cuDNN backward: {error}") from error
@@ -118,8 +107,9 @@ def _mask_type(library: Any, mask: HopMask) -> Any:
     return library.MaskType.CAUSAL if mask.spec.causal else library.MaskType.NO_MASK
 
 
-def _refuse(library: Any, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores) -> None:
+def _refuse(library: Any, tile: Tile) -> None:
     """Refuses what cuDNN cannot do, or what JAX does not pass on to it."""
+    q, k, v, mask, scores = tile
     if mask.query.positions is not None:
         raise NotImplementedError("tokens have positions of their own")
     if mask.query.segment_ids is not None:

@@ -1,4 +1,4 @@
-"""What a kernel is: attention of one block of queries to one block of keys, forward and backward."""
+"""The interface of a kernel: attention of one block of queries to one of keys, forward and backward."""
 
 import functools
 from typing import NamedTuple, Protocol
@@ -12,49 +12,62 @@ from agentic_ring.attention.softmax import SoftmaxState
 
 
 class Gradients(NamedTuple):
-    """What one hop adds to the gradients: float32, shaped like q, k and v."""
+    """The contribution of one tile to the gradients: float32, shaped like q, k and v."""
 
     dq: jax.Array
     dk: jax.Array
     dv: jax.Array
 
 
+class Tile(NamedTuple):
+    """One block of queries against one block of keys.
+
+    Attributes:
+      q: queries [B, T, N, H].
+      k: keys [B, S, K, H], N a multiple of K.
+      v: values [B, S, K, H].
+      mask: which of the queries attend to which of the keys.
+      scores: how scores and probabilities are computed.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    mask: HopMask
+    scores: Scores
+
+
+class Saved(NamedTuple):
+    """What a backward needs of the queries' attention to *all* keys.
+
+    Attributes:
+      output: attention over all keys, [B, T, N, H]. With that over this tile's keys only in its place,
+        dq and dk come out wrong while the forward and dv stay right.
+      logsumexp: over all keys, float32 [B, T, N].
+      d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
+    """
+
+    output: jax.Array
+    logsumexp: jax.Array
+    d_output: jax.Array
+
+
 class Kernel(Protocol):
-    """Two functions on one hop. They run on local arrays, inside ``jax.shard_map`` or outside it.
+    """Two functions on one tile. They run on local arrays, inside ``jax.shard_map`` or outside it.
 
     A kernel is a frozen, hashable object. One that cannot serve a case raises NotImplementedError
     naming the case; ``kernel="auto"`` then tries the next.
     """
 
-    def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
-    ) -> SoftmaxState:
-        """Attention of q [B, T, N, H] to k and v [B, S, K, H], accumulated in float32.
+    def forward(self, tile: Tile) -> SoftmaxState:
+        """Attention of the tile's queries to its keys, accumulated in float32.
 
         A query that attends to nothing gets output 0 and logsumexp -inf.
         """
         ...
 
-    def backward(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        mask: HopMask,
-        scores: Scores,
-    ) -> Gradients:
-        """What these keys contribute to the gradients.
-
-        Args:
-          q, k, v, mask, scores: as in the forward.
-          output: attention over *all* keys, [B, T, N, H]. With that over this hop's keys alone in
-            its place, dq and dk come out wrong while the forward and dv stay right.
-          logsumexp: over all keys, float32 [B, T, N].
-          d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
-        """
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
+        """The contribution of the tile's keys to the gradients."""
         ...
 
 
@@ -62,15 +75,14 @@ accumulate = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 """A product of arrays of the input dtype that is summed in float32."""
 
 
-def backward_rows(
-    output: jax.Array, logsumexp: jax.Array, d_output: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def backward_rows(saved: Saved) -> tuple[jax.Array, jax.Array]:
     """The two float32 numbers [B, T, N] of each query that its backward needs (arXiv 2205.14135).
 
     Returns:
       (total, delta): the logsumexp, +inf where it was -inf so that exp(score - total) is 0 in a row
       that attends to nothing; and the inner product of output and its gradient.
     """
+    output, logsumexp, d_output = saved
     total = jnp.where(jnp.isneginf(logsumexp), jnp.inf, logsumexp)
     delta = (output.astype(jnp.float32) * d_output.astype(jnp.float32)).sum(-1)
     return total, delta

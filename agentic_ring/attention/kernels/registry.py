@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
-from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
@@ -81,19 +81,19 @@ class FirstThatServes:
 
     candidates: tuple[tuple[str, Kernel], ...]
 
-    def forward(self, *args: Any, **kwargs: Any) -> SoftmaxState:
+    def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
-        return self._first("forward", *args, **kwargs)
+        return self._first("forward", tile)
 
-    def backward(self, *args: Any, **kwargs: Any) -> Gradients:
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
-        return self._first("backward", *args, **kwargs)
+        return self._first("backward", tile, saved)
 
-    def _first(self, direction: str, *args: Any, **kwargs: Any) -> Any:
+    def _first(self, direction: str, *arguments: Any) -> Any:
         refusals = []
         for name, kernel in self.candidates:
             try:
-                result = getattr(kernel, direction)(*args, **kwargs)
+                result = getattr(kernel, direction)(*arguments)
             except NotImplementedError as refusal:
                 refusals.append(f"{name}: {refusal}")
                 continue

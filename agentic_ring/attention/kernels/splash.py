@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.kernels.interface import Gradients, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, backward_rows
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.platform import mesh_device_kind
 from agentic_ring.attention.ring.axis import vary_alike
-from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 LANES = 128
@@ -69,23 +68,22 @@ class SplashKernel:
 
     interpret: bool = False
 
-    def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
-    ) -> SoftmaxState:
+    def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
-        library, tile = _library(), _tile(q, k, v, mask, scores)
+        q, k, v, mask, scores = tile
+        library, band = _library(), _band_tile(tile)
         run = functools.partial(
             _checked(library._splash_attention_forward),
-            tile.table(library, for_keys=False),
+            band.table(library, for_keys=False),
             sinks=None,
             mask_value=_LOWEST,
             is_mqa=False,
             block_sizes=library.BlockSizes(
-                block_q=tile.query_block, block_kv=tile.key_block, block_kv_compute=tile.key_step
+                block_q=band.query_block, block_kv=band.key_block, block_kv_compute=band.key_step
             ),
             residual_checkpoint_name=None,
             save_residuals=True,
-            mask_function=tile.mask_function,
+            mask_function=band.mask_function,
             attn_logits_soft_cap=scores.soft_cap,
             interpret=self.interpret,
         )
@@ -101,19 +99,10 @@ class SplashKernel:
         output, logsumexp = _over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0]))
         return SoftmaxState(*_heads_first(output, logsumexp))
 
-    def backward(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        mask: HopMask,
-        scores: Scores,
-    ) -> Gradients:
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
-        library, tile = _library(), _tile(q, k, v, mask, scores)
+        q, k, v, mask, scores = tile
+        library, band = _library(), _band_tile(tile)
         shared = {
             "is_mqa": False,
             "mask_value": _LOWEST,
@@ -121,22 +110,22 @@ class SplashKernel:
             "q_layout": library.QKVLayout.HEAD_DIM_MINOR,
             "k_layout": library.QKVLayout.HEAD_DIM_MINOR,
             "v_layout": library.QKVLayout.HEAD_DIM_MINOR,
-            "mask_function": tile.mask_function,
+            "mask_function": band.mask_function,
             "interpret": self.interpret,
         }
         for_queries = functools.partial(
             _checked(library._splash_attention_bwd_dq),
-            bq=tile.query_block,
-            bkv=tile.key_block,
-            mask_info=tile.table(library, for_keys=False),
+            bq=band.query_block,
+            bkv=band.key_block,
+            mask_info=band.table(library, for_keys=False),
             **shared,
         )
         for_keys = functools.partial(
             _checked(library._splash_attention_bwd_dkv),
-            bq=tile.query_block,
-            bkv=tile.key_block,
-            bkv_compute=tile.key_step,
-            mask_info=tile.table(library, for_keys=True),
+            bq=band.query_block,
+            bkv=band.key_block,
+            bkv_compute=band.key_step,
+            mask_info=band.table(library, for_keys=True),
             use_fused_bwd_kernel=False,
             **shared,
         )
@@ -155,8 +144,8 @@ class SplashKernel:
             _, dk, dv = for_keys(q, k.astype(jnp.float32), v.astype(jnp.float32), *rows)
             return dq * scores.scale, dk, dv
 
-        rows = backward_rows(output, logsumexp, d_output)
-        arrays = _heads_first(q, k, v, d_output.astype(q.dtype), *rows)
+        rows = backward_rows(saved)
+        arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), *rows)
         return Gradients(
             *_heads_first(*_over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0])))
         )
@@ -185,7 +174,7 @@ def _checked(function: Callable) -> Callable:
     return call
 
 
-class _Tile(NamedTuple):
+class _BandTile(NamedTuple):
     """The static mask of a tile: query t attends to key s iff low <= t - s <= high.
 
     Attributes:
@@ -252,8 +241,9 @@ class _Tile(NamedTuple):
         )
 
 
-def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores) -> _Tile:
-    """Refuses what the kernels cannot do."""
+def _band_tile(tile: Tile) -> _BandTile:
+    """Describes the tile to the kernels, and refuses what they cannot do."""
+    q, k, v, mask, scores = tile
     if (kind := mesh_device_kind()) in _TOO_OLD:
         raise NotImplementedError(f"{kind} has no bfloat16 products for Pallas")
     (_, queries, _, head_dim), keys = q.shape, k.shape[1]
@@ -271,13 +261,13 @@ def _tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Score
     for length in (queries, keys):
         if length % LANES:
             raise NotImplementedError(f"length {length} is no multiple of {LANES}")
-    tile = _Tile(queries, keys, head_dim, _band(mask.spec, mask.offset, queries, keys))
-    if tile.band is not None:
-        if (queries // tile.query_block) * (keys // tile.key_block) > MAX_TABLE:
+    band = _BandTile(queries, keys, head_dim, _band(mask.spec, mask.offset, queries, keys))
+    if band.band is not None:
+        if (queries // band.query_block) * (keys // band.key_block) > MAX_TABLE:
             raise NotImplementedError(f"a masked tile of {queries} x {keys} tokens has too many blocks")
-        if not tile.visited(tile.band).any():
+        if not band.visited(band.band).any():
             raise NotImplementedError("no query of the tile attends to any key")
-    return tile
+    return band
 
 
 def _band(spec: MaskSpec, offset: int, queries: int, keys: int) -> tuple[int, int] | None:

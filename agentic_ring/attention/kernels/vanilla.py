@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, accumulate, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate, backward_rows
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -18,10 +18,9 @@ from agentic_ring.attention.softmax import SoftmaxState
 class VanillaKernel:
     """See ``Kernel``; serves every case whose score matrix fits."""
 
-    def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
-    ) -> SoftmaxState:
+    def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
+        q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
         masked = _masked(scores.of(_products(q, k)), mask)
         largest = masked.max(axis=-1, keepdims=True)
@@ -33,22 +32,13 @@ class VanillaKernel:
         logsumexp = (largest + jnp.log(total))[..., 0].transpose(0, 3, 1, 2)
         return SoftmaxState(output.reshape(q.shape), logsumexp.reshape(q.shape[:3]))
 
-    def backward(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        mask: HopMask,
-        scores: Scores,
-    ) -> Gradients:
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
+        q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        rows = backward_rows(output, logsumexp, d_output)
+        rows = backward_rows(saved)
         total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
-        query, d_output = _grouped(q, k), _grouped(d_output.astype(q.dtype), k)
+        query, d_output = _grouped(q, k), _grouped(saved.d_output.astype(q.dtype), k)
         unmasked = scores.of(_products(q, k))
         probabilities = jnp.exp(_masked(unmasked, mask) - total)
         d_probabilities = _drop(accumulate("btkgh,bskh->bkgts", d_output, v), mask, scores)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.kernels.chunks import MAX_CHUNK, ChunkGrid, default_chunk
-from agentic_ring.attention.kernels.interface import Gradients, accumulate, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate, backward_rows
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -49,10 +49,9 @@ class XlaKernel:
             streams = next(n for n in range(min(most, streams), 0, -1) if streams % n == 0)
         return ChunkGrid(q.shape, k.shape, query_chunk, key_chunk, streams)
 
-    def forward(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: HopMask, scores: Scores
-    ) -> SoftmaxState:
+    def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
+        q, k, v, mask, scores = tile
         grid = self._grid(q, k, mask)
         mask, reachable = grid.split_mask(mask, k)
 
@@ -90,18 +89,9 @@ class XlaKernel:
         _, state = jax.lax.scan(take_turn, None, turns)
         return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
 
-    def backward(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        mask: HopMask,
-        scores: Scores,
-    ) -> Gradients:
+    def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
+        q, k, v, mask, scores = tile
         grid = self._grid(q, k, mask)
         mask, reachable = grid.split_mask(mask, k)
 
@@ -134,10 +124,10 @@ class XlaKernel:
             dq, (dk, dv) = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable))
             return None, Gradients(dq.swapaxes(-1, -2), dk, dv)
 
-        total, delta = backward_rows(output, logsumexp, d_output)
+        total, delta = backward_rows(saved)
         queries = _BackwardQueries(
             grid.split_queries(q),
-            grid.split_queries(d_output.astype(q.dtype)),
+            grid.split_queries(saved.d_output.astype(q.dtype)),
             grid.split_rows(total),
             grid.split_rows(delta),
         )

@@ -6,16 +6,16 @@ one hop in their place dq and dk come out wrong while the forward and dv stay ri
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from agentic_ring.attention.kernels.interface import backward_rows
-from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.inputs import AttentionInputs
+from agentic_ring.attention.kernels.interface import Saved, backward_rows
 from agentic_ring.attention.ring.axis import vary_alike
-from agentic_ring.attention.ring.hop import Block, Hop, Queries, Saved
+from agentic_ring.attention.ring.hop import Block, Hop, Queries
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
@@ -35,98 +35,66 @@ class Route:
     """Mesh axes that the sequence is sharded over."""
 
 
-def attend(
-    route: Route,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    query: TokenLabels,
-    key: TokenLabels,
-    scores: Scores,
-) -> jax.Array:
-    """Attention of q [B, T, N, H] to the blocks k, v [B, S, K, H] of all devices.
+def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
+    """Attention of this device's queries to the blocks of keys and values of all devices.
 
     Args:
-      route: see there.
-      q, k, v: this device's.
-      sinks: float [N], or None.
-      query, key: labels of this device's tokens.
-      scores: see there.
+      route: how blocks of keys arrive, and what is computed with each.
+      inputs: this device's shards; the dropout key is part of ``scores`` already.
+      scores: how scores and probabilities are computed.
 
     Returns:
       [B, T, N, H] in q's dtype.
     """
     # Hops mix them all, and the carries of a scan must keep their type. Done before the custom derivative,
     # so that JAX sums the gradient of an array that was the same on several devices.
-    arrays = q, k, v, sinks, query, key, scores
+    arrays = inputs, scores
     return _attend(route, *vary_alike(arrays, like=arrays, axes=route.axes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    route: Route,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    query: TokenLabels,
-    key: TokenLabels,
-    scores: Scores,
-) -> jax.Array:
-    return _forward(route, q, k, v, sinks, query, key, scores).output.astype(q.dtype)
+def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
+    return _forward(route, inputs, scores).output.astype(inputs.q.dtype)
 
 
 def _attend_forward(
-    route: Route,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    query: TokenLabels,
-    key: TokenLabels,
-    scores: Scores,
-) -> tuple[jax.Array, tuple]:
-    state = _forward(route, q, k, v, sinks, query, key, scores)
-    output = checkpoint_name(state.output.astype(q.dtype), SAVED_NAMES[0])
+    route: Route, inputs: AttentionInputs, scores: Scores
+) -> tuple[jax.Array, tuple[AttentionInputs, Scores, jax.Array, jax.Array]]:
+    state = _forward(route, inputs, scores)
+    output = checkpoint_name(state.output.astype(inputs.q.dtype), SAVED_NAMES[0])
     logsumexp = checkpoint_name(state.logsumexp, SAVED_NAMES[1])
-    return output, (q, k, v, sinks, query, key, scores, output, logsumexp)
+    return output, (inputs, scores, output, logsumexp)
 
 
 # What does not depend on the inputs, such as masks, must not be worked out ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
-def _forward(
-    route: Route,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    query: TokenLabels,
-    key: TokenLabels,
-    scores: Scores,
-) -> SoftmaxState:
-    queries = Queries(q, query)
+def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    queries = Queries(inputs.q, inputs.query)
     state = route.transport.forward(
-        Block(jnp.stack((k, v)), key),
+        Block(jnp.stack((inputs.k, inputs.v)), inputs.key),
         lambda block, origin: route.hop.forward(queries, block, origin, scores),
     )
-    return state if sinks is None else with_sinks(state, sinks)
+    return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
 
-def _attend_backward(route: Route, residuals: tuple, d_output: jax.Array) -> tuple:
-    q, k, v, sinks, query, key, scores, output, logsumexp = residuals
-    queries, saved = Queries(q, query), Saved(output, logsumexp, d_output)
+def _attend_backward(
+    route: Route, residuals: tuple[AttentionInputs, Scores, jax.Array, jax.Array], d_output: jax.Array
+) -> tuple[AttentionInputs, None]:
+    inputs, scores, output, logsumexp = residuals
+    q, k, v, sinks = inputs.q, inputs.k, inputs.v, inputs.sinks
+    queries, saved = Queries(q, inputs.query), Saved(output, logsumexp, d_output)
     dq, (dk, dv) = route.transport.backward(
-        Block(jnp.stack((k, v)), key),
+        Block(jnp.stack((k, v)), inputs.key),
         lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
     )
     d_sinks = None if sinks is None else _d_sinks(sinks, saved)
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), d_sinks, None, None, None
+    gradients = {"q": dq.astype(q.dtype), "k": dk.astype(k.dtype), "v": dv.astype(v.dtype)}
+    return replace(inputs, **gradients, sinks=d_sinks, query=None, key=None), None
 
 
 def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:
-    """A sink's value is 0, so that of its gradient probability * (0 - delta) is left."""
-    total, delta = backward_rows(*saved)
+    """The gradient of the sinks: a sink's value is 0, so it is probability * (0 - delta), summed."""
+    total, delta = backward_rows(saved)
     probability = jnp.exp(sinks.astype(jnp.float32) - total)
     return -(probability * delta).sum((0, 1)).astype(sinks.dtype)
 

@@ -7,8 +7,8 @@ the sharded axis would gather the whole sequence on every device.
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.options import Layout
 from agentic_ring.attention.ring.axis import RingAxis
-from agentic_ring.attention.ring.layout import Layout
 
 
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:

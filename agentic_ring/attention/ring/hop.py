@@ -24,9 +24,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Kernel
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.ring.layout import Layout
+from agentic_ring.attention.options import Layout
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge
 
@@ -53,14 +53,6 @@ class Queries(NamedTuple):
 
     q: jax.Array
     labels: TokenLabels
-
-
-class Saved(NamedTuple):
-    """What a backward needs of the queries' attention to *all* keys; see ``Kernel.backward``."""
-
-    output: jax.Array
-    logsumexp: jax.Array
-    d_output: jax.Array
 
 
 class Origin(NamedTuple):
@@ -107,14 +99,13 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(queries.q, *block.pair, mask, scores)
+            return self.kernel.forward(Tile(queries.q, *block.pair, mask, scores))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
         if self.layout == "zigzag":
-            tiles = _Quarters(queries, block, origin.earlier)
-            mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
-            return tiles.join_state(self.kernel.forward(tiles.queries.q, *tiles.keys.pair, mask, scores))
+            quarters = _Quarters(queries, block, origin.earlier)
+            return quarters.join_state(self.kernel.forward(quarters.tile(scores)))
         attends, spec, offset = self._contiguous(queries, origin)
         return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q))
 
@@ -125,18 +116,14 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return _stacked(self.kernel.backward(queries.q, *block.pair, *saved, mask, scores))
+            return _stacked(self.kernel.backward(Tile(queries.q, *block.pair, mask, scores), saved))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
         if self.layout == "zigzag":
-            tiles = _Quarters(queries, block, origin.earlier)
-            mask = HopMask(_EVERYTHING, tiles.queries.labels, tiles.keys.labels)
-            output, logsumexp, d_output = map(tiles.of_queries, saved)
-            gradients = self.kernel.backward(
-                tiles.queries.q, *tiles.keys.pair, output, logsumexp, d_output, mask, scores
-            )
-            return tiles.join_gradients(*_stacked(gradients))
+            quarters = _Quarters(queries, block, origin.earlier)
+            gradients = self.kernel.backward(quarters.tile(scores), Saved(*map(quarters.of_queries, saved)))
+            return quarters.join_gradients(*_stacked(gradients))
         attends, spec, offset = self._contiguous(queries, origin)
 
         def nothing() -> tuple[jax.Array, jax.Array]:
@@ -180,6 +167,11 @@ class _Quarters:
             keys_values,
             whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
         )
+
+    def tile(self, scores: Scores) -> Tile:
+        """Both quarters as one tile without a mask."""
+        mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
+        return Tile(self.queries.q, *self.keys.pair, mask, scores)
 
     def of_queries(self, x: jax.Array) -> jax.Array:
         """[B, T, ...] -> [2 B, T / 2, ...]."""

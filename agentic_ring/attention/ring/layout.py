@@ -12,15 +12,13 @@ empty, so that half of them are skipped; striped leaves a diagonal in every pair
 An order is an index array: ``permuted = x[order]`` and ``x = permuted[inverse_order(order)]``.
 """
 
-from typing import Literal, overload
+from typing import overload
 
 import jax
 import numpy as np
 
+from agentic_ring.attention.options import LAYOUTS, Layout
 from agentic_ring.errors import ArgumentError, UnknownNameError
-
-Layout = Literal["contiguous", "striped", "zigzag"]
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "striped", "zigzag")
 
 
 def padded_length(length: int, ring: int, layout: Layout, unit: int = 1) -> int:

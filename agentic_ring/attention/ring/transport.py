@@ -13,18 +13,16 @@ each block that the queries may attend to. It adds up what the calls return, in 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.options import Schedule
 from agentic_ring.attention.ring.axis import RingAxis
 from agentic_ring.attention.ring.hop import Block, Origin
 from agentic_ring.attention.softmax import SoftmaxState, merge
-
-Schedule = Literal["unidirectional", "bidirectional"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 Attend = Callable[[Block, Origin], SoftmaxState]
 """One hop of the forward."""

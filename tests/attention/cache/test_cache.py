@@ -11,6 +11,7 @@ import pytest
 from agentic_ring.attention import MaskSpec, reference_attention
 from agentic_ring.attention.cache import (
     EMPTY_SLOT,
+    CachedAttentionInputs,
     CachedLayer,
     KVCache,
     append,
@@ -20,7 +21,7 @@ from agentic_ring.attention.cache import (
     slots_needed,
 )
 from agentic_ring.attention.cache.chunked_prefill import attend_chunk
-from agentic_ring.attention.cache.decode import attend
+from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
 from agentic_ring.errors import UnknownNameError
@@ -64,14 +65,16 @@ def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: in
 def decode_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
     """What a layer does: attends, and then the new tokens are stored."""
     shared = None if prefix is None else prefix.layer(0)
-    output = attend(query, key, value, positions, cache.layer(0), RULES, mask, shared)
+    inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
+    output = attend_new_tokens(inputs, RULES, mask)
     return output, append(cache, key[None], value[None], positions, RULES)
 
 
 @partial(jax.jit, static_argnames="mask", donate_argnames="cache")
 def chunk_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
     shared = None if prefix is None else prefix.layer(0)
-    output = attend_chunk(query, key, value, positions, cache.layer(0), RULES, mask, shared)
+    inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
+    output = attend_chunk(inputs, RULES, mask)
     return output, append_blocks(cache, key[None], value[None], positions, RULES)
 
 

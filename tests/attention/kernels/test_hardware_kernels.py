@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AxisType
 
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
+from agentic_ring.attention.kernels.interface import Saved, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
@@ -49,10 +50,10 @@ def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=No
         return HopMask(spec, labels, labels, offset)
 
     def forward(q, k, v, ids):
-        return kernel.forward(q, k, v, mask(ids), scores)
+        return kernel.forward(Tile(q, k, v, mask(ids), scores))
 
     def backward(q, k, v, output, logsumexp, d_output, ids):
-        return kernel.backward(q, k, v, output, logsumexp, d_output, mask(ids), scores)
+        return kernel.backward(Tile(q, k, v, mask(ids), scores), Saved(output, logsumexp, d_output))
 
     def program(function, *arguments):
         run = jax.shard_map(function, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
@@ -119,7 +120,7 @@ def test_splash_fits_wide_heads_in_float32(tpu):
     mask, scores = HopMask(CAUSAL, TokenLabels(), TokenLabels(), 5), Scores(SCALE, soft_cap=30.0)
 
     def backward(q, output, logsumexp, d_output):
-        return SplashKernel().backward(q, q, q, output, logsumexp, d_output, mask, scores)
+        return SplashKernel().backward(Tile(q, q, q, mask, scores), Saved(output, logsumexp, d_output))
 
     target.compile(jax.jit(backward).lower(q, q, logsumexp, q))
 
@@ -147,7 +148,8 @@ def cudnn_refusals():
 @pytest.mark.parametrize("case", cudnn_refusals())
 def test_cudnn_refusals_name_the_case(case):
     (q, k, v, d_output), mask, scores = cudnn_refusals()[case]
+    tile = Tile(q, k, v, mask, scores)
     with pytest.raises(NotImplementedError, match=case):
-        CudnnKernel().forward(q, k, v, mask, scores)
+        CudnnKernel().forward(tile)
     with pytest.raises(NotImplementedError, match=case):
-        CudnnKernel().backward(q, k, v, q, q[..., 0], d_output, mask, scores)
+        CudnnKernel().backward(tile, Saved(q, q[..., 0], d_output))

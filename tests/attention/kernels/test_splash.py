@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 
 from agentic_ring.attention import attention
 from agentic_ring.attention.kernels import registry, splash
-from agentic_ring.attention.kernels.splash import SplashKernel, _Tile
+from agentic_ring.attention.kernels.interface import Saved, Tile
+from agentic_ring.attention.kernels.splash import SplashKernel, _BandTile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import merge
@@ -87,12 +88,12 @@ def test_two_tiles_make_the_whole():
     allowed = np.concatenate([allowed_pairs(mask, 2, 256, 256) for mask in masks], axis=2)
     output, logsumexp, dq, dk, dv = truth(q, k, v, d_output, allowed)
     tiles = [(k[:, part], v[:, part]) for part in (slice(256), slice(256, 512))]
-    states = [KERNEL.forward(q, *tile, mask, scores) for tile, mask in zip(tiles, masks, strict=True)]
+    states = [KERNEL.forward(Tile(q, *tile, mask, scores)) for tile, mask in zip(tiles, masks, strict=True)]
     state = merge(*states)
     np.testing.assert_allclose(state.output, output, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(state.logsumexp, logsumexp, rtol=1e-5, atol=1e-5)
     parts = [
-        KERNEL.backward(q, *tile, state.output, state.logsumexp, d_output, mask, scores)
+        KERNEL.backward(Tile(q, *tile, mask, scores), Saved(*state, d_output))
         for tile, mask in zip(tiles, masks, strict=True)
     ]
     got = (
@@ -137,8 +138,9 @@ def test_within_shard_map(few_heads_at_a_time, check_vma):
     mask, scores = HopMask(MaskSpec(), TokenLabels(), TokenLabels()), Scores(SCALE)
 
     def both(q, k, v, d_output):
-        state = KERNEL.forward(q, k, v, mask, scores)
-        return state, KERNEL.backward(q, k, v, *state, d_output, mask, scores)
+        tile = Tile(q, k, v, mask, scores)
+        state = KERNEL.forward(tile)
+        return state, KERNEL.backward(tile, Saved(*state, d_output))
 
     mesh = jax.make_mesh((2,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     run = jax.shard_map(both, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"), check_vma=check_vma)
@@ -166,17 +168,18 @@ def refusals():
 def test_refusals_name_the_case(case):
     message, (given, mask, scores) = next(x for x in refusals().items() if case in x[0])
     q, k, v, d_output = given
+    tile = Tile(q, k, v, mask, scores)
     with pytest.raises(NotImplementedError, match=message):
-        KERNEL.forward(q, k, v, mask, scores)
+        KERNEL.forward(tile)
     with pytest.raises(NotImplementedError, match=message):
-        KERNEL.backward(q, k, v, q, q[..., 0], d_output, mask, scores)
+        KERNEL.backward(tile, Saved(q, q[..., 0], d_output))
 
 
 def test_the_blocks_visited_are_those_with_a_pair():
     """Against the mask of every pair, for bands that begin and end anywhere."""
     distance = np.arange(256)[:, None] - np.arange(384)[None]
     for band in itertools.product((-300, -128, -1, 0, 7), (7, 60, 127, 128, 200)):
-        tile = _Tile(256, 384, 64, band)
+        tile = _BandTile(256, 384, 64, band)
         inside = (distance >= band[0]) & (distance <= band[1])
         assert (tile.query_block, tile.key_block) == (256, 128)
         np.testing.assert_array_equal(tile.visited(band), inside.reshape(1, 256, 3, 128).any((1, 3)))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentic_ring.attention.kernels.interface import Saved, Tile
 from agentic_ring.attention.scores import Scores
 
 SCALE = 0.2
@@ -55,8 +56,8 @@ def check(kernel, mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
     scores = Scores(SCALE, soft_cap)
     allowed = allowed_pairs(mask, q.shape[0], q.shape[1], k.shape[1])
     output, logsumexp, *gradients = truth(q, k, v, d_output, allowed, soft_cap)
-    state = jax.jit(lambda *a: kernel.forward(*a, mask, scores))(q, k, v)
-    got = jax.jit(lambda *a: kernel.backward(*a, mask, scores))(
+    state = jax.jit(lambda *a: kernel.forward(Tile(*a, mask, scores)))(q, k, v)
+    got = jax.jit(lambda q, k, v, *saved: kernel.backward(Tile(q, k, v, mask, scores), Saved(*saved)))(
         q, k, v, jnp.asarray(output, jnp.float32), jnp.asarray(logsumexp, jnp.float32), d_output
     )
     assert all(x.dtype == jnp.float32 for x in (*state, *got))

@@ -25,19 +25,20 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """What the kernel named "recorded" was traced with."""
     found: list[Tile] = []
 
-    def record(direction: str, q: jax.Array, k: jax.Array, mask) -> None:
+    def record(direction: str, tile) -> None:
+        q, k, _, mask, _ = tile
         labels = mask.query.positions is not None or mask.query.segment_ids is not None
         spec = mask.spec
         found.append(Tile((direction, q.shape, k.shape, spec.causal, spec.window, mask.offset, labels)))
 
     class Recorded(XlaKernel):
-        def forward(self, q, k, v, mask, scores):
-            record("forward", q, k, mask)
-            return super().forward(q, k, v, mask, scores)
+        def forward(self, tile):
+            record("forward", tile)
+            return super().forward(tile)
 
-        def backward(self, q, k, v, output, logsumexp, d_output, mask, scores):
-            record("backward", q, k, mask)
-            return super().backward(q, k, v, output, logsumexp, d_output, mask, scores)
+        def backward(self, tile, saved):
+            record("backward", tile)
+            return super().backward(tile, saved)
 
     monkeypatch.setitem(registry._KERNELS, "recorded", Recorded)
     return found

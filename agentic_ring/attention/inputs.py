@@ -1,0 +1,128 @@
+"""The arrays of an attention call as one pytree, and the checks of their shapes and dtypes."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.options import AttentionOptions
+from agentic_ring.errors import ArgumentError
+
+Pair = jax.Array | tuple[jax.Array, jax.Array] | None
+"""Labels of the tokens: one array for self-attention, a (query, key) pair, or none."""
+
+ArrayLike = jax.Array | jax.ShapeDtypeStruct
+"""An array, or a description of its shape and dtype."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionInputs:
+    """The arrays of one attention call: global ones, or the shards of one device.
+
+    Attributes:
+      q: queries [B, T, N, H].
+      k: keys [B, S, K, H].
+      v: values [B, S, K, H].
+      sinks: float [N], or None.
+      query: positions and segment ids of the queries; has the same fields set as ``key``.
+      key: positions and segment ids of the keys.
+      dropout_key: key of ``jax.random``, or None for no dropout.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    sinks: jax.Array | None = None
+    query: TokenLabels = TokenLabels()
+    key: TokenLabels = TokenLabels()
+    dropout_key: jax.Array | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        options: AttentionOptions,
+        *,
+        positions: Pair = None,
+        segment_ids: Pair = None,
+        sinks: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> "AttentionInputs":
+        """Makes the inputs from the arguments of ``attention``.
+
+        Raises:
+          ArgumentError: names the argument, its shape, dtype or value, and what was expected.
+        """
+        _check_arrays(q, k, v)
+        if sinks is not None and sinks.shape != (q.shape[2],):
+            raise ArgumentError(
+                f"sinks has shape {sinks.shape}; expected one score per query head, ({q.shape[2]},)"
+            )
+        if sinks is not None and not jnp.issubdtype(sinks.dtype, jnp.floating):
+            raise ArgumentError(f"sinks has dtype {sinks.dtype}; expected a floating-point dtype")
+        if options.dropout_rate and dropout_key is None:
+            rate = options.dropout_rate
+            raise ArgumentError(
+                f"dropout_rate is {rate} but there is no dropout_key; pass jax.random.key(...)"
+            )
+        both_positions = _pair_of_labels("positions", positions, q, k)
+        both_segments = _pair_of_labels("segment_ids", segment_ids, q, k)
+        query, key = (TokenLabels(*pair) for pair in zip(both_positions, both_segments, strict=True))
+        return cls(q, k, v, sinks, query, key, dropout_key if options.dropout_rate else None)  # pyright: ignore[reportArgumentType]
+
+
+def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            expected = "[B, T, N, H]" if name == "q" else "[B, S, K, H]"
+            raise ArgumentError(f"{name} has shape {x.shape}; expected four axes {expected}")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ArgumentError(f"{name} has dtype {x.dtype}; expected a floating-point dtype")
+        if x.dtype != q.dtype:
+            raise ArgumentError(f"{name} has dtype {x.dtype} but q has {q.dtype}; cast them to one dtype")
+        if 0 in x.shape:
+            raise ArgumentError(f"{name} has shape {x.shape}; no axis may be empty")
+    if k.shape != v.shape:
+        raise ArgumentError(f"k has shape {k.shape} but v has {v.shape}; they must be equal")
+    if q.shape[0] != k.shape[0]:
+        raise ArgumentError(f"q has batch {q.shape[0]} but k and v have {k.shape[0]}; they must be equal")
+    if q.shape[3] != k.shape[3]:
+        raise ArgumentError(f"q has head dimension {q.shape[3]} but k and v have {k.shape[3]}")
+    if q.shape[2] % k.shape[2]:
+        raise ArgumentError(
+            f"q has {q.shape[2]} heads and k has {k.shape[2]}; q's must be a multiple of k's "
+            "(grouped-query attention)"
+        )
+
+
+def _pair_of_labels(
+    name: str, labels: Pair, q: ArrayLike, k: ArrayLike
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Checks positions or segment ids and brings them into the form (query [B, T], key [B, S]) int32."""
+    if labels is None:
+        return None, None
+    shared = not isinstance(labels, tuple | list)
+    if not shared and len(labels) != 2:
+        raise ArgumentError(f"{name} has {len(labels)} parts; expected one array or a (query, key) pair")
+    if shared and q.shape[1] != k.shape[1]:
+        raise ArgumentError(
+            f"{name} is one array, but q has {q.shape[1]} tokens and k {k.shape[1]}; pass a (query, key) pair"
+        )
+    parts = (labels, labels) if shared else labels
+    checked = []
+    for part, side, like in zip(parts, ("query", "key"), (q, k), strict=True):
+        label = name if shared else f"{side} part of {name}"
+        part = jnp.asarray(part)
+        if not jnp.issubdtype(part.dtype, jnp.integer):
+            raise ArgumentError(f"{label} has dtype {part.dtype}; expected integers")
+        if part.shape not in (like.shape[:2], (1, like.shape[1])):
+            raise ArgumentError(
+                f"{label} has shape {part.shape}; expected [batch, tokens] = {like.shape[:2]}, "
+                f"or (1, {like.shape[1]}) where the whole batch shares it"
+            )
+        checked.append(part.astype(jnp.int32))
+    return checked[0], checked[1]
