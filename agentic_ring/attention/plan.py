@@ -12,6 +12,7 @@ from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.platform import mesh_platform
+from agentic_ring.attention.ring.layout import length_multiple, padded_length, round_up
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules
@@ -92,13 +93,18 @@ class Plan:
 
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
-        devices, sharded = self.placement.ring, self.sharded
-        ring = devices // sharded.ulysses
-        # Tokens are dealt into stripes device by device, so each device's block has to divide as well.
-        pieces = {"contiguous": 1, "striped": ring, "zigzag": 2}[sharded.layout] if ring > 1 else 1
-        quarters = 4 if sharded.options.schedule == "bidirectional" and ring > 1 else 1
-        multiple = math.lcm(devices, ring * pieces, ring * quarters)
-        return -(-length // multiple) * multiple
+        sharded = self.sharded
+        options = sharded.options
+        return round_up(
+            length,
+            length_multiple(
+                self.placement.ring,
+                sharded.layout,
+                options.schedule,
+                ulysses=sharded.ulysses,
+                permuted=options.permuted,
+            ),
+        )
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """A caller who permuted the sequence has done so for the devices that share it, and has padded it."""
@@ -111,10 +117,12 @@ class Plan:
             )
         for length in lengths:
             if self.placement.ring > 1 and self.padded(length) != length:
+                ring, schedule = self.placement.ring, self.sharded.options.schedule
+                needed = padded_length(length, ring, layout, schedule=schedule)
                 raise ArgumentError(
-                    f"permuted=True with {length} tokens, which do not spread evenly over "
-                    f"{self.placement.ring} devices in {self.sharded.layout} order; pad them to "
-                    f"{self.padded(length)} before permuting (agentic_ring.attention.padded_length)"
+                    f"permuted=True with {length} tokens, which do not spread evenly over {ring} devices in "
+                    f"{layout} order; pad them to {needed} before permuting "
+                    f"(agentic_ring.attention.padded_length({length}, {ring}, {layout!r}, {schedule=}))"
                 )
 
 

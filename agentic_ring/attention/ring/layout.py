@@ -12,16 +12,19 @@ empty, so that half of them are skipped; striped leaves a diagonal in every pair
 An order is an index array: ``permuted = x[order]`` and ``x = permuted[inverse_order(order)]``.
 """
 
+import math
 from typing import overload
 
 import jax
 import numpy as np
 
-from agentic_ring.attention.options import LAYOUTS, Layout
+from agentic_ring.attention.options import LAYOUTS, Layout, Schedule
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
 
-def padded_length(length: int, ring: int, layout: Layout, unit: int = 1) -> int:
+def padded_length(
+    length: int, ring: int, layout: Layout, unit: int = 1, *, schedule: Schedule = "unidirectional"
+) -> int:
     """The smallest length >= ``length`` that ``layout`` spreads evenly over the ring.
 
     Args:
@@ -30,11 +33,42 @@ def padded_length(length: int, ring: int, layout: Layout, unit: int = 1) -> int:
       layout: one of ``LAYOUTS``.
       unit: tokens that must stay together, such as the four of one environment step: every device
         (in zigzag every half of a device) then holds a multiple of them.
+      schedule: the schedule of the ring; "bidirectional" cuts each device's block into quarters.
     """
     _check_layout(layout)
     if length < 1 or ring < 1 or unit < 1:
         raise ArgumentError(f"length, ring and unit must be at least 1, got {length}, {ring}, {unit}")
-    multiple = (2 * ring if layout == "zigzag" and ring > 1 else ring) * unit
+    multiple = unit * length_multiple(ring, layout)
+    return round_up(length, math.lcm(multiple, length_multiple(ring, layout, schedule)))
+
+
+def length_multiple(
+    devices: int,
+    layout: Layout,
+    schedule: Schedule = "unidirectional",
+    *,
+    ulysses: int = 1,
+    permuted: bool = True,
+) -> int:
+    """The number of which a sequence's length must be a multiple to spread evenly over the devices.
+
+    Args:
+      devices: devices that share the sequence.
+      layout: the order in which they work on it.
+      schedule: the schedule of the ring.
+      ulysses: devices that exchange heads for tokens; a ring joins ``devices / ulysses`` such groups.
+      permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
+        blocks and exchange tokens; for striped, each block is then dealt evenly over the ring.
+    """
+    ring = devices // ulysses
+    holders = devices if permuted else ring  # devices over which the layout is laid out
+    parts = {"contiguous": 1, "striped": 1 if permuted else ring, "zigzag": 2}[layout] if holders > 1 else 1
+    quarters = 4 if schedule == "bidirectional" and ring > 1 else 1
+    return math.lcm(devices, holders * parts, ring * quarters)
+
+
+def round_up(length: int, multiple: int) -> int:
+    """The smallest multiple that is at least ``length``."""
     return -(-length // multiple) * multiple
 
 

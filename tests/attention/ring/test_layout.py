@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.attention import LAYOUTS, inverse_order, order, padded_length, shard_order
+from agentic_ring.attention import (
+    LAYOUTS,
+    SCHEDULES,
+    attention,
+    inverse_order,
+    order,
+    padded_length,
+    reference_attention,
+    shard_order,
+)
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.axis import RingAxis
@@ -76,6 +85,21 @@ def test_exchange_equals_the_order(layout):
     np.testing.assert_array_equal(moved, x[:, expected])
     np.testing.assert_array_equal(back, x)
     np.testing.assert_array_equal(places, expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_attention_takes_a_permuted_sequence_of_the_padded_length(layout, schedule):
+    length = padded_length(41, 8, layout, schedule=schedule)
+    assert length == (64 if schedule == "bidirectional" else 48)
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, length, 2, 8))
+    places = order(layout, length, 8)
+    options = {"mesh": make_mesh(MeshShape(ring=8)), "strategy": "ring", "schedule": schedule}
+    options |= {"layout": layout, "permuted": True}
+    got = attention(*(x[:, places] for x in (q, k, v)), **options)
+    np.testing.assert_allclose(got, reference_attention(q, k, v)[:, places], rtol=2e-5, atol=2e-6)
+    with pytest.raises(ArgumentError, match=f"pad them to {length}"):
+        attention(*(x[:, :41] for x in (q, k, v)), **options)
 
 
 def work(layout, ring: int, block: int) -> np.ndarray:
