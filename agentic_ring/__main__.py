@@ -1,4 +1,4 @@
-"""Says which devices there are, and how ``attention`` of given shapes would run on them and why.
+"""Describes the devices, and how ``attention`` of given shapes would run on them and why.
 
 python -m agentic_ring --tokens 1048576 --heads 32 --kv-heads 8 --ring 4 --window 4096
 """
@@ -41,29 +41,29 @@ def main(
 ) -> None:
     """Prints the devices, the mesh, and the strategy, layout and kernels of one attention call.
 
-    Nothing is computed: a call of any size can be asked about.
+    Nothing is computed, so a call of any size can be described.
 
     Args:
-      tokens: Length of the sequence.
-      batch: Sequences.
-      heads: Query heads.
-      kv_heads: Key/value heads. Default: as many as query heads.
-      head_dim: Numbers a head.
-      dtype: Of queries, keys and values.
-      bidirectional: Tokens attend to later ones too; else the mask is causal.
-      window: Tokens attend to those nearer than this alone.
-      prefix: Tokens at the start that every token attends to.
-      segments: Whether there are segment ids.
-      soft_cap: Cap of the scores.
-      dropout_rate: Share of the probabilities that is dropped.
-      strategy: How the sequence is shared; "auto" is the rule that attention follows by itself.
-      schedule: Of a ring.
+      tokens: Length of the sequence, in tokens.
+      batch: Number of sequences.
+      heads: Number of query heads.
+      kv_heads: Number of key/value heads. Default: as many as query heads.
+      head_dim: Dimension of a head.
+      dtype: Data type of queries, keys and values.
+      bidirectional: Tokens also attend to later tokens; by default the mask is causal.
+      window: Size of a sliding window: tokens attend only to tokens nearer than this. Default: no window.
+      prefix: Number of tokens at the start that every token attends to.
+      segments: The call has segment ids.
+      soft_cap: Soft cap of the scores. Default: no cap.
+      dropout_rate: Share of the attention probabilities that is dropped.
+      strategy: Strategy by which devices share the sequence; "auto" follows the rule of attention.
+      schedule: Directions in which key blocks travel round the ring.
       layout: Order of the sequence over the ring.
-      data: Devices on the mesh axis data.
-      fsdp: Devices on the mesh axis fsdp.
-      ring: Devices on the mesh axis ring. Default: all that the other axes leave over.
-      tensor: Devices on the mesh axis tensor.
-      simulated_devices: Devices that one CPU stands for, where JAX finds no accelerator.
+      data: Number of devices on the mesh axis data.
+      fsdp: Number of devices on the mesh axis fsdp.
+      ring: Number of devices on the mesh axis ring. Default: all that the other axes leave over.
+      tensor: Number of devices on the mesh axis tensor.
+      simulated_devices: Number of devices that one CPU simulates, where JAX finds no accelerator.
     """
     sizes = {"tokens": tokens, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim": head_dim}
     sizes["simulated-devices"] = simulated_devices

@@ -1,4 +1,4 @@
-"""What the package finds on this machine, and how attention of given shapes would run on it, as text."""
+"""Text that describes the devices of this machine, a mesh, and how attention would run on it."""
 
 from collections.abc import Iterator
 
@@ -28,12 +28,12 @@ def describe_devices() -> str:
 
 
 def describe_mesh(mesh: Mesh) -> str:
-    """The axes and their sizes."""
+    """The axes of the mesh and their sizes."""
     return "mesh       " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
 def describe_attention(explanation: Explanation) -> str:
-    """The strategy and why, the layout, the tiles and the kernels."""
+    """The strategy and its reason, the layout, the tiles and the kernels."""
     return "\n".join(_attention_lines(explanation))
 
 
@@ -46,14 +46,14 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
     degree = f", heads exchanged among {sharded.ulysses} devices" if sharded.ulysses > 1 else ""
     yield f"layout     {sharded.layout}, {sharded.options.schedule} schedule{degree}"
     yield (
-        f"a device   {shapes.batch} x {explanation.tokens // shapes.ring} tokens of a sequence of "
+        f"per device {shapes.batch} x {explanation.tokens // shapes.ring} tokens of a sequence of "
         f"{explanation.tokens}, {shapes.heads} query and {shapes.key_heads} key heads of {shapes.head_dim}"
     )
     yield "tiles, and the kernel that takes them"
     for text, calls in _by_text(explanation.calls).items():
         taken = ", ".join(f"{call.direction} {explanation.kernels[call]}" for call in calls)
         yield f"    {text}: {taken}"
-    yield "kernels, memory aside"
+    yield "kernels, regardless of memory"
     for name, refusals in explanation.refusals.items():
         if not refusals:
             yield f"    {name}: takes all tiles"

@@ -27,7 +27,7 @@ def test_the_whole_report(capsys):
         "strategy   ring: blocks of 8192 tokens hide a transfer, 16 would do",
         "    not local: each of 4 devices would do the work of all",
         "layout     zigzag, unidirectional schedule",
-        "a device   1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
+        "per device 1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
         "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, in segments: "
         "forward xla, backward xla",
         "    xla: takes all tiles",

@@ -3,6 +3,19 @@
 ``attention`` takes global arrays; ``ring_attention`` is for code that is inside ``jax.shard_map``
 already; ``attention_fn`` is for modules of Flax; ``reference_attention`` is the oracle that all are
 compared with.
+
+From ``attention`` to a kernel a call passes seven modules:
+
+    api               checks the arguments, pads them and shards them over the mesh
+    plan              decides mesh axes, strategy (choose_strategy), layout and kernel (kernels.registry)
+    strategies        exchanges heads for tokens (Ulysses), moves tokens into the layout
+    ring.derivative   forward and backward as one function with a custom derivative
+    ring.transport    brings the blocks of keys of other devices
+    ring.hop          cuts a hop into tiles whose mask is known
+    kernels.*         computes a tile, forward or backward
+
+The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as one
+``options.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
 from agentic_ring.attention.api import attention, ring_attention

@@ -1,6 +1,6 @@
-"""Which strategy ``attention`` takes where it is left the choice, and which it could take.
+"""The rule by which ``attention`` chooses its strategy, and which strategies can serve a call.
 
-The rule, for blocks of c tokens a device, N query and K key heads a device:
+The rule, for blocks of c tokens, N query and K key heads per device:
 
 1. No ring of several devices, or queries and keys of different lengths, which stay whole: "local".
 2. A sliding window: "ring". Only the devices in its reach exchange anything.
@@ -27,7 +27,7 @@ GATHER_LIMIT = 2**30
 
 @dataclass(frozen=True)
 class Shapes:
-    """What the choice depends on, all a device.
+    """The sizes per device on which the choice depends.
 
     Attributes:
       ring: devices that share a sequence.
@@ -52,14 +52,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy and why."""
+    """A strategy and the reason for it."""
 
     strategy: Strategy
     reason: str
 
 
 def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
-    """The rule of the module."""
+    """Chooses by the rule of the module."""
     if shapes.ring == 1:
         return Choice("local", "the sequence is whole on every device")
     if mask.window is not None:
@@ -75,7 +75,7 @@ def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
     return Choice("ring", f"{short}, but heads do not divide over the devices and all keys fit on none")
 
 
-def against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Strategy) -> str:
+def reason_against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Strategy) -> str:
     """Why the rule does not choose this strategy, where it chooses another."""
     chosen = choose_strategy(shapes, mask, platform)
     if chosen.strategy == "local":
@@ -85,14 +85,12 @@ def against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Strategy) -
     if strategy == "local":
         return f"each of {shapes.ring} devices would do the work of all"
     if strategy == "ulysses_ring":
-        return (
-            "never taken unasked; meant for rings over several hosts, with the fast links on the inner axis"
-        )
+        return 'never chosen by "auto"; meant for rings over several hosts, fast links on the inner axis'
     if strategy == "ring":
         return f"each of {shapes.ring - 1} hops would wait for its keys"
     if strategy == "all_gather" and (size := gathered_bytes(shapes)) > GATHER_LIMIT:
         return (
-            f"all keys, values and their gradients take {size / 2**30:.1f} GiB a device, "
+            f"all keys, values and their gradients take {size / 2**30:.1f} GiB per device, "
             f"the limit is {GATHER_LIMIT / 2**30:.1f}"
         )
     if chosen.strategy == "ulysses":
@@ -103,13 +101,13 @@ def against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Strategy) -
 
 
 def hiding_block(shapes: Shapes, mask: MaskSpec, platform: str) -> int:
-    """Tokens a device from which a hop's compute takes as long as its transfer."""
+    """The number of tokens per device from which a hop's compute takes as long as its transfer."""
     intensity = OPERATIONS_PER_BYTE[platform] * shapes.itemsize * shapes.key_heads / (2 * shapes.heads)
     return round(intensity * (2 if mask.causal else 1))
 
 
 def gathered_bytes(shapes: Shapes) -> int:
-    """Bytes a device of keys, values and their gradients under "all_gather"."""
+    """Bytes per device of keys, values and their gradients under "all_gather"."""
     numbers = 2 * shapes.batch * shapes.ring * shapes.tokens * shapes.key_heads * shapes.head_dim
     return numbers * (shapes.itemsize + 4)
 
@@ -146,6 +144,6 @@ def refusal(shapes: Shapes, strategy: Strategy) -> str | None:
 
 
 def _heads_divide(shapes: Shapes, devices: int) -> bool:
-    """Key heads may also be fewer: several devices then get the same."""
+    """Whether heads divide over devices. Key heads may be fewer: several devices then get the same."""
     common = gcd(shapes.key_heads, devices)
     return shapes.heads % devices == 0 and common in (devices, shapes.key_heads)

@@ -1,4 +1,4 @@
-"""What a call of ``attention`` would do and why, without doing it.
+"""Explains how a call of ``attention`` would run and why, without running it.
 
 The decision is the one that ``attention`` makes. The tiles are those that its traced forward and
 backward hand to a kernel, so that each kernel can be asked whether it takes them.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.api import run
-from agentic_ring.attention.choose_strategy import against
+from agentic_ring.attention.choose_strategy import reason_against
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
@@ -62,10 +62,10 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do.
+    """How a call would run.
 
     Attributes:
-      decision: made by ``attention``.
+      decision: the plan that ``attention`` makes, and its reasons.
       others: why each other strategy is not taken.
       tokens: length of the sequence with its padding.
       calls: every kind of call of a kernel that a device makes.
@@ -124,7 +124,7 @@ def explain(
         if other == auto.choice.strategy != decision.choice.strategy:
             others[other] = f'"auto" takes it: {auto.choice.reason}'
         elif other != decision.choice.strategy:
-            others[other] = against(auto.shapes, mask, auto.platform, other)
+            others[other] = reason_against(auto.shapes, mask, auto.platform, other)
     calls = _kernel_calls(decision, inputs, segments)
     refusals = {name: _refusals(name, decision.platform, calls) for name in KERNELS if name != "auto"}
     auto_kernel = select_kernel("auto", platform=decision.platform)

@@ -1,6 +1,6 @@
-"""Who attends to whom, told by positions and segment ids, never by a T x S array kept anywhere.
+"""Attention masks from positions and segment ids; no T x S array is stored.
 
-Key ``s`` is attended by query ``t``, ``d = position[t] - position[s]`` after it, iff all of
+Query ``t`` attends to key ``s``, with ``d = position[t] - position[s]``, iff all of
 
     d >= 0 where causal, and d < window where there is one (|d| < window where not causal);
         or position[s] < prefix
@@ -55,7 +55,7 @@ class MaskSpec:
 
     @property
     def by_position(self) -> bool:
-        """Whether it matters where tokens stand."""
+        """Whether the mask depends on positions."""
         return self.causal or self.window is not None
 
     def admits(self, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ class Bounds(NamedTuple):
 class TokenLabels:
     """Position and segment id of each token, int32 [B, T] (or [1, T], shared by the batch).
 
-    None stands for a label that does not matter: no array is made, permuted or compared.
+    None stands for a label that the mask does not need: no array is made, permuted or compared.
     """
 
     positions: jax.Array | None = None
@@ -125,7 +125,7 @@ class TokenLabels:
 )
 @dataclass(frozen=True)
 class HopMask:
-    """The mask of one block of queries against one block of keys; what a kernel is given.
+    """The mask of one block of queries against one block of keys, as a kernel takes it.
 
     Attributes:
       spec: the static part.

@@ -1,4 +1,4 @@
-"""What a mesh is made of, also where no such device is at hand."""
+"""Platform and device kind of a mesh, also of an abstract one."""
 
 import jax
 from jax.sharding import AbstractMesh, Mesh

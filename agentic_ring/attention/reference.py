@@ -75,7 +75,7 @@ def reference_attention(
         sink = sinks.astype(dtype).reshape(key_heads, -1, 1, 1)
         total += jnp.exp(sink - jnp.where(jnp.isneginf(largest), 0.0, largest))
     probabilities = weights / jnp.where(total == 0.0, 1.0, total)
-    dropout = Dropout.of(dropout_rate, dropout_key, jnp.int32(0), jnp.int32(0))
+    dropout = Dropout.from_key(dropout_rate, dropout_key, jnp.int32(0), jnp.int32(0))
     if dropout is not None:
         factors = dropout.factors(hop, jnp.arange(batch), jnp.arange(heads)[None])
         probabilities *= factors.reshape(probabilities.shape)

@@ -1,4 +1,4 @@
-"""How scores come from products of queries and keys, and which of their probabilities are dropped."""
+"""Scores from products of queries and keys (scale, soft cap), and dropout of their probabilities."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ class Dropout:
     first_head: jax.Array
 
     @classmethod
-    def of(
+    def from_key(
         cls, rate: float, key: jax.Array | None, first_row: jax.Array, first_head: jax.Array
     ) -> "Dropout | None":
         """Dropout from a key of ``jax.random``; None where there is nothing to drop."""
@@ -87,7 +87,7 @@ def _mix(x: jax.Array) -> jax.Array:
 @partial(jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"])
 @dataclass(frozen=True)
 class Scores:
-    """What a kernel does to the product of a query and a key before and after the softmax.
+    """Scale, soft cap and dropout: what a kernel applies before and after the softmax.
 
     Attributes:
       scale: the product is multiplied by it.
@@ -99,7 +99,7 @@ class Scores:
     soft_cap: float | None = None
     dropout: Dropout | None = None
 
-    def of(self, products: jax.Array) -> jax.Array:
+    def from_products(self, products: jax.Array) -> jax.Array:
         """Scores of products q . k."""
         scores = products * self.scale
         return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)

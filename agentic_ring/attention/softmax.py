@@ -1,4 +1,4 @@
-"""The state of a softmax that is computed piece by piece, and how two pieces are joined."""
+"""The state of a softmax over a part of the keys, and the merge of two such states."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,7 @@
-"""How a sequence that is sharded over devices is attended to, and which way is best.
+"""Attention over a sequence that is sharded over devices, by one of these strategies.
 
-ring           keys and values travel round the ring; each device keeps its queries
+local          every device works on whole sequences; nothing moves
+ring           keys and values travel round the ring; each device keeps its queries (arXiv 2310.01889)
 all_gather     every device fetches all keys and values first
 ulysses        an all-to-all gives every device some heads of the whole sequence, and another
                brings the result back (arXiv 2309.14509)
@@ -68,7 +69,7 @@ class ShardedAttention:
         """
         options = self.options
         scale = inputs.q.shape[3] ** -0.5 if options.scale is None else options.scale
-        dropout = Dropout.of(options.dropout_rate, inputs.dropout_key, first_row, first_head)
+        dropout = Dropout.from_key(options.dropout_rate, inputs.dropout_key, first_row, first_head)
         scores = Scores(scale, options.soft_cap, dropout)
         inputs = replace(inputs, dropout_key=None)
         if self.ulysses == 1:

@@ -16,7 +16,7 @@ ROWS, HEADS, TOKENS = 2, 3, 256
 
 def kept(seed: int = 0, first_row: int = 0, segment: int = 0) -> np.ndarray:
     """bool [B, N, T, S]."""
-    dropout = Dropout.of(RATE, jax.random.key(seed), jnp.int32(first_row), jnp.int32(0))
+    dropout = Dropout.from_key(RATE, jax.random.key(seed), jnp.int32(first_row), jnp.int32(0))
     assert dropout is not None
     tokens = TokenLabels(jnp.arange(TOKENS)[None], jnp.full((1, TOKENS), segment))
     mask = HopMask(MaskSpec(), tokens, tokens)

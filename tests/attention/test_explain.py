@@ -52,7 +52,7 @@ def tiles(explanation) -> list[str]:
             MeshShape(ring=8),
             {"tokens": 64, "dtype": "float32", "heads": 3, "key_heads": 3, "batch": 200_000},
             "ring",
-            {"all_gather": "GiB a device, the limit is 1.0", "ulysses_ring": "cannot serve"},
+            {"all_gather": "GiB per device, the limit is 1.0", "ulysses_ring": "cannot serve"},
         ),
         (MeshShape(ring=8), {"mask": MaskSpec(window=9)}, "ring", {"all_gather": "the window needs few"}),
         (MeshShape(data=8), {"batch": 8}, "local", dict.fromkeys(STRATEGIES[1:], "the sequence is whole")),

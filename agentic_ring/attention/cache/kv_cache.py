@@ -1,4 +1,4 @@
-"""A key/value cache sharded along the sequence: what it holds, and how tokens get into it.
+"""A key/value cache sharded along the sequence: its arrays, and how tokens are stored in it.
 
 No key or value ever moves between devices. New tokens go to the devices in turn, whole calls at a
 time, so the shards fill evenly; a prompt, or a chunk of one, stays where it was computed, every device
@@ -12,7 +12,7 @@ position, and -1 marks an empty one.
     call 4      24 25  ...
 
 Rows of a batch may differ in length: each has its own positions, and where a row has no token its
-slots stay empty. What attends to a cache is in ``decode.py`` and ``chunked_prefill.py``.
+slots stay empty. Attention to a cache is in ``decode.py`` and ``chunked_prefill.py``.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ SLOTS_UNIT = 512
 )
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, and where their tokens stand.
+    """Keys and values of every layer, and the positions of their tokens.
 
     Attributes:
       keys, values: of each layer, numbers [B, K, S, H] and scales [B, K, S], S sharded over the ring. A
@@ -60,7 +60,7 @@ class KVCache:
     calls: jax.Array
 
     def layer(self, index: int) -> "CachedLayer":
-        """What layer ``index`` attends to."""
+        """The keys, values and positions of layer ``index``."""
         return CachedLayer(self.keys[index], self.values[index], self.positions)
 
 
@@ -139,7 +139,7 @@ def empty_cache(
 
 
 def first_row(cache: KVCache) -> KVCache:
-    """The cache of a batch's first row alone, for all rows of another to share as a prefix."""
+    """The cache of only the first row of a batch, for all rows of another to share as a prefix."""
     keys, values = jax.tree.map(lambda x: x[:1], (cache.keys, cache.values))
     return replace(cache, keys=keys, values=values, positions=cache.positions[:1])
 

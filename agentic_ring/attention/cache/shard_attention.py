@@ -68,7 +68,7 @@ class CachedAttentionInputs:
 def attend_to_shard(
     query: jax.Array, positions: jax.Array, shard: CachedLayer, mask: MaskSpec
 ) -> SoftmaxState:
-    """What queries find in this device's shard.
+    """Attention of queries to this device's shard.
 
     Args:
       query: [B, C, N, H].

@@ -1,6 +1,6 @@
-"""How a cache keeps keys and values: float32, bfloat16, or int8 with one scale a token and head.
+"""Storage formats of a cache: float32, bfloat16, or int8 with one scale per token and head.
 
-                bytes a number    largest error of a number
+                bytes per number  largest error of a number
     float32     4                 0
     bfloat16    2                 2**-8 of the number itself
     int8        1 + 4 / H         1 / 254 of the largest of its token and head

@@ -1,4 +1,4 @@
-"""How a kernel cuts a hop into chunks: equal sizes, padded, heads of a group side by side."""
+"""Chunks of queries and keys that a kernel works on: equal sizes, padded, heads of a group side by side."""
 
 from dataclasses import dataclass, replace
 

@@ -22,7 +22,7 @@ class VanillaKernel:
         """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        masked = _masked(scores.of(_products(q, k)), mask)
+        masked = _masked(scores.from_products(_products(q, k)), mask)
         largest = masked.max(axis=-1, keepdims=True)
         largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
         weights = jnp.exp(masked - largest)
@@ -39,7 +39,7 @@ class VanillaKernel:
         rows = backward_rows(saved)
         total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
         query, d_output = _grouped(q, k), _grouped(saved.d_output.astype(q.dtype), k)
-        unmasked = scores.of(_products(q, k))
+        unmasked = scores.from_products(_products(q, k))
         probabilities = jnp.exp(_masked(unmasked, mask) - total)
         d_probabilities = _drop(accumulate("btkgh,bskh->bkgts", d_output, v), mask, scores)
         d_products = scores.gradient(probabilities * (d_probabilities - delta), unmasked).astype(q.dtype)

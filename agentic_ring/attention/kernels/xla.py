@@ -154,7 +154,7 @@ class _RunningSoftmax(NamedTuple):
 
 
 class _BackwardQueries(NamedTuple):
-    """What the backward needs of the queries, in chunks."""
+    """The arrays of the queries that the backward needs, in chunks."""
 
     q: jax.Array  # [streams, rows, H]
     d_output: jax.Array  # [streams, rows, H]
@@ -163,7 +163,7 @@ class _BackwardQueries(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """One chunk of queries and one of keys: who attends to whom in it, and how."""
+    """One chunk of queries and one of keys: its mask and how its scores are computed."""
 
     mask: HopMask  # labels [streams or 1, tokens]
     scores: Scores
@@ -198,7 +198,7 @@ def _where(reachable: jax.Array | None, step: Callable[[State], State], state: S
 def _attend(
     state: _RunningSoftmax, query: jax.Array, key: jax.Array, value: jax.Array, pair: _Pair
 ) -> _RunningSoftmax:
-    scores = pair.masked(pair.scores.of(accumulate("xrh,xsh->xrs", query, key)), keys_first=False)
+    scores = pair.masked(pair.scores.from_products(accumulate("xrh,xsh->xrs", query, key)), keys_first=False)
     largest = jnp.maximum(state.largest, scores.max(axis=-1))
     weights = jnp.exp(scores - largest[..., None])
     shrink = jnp.exp(state.largest - largest)
@@ -215,7 +215,7 @@ def _attend_backward(query: _BackwardQueries, key: jax.Array, value: jax.Array, 
     Keys by queries, and dq as its transpose: so every product reads its large factor in memory order.
     With queries by keys, dk and dv would read it across, at a third of the speed on CPUs.
     """
-    unmasked = pair.scores.of(accumulate("xsh,xrh->xsr", key, query.q))
+    unmasked = pair.scores.from_products(accumulate("xsh,xrh->xsr", key, query.q))
     masked = pair.masked(unmasked, keys_first=True)
     probabilities = jnp.exp(masked - query.total[:, None])
     d_probabilities = pair.dropped(accumulate("xsh,xrh->xsr", value, query.d_output), keys_first=True)

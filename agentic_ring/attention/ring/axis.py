@@ -1,4 +1,4 @@
-"""The devices that share a sequence, seen as a ring or as a ring of rings."""
+"""Mesh axes as a ring of devices, or as a ring of rings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention of one device's queries to all blocks, with its derivative.
+"""Attention of one device's queries to the blocks of all devices, with its custom derivative.
 
 JAX saves q, k, v, the output and the logsumexp, and nothing of any hop, also under ``jax.checkpoint``
 within a scan over layers. The backward works from the *global* output and logsumexp; with those of
@@ -21,13 +21,13 @@ from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
 
 SAVED_NAMES = ("attention_output", "attention_logsumexp")
-"""What a backward needs of the forward beside q, k and v: save these two by name in a policy of
-``jax.checkpoint``, and attention is not computed again."""
+"""Names of the two results of the forward that the backward needs beside q, k and v. Where a policy of
+``jax.checkpoint`` saves them, the backward does not compute attention again."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The static part: how blocks come, and what is computed as they arrive."""
+    """The static part: how blocks of keys arrive, and what is computed with each."""
 
     transport: Transport
     hop: Hop
@@ -46,8 +46,8 @@ def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
     Returns:
       [B, T, N, H] in q's dtype.
     """
-    # Hops mix them all, and the carries of a scan must keep their type. Done before the custom derivative,
-    # so that JAX sums the gradient of an array that was the same on several devices.
+    # Hops combine them all, and the carries of a scan must keep their type. Before the custom derivative, so
+    # that JAX sums the gradient of an array that was the same on several devices.
     arrays = inputs, scores
     return _attend(route, *vary_alike(arrays, like=arrays, axes=route.axes))
 
@@ -66,7 +66,7 @@ def _attend_forward(
     return output, (inputs, scores, output, logsumexp)
 
 
-# What does not depend on the inputs, such as masks, must not be worked out ahead and kept as residuals.
+# Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     queries = Queries(inputs.q, inputs.query)

@@ -1,4 +1,4 @@
-"""Moving a sharded sequence from consecutive blocks to a balanced order and back.
+"""Moves a sharded sequence from consecutive blocks into a balanced order, and back.
 
 The moves are a fixed pattern between devices, so that each holds two blocks at most; an index over
 the sharded axis would gather the whole sequence on every device.

@@ -1,4 +1,4 @@
-"""What one hop computes: this device's queries against the block of keys that has just arrived.
+"""One hop of a ring: this device's queries against the block of keys that has just arrived.
 
 Where the order of the sequence over the ring is known, most of a hop's mask is known with it, and
 the kernel is given tiles without a mask. For a causal mask and the keys of another device:
@@ -32,7 +32,7 @@ from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge
 
 
 class Block(NamedTuple):
-    """Keys and values on their way, stacked so that one permute carries both.
+    """The keys and values of one device, stacked so that one permute carries both.
 
     Attributes:
       keys_values: [2, B, S, K, H].
@@ -49,14 +49,14 @@ class Block(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """What stays on a device: q [B, T, N, H] and its labels."""
+    """The queries of a device, q [B, T, N, H], and their labels; they stay where they are."""
 
     q: jax.Array
     labels: TokenLabels
 
 
 class Origin(NamedTuple):
-    """Where a block comes from.
+    """The device that a block of keys comes from.
 
     Attributes:
       here: this device's place in the ring.
@@ -112,7 +112,7 @@ class Hop:
     def backward(
         self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
     ) -> tuple[jax.Array, jax.Array]:
-        """What this block adds to dq, float32 [B, T, N, H], and its own gradient, float32 [2, B, S, K, H]."""
+        """The block's contribution to dq [B, T, N, H] and its own gradient [2, B, S, K, H], float32."""
 
         def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
@@ -122,7 +122,9 @@ class Hop:
             return whole(self.spec)
         if self.layout == "zigzag":
             quarters = _Quarters(queries, block, origin.earlier)
-            gradients = self.kernel.backward(quarters.tile(scores), Saved(*map(quarters.of_queries, saved)))
+            gradients = self.kernel.backward(
+                quarters.tile(scores), Saved(*map(quarters.split_queries, saved))
+            )
             return quarters.join_gradients(*_stacked(gradients))
         attends, spec, offset = self._contiguous(queries, origin)
 
@@ -159,7 +161,7 @@ class _Quarters:
         self.earlier = earlier
         labels = queries.labels, block.labels
         whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
-        self.queries = Queries(self.of_queries(queries.q), whole_batch[0].map(self.of_queries))
+        self.queries = Queries(self.split_queries(queries.q), whole_batch[0].map(self.split_queries))
         keys_values = jnp.concatenate(
             (_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1
         )
@@ -173,12 +175,12 @@ class _Quarters:
         mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
         return Tile(self.queries.q, *self.keys.pair, mask, scores)
 
-    def of_queries(self, x: jax.Array) -> jax.Array:
+    def split_queries(self, x: jax.Array) -> jax.Array:
         """[B, T, ...] -> [2 B, T / 2, ...]."""
         return jnp.concatenate((_late(x, 1), self._second(x, 1)))
 
     def join_state(self, state: SoftmaxState) -> SoftmaxState:
-        """Of both quarters -> of the whole block."""
+        """Joins the states of both quarters to that of the whole block."""
         first, second = (SoftmaxState(*pair) for pair in zip(*(jnp.split(x, 2) for x in state), strict=True))
         nothing = SoftmaxState(jnp.zeros_like(first.output), jnp.full_like(first.logsumexp, -jnp.inf))
         early = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), second, nothing)
@@ -186,7 +188,7 @@ class _Quarters:
         return jax.tree.map(lambda x, y: jnp.concatenate((x, y), axis=1), early, late)
 
     def join_gradients(self, dq: jax.Array, d_block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Dq and d_block of both quarters -> of the whole block."""
+        """Joins the gradients of both quarters to those of the whole block."""
         late, second = jnp.split(dq, 2)
         zero = jnp.zeros_like(late)
         early = jnp.where(self.earlier, second, zero)

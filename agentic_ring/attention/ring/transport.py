@@ -1,4 +1,4 @@
-"""How blocks of keys come to a device's queries, and how their gradients go home.
+"""Transport of key blocks between the devices of a ring, and of their gradients back to the owner.
 
 A transport is given one device's block and a function for one hop, and calls the function once for
 each block that the queries may attend to. It adds up what the calls return, in float32.
@@ -31,7 +31,7 @@ Differentiate = Callable[[Block, Origin], tuple[jax.Array, jax.Array]]
 
 
 class Transport(Protocol):
-    """See the module."""
+    """Brings blocks of keys to a device's queries; see the module."""
 
     def forward(self, block: Block, attend: Attend) -> SoftmaxState:
         """Attention to the blocks of all devices, given this device's."""
