@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from agentic_ring import cli
 from agentic_ring.attention.explain import explain
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.options import Layout, Schedule, Strategy
+from agentic_ring.attention.options import AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.doctor import describe_attention, describe_devices, describe_mesh
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
@@ -75,19 +75,15 @@ def main(
     mesh = make_mesh(MeshShape(data=data, fsdp=fsdp, ring=ring, tensor=tensor))
     key_heads = heads if kv_heads is None else kv_heads
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
-    explanation = explain(
-        q,
-        k,
-        k,
-        mesh=mesh,
+    options = AttentionOptions(
         mask=MaskSpec(causal=not bidirectional, window=window, prefix=prefix),
-        segments=segments,
         soft_cap=soft_cap,
         dropout_rate=dropout_rate,
         strategy=strategy,
         schedule=schedule,
         layout=layout,
     )
+    explanation = explain(q, k, k, options, mesh=mesh, segments=segments)
     print(describe_devices(), describe_mesh(mesh), describe_attention(explanation), sep="\n")
 
 

@@ -63,24 +63,24 @@ def attention(
       mask: static part of the mask.
       segment_ids: int [B, T], or a (query, key) pair. Tokens attend within their segment; a
         negative id is padding, which neither attends nor is attended to.
-      positions: int [B, T] (or [1, T]), or a (query, key) pair: where each token stands in its
+      positions: int [B, T] (or [1, T]), or a (query, key) pair: the position of each token in its
         sequence, for the mask; counted from 0 where absent. A negative position is padding.
         A caller who passes positions may have permuted the sequence: it is then used as it is.
-      scale: of the scores; 1 / sqrt(H) where absent.
+      scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
-      sinks: float [N], the score of one more key a head whose value is 0, learned (arXiv 2508.10925).
+      sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
       dropout_rate: share of the probabilities that is set to 0, the others divided by 1 - rate. Which
-        ones depends on the key, the row, the head and the two tokens' positions and segment ids
-        alone, not on mesh, strategy, layout or kernel.
+        ones depends only on the key, the row, the head and the two tokens' positions and segment ids,
+        not on mesh, strategy, layout or kernel.
       dropout_key: of ``jax.random``; needed where the rate is above 0.
       strategy: "local", "ring", "all_gather", "ulysses" or "ulysses_ring" (module ``strategies``);
         "auto" follows the rule of module ``choose_strategy`` and logs what it chose.
-      schedule: of a ring; "bidirectional" sends half of each block each way round.
+      schedule: schedule of a ring; "bidirectional" sends half of each block each way round.
       layout: the order in which the ring holds the sequence while it works ("contiguous",
         "striped", "zigzag"). "auto": zigzag where the mask is causal without window or prefix, several
         devices share the sequence, and no positions are given; else contiguous, which moves nothing.
       permuted: the sequence is in ``layout`` order already, and so is the output: for a model that
-        permutes once at its input (module ``layout``), so that no layer has to.
+        permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
       query_chunk: queries that the kernel works on at a time; chosen by the kernel where absent.
       key_chunk: keys that the kernel works on at a time; likewise.

@@ -137,7 +137,7 @@ def refusal(shapes: Shapes, strategy: Strategy) -> str | None:
     degree = ulysses_degree(shapes, strategy)
     if degree == 1 or not _heads_divide(shapes, degree):
         return (
-            f"{shapes.heads} query and {shapes.key_heads} key heads a device do not divide over "
+            f"{shapes.heads} query and {shapes.key_heads} key heads per device do not divide over "
             f"{degree if degree > 1 else f'any part of {shapes.ring}'} devices"
         )
     return None

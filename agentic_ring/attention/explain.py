@@ -16,8 +16,8 @@ from agentic_ring.attention.choose_strategy import reason_against
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
-from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.attention.options import STRATEGIES, AttentionOptions, Layout, Schedule, Strategy
+from agentic_ring.attention.mask import TokenLabels
+from agentic_ring.attention.options import STRATEGIES, AttentionOptions, Strategy
 from agentic_ring.attention.plan import Decision, decide
 from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
@@ -85,37 +85,25 @@ def explain(
     q: jax.ShapeDtypeStruct,
     k: jax.ShapeDtypeStruct,
     v: jax.ShapeDtypeStruct,
+    options: AttentionOptions = AttentionOptions(),
     *,
     mesh: Mesh | AbstractMesh | None = None,
     rules: ShardingRules = ShardingRules(),
-    mask: MaskSpec = MaskSpec(causal=True),
     segments: bool = False,
-    soft_cap: float | None = None,
-    dropout_rate: float = 0.0,
-    strategy: Strategy | Literal["auto"] = "auto",
-    schedule: Schedule = "unidirectional",
-    layout: Layout | Literal["auto"] = "auto",
 ) -> Explanation:
     """Explains ``attention(q, k, v, ...)`` for arrays of these shapes and dtypes.
 
     Args:
-      q, k, v: stand for the arrays.
+      q, k, v: shapes and dtypes of the arrays.
+      options: the static options of the call; its kernel is left open.
+      mesh, rules: as in ``attention``.
       segments: whether segment ids are given.
-      mesh, rules, mask, soft_cap, dropout_rate, strategy, schedule, layout: as in ``attention``.
 
     Raises:
       ArgumentError, MeshError, UnknownNameError: as ``attention`` would.
     """
-    options = AttentionOptions(
-        mask=mask,
-        soft_cap=soft_cap,
-        dropout_rate=dropout_rate,
-        strategy=strategy,
-        schedule=schedule,
-        layout=layout,
-        kernel="xla",  # serves every case, so that all tiles are seen
-    )
-    dropout_key = jax.random.key(0) if dropout_rate else None
+    options = replace(options, kernel="xla")  # serves every case, so that all tiles are seen
+    dropout_key = jax.random.key(0) if options.dropout_rate else None
     inputs = AttentionInputs.checked(q, k, v, options, dropout_key=dropout_key)
     auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
     decision = decide(inputs, options, mesh, rules)
@@ -124,7 +112,7 @@ def explain(
         if other == auto.choice.strategy != decision.choice.strategy:
             others[other] = f'"auto" takes it: {auto.choice.reason}'
         elif other != decision.choice.strategy:
-            others[other] = reason_against(auto.shapes, mask, auto.platform, other)
+            others[other] = reason_against(auto.shapes, options.mask, auto.platform, other)
     calls = _kernel_calls(decision, inputs, segments)
     refusals = {name: _refusals(name, decision.platform, calls) for name in KERNELS if name != "auto"}
     auto_kernel = select_kernel("auto", platform=decision.platform)

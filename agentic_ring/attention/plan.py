@@ -57,7 +57,7 @@ class Placement:
 
     @property
     def queries_spec(self) -> PartitionSpec:
-        """Of [B, T, N, H]."""
+        """The PartitionSpec of queries [B, T, N, H]."""
         return PartitionSpec(self.batch, self.sequence, self.heads, None)
 
     def input_specs(self, inputs: AttentionInputs) -> Any:
@@ -86,7 +86,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static about one call."""
+    """The static plan of one call: which mesh axes carry what, and what runs on each device."""
 
     placement: Placement
     sharded: ShardedAttention
@@ -107,7 +107,7 @@ class Plan:
         )
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
-        """A caller who permuted the sequence has done so for the devices that share it, and has padded it."""
+        """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
         mesh, layout = self.placement.mesh, self.sharded.layout
         devices = 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in rules.sequence)
         if devices != self.placement.ring and layout != "contiguous":
@@ -128,11 +128,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan, and what it was decided from.
+    """A plan and the reasons for it.
 
     Attributes:
       plan: what will run.
-      shapes: sizes a device.
+      shapes: sizes per device.
       platform: "cpu", "gpu" or "tpu".
       choice: the strategy and why.
     """

@@ -58,7 +58,7 @@ class Dropout:
         query, key = (_label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key))
         query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
         key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
-        # With the query's word once more: in t ^ s alone, three corners of a rectangle give the fourth.
+        # With the query's word once more: in t ^ s only, three corners of a rectangle give the fourth.
         bits = _mix(_mix(query[..., :, None] ^ key[..., None, :]) + query[..., :, None])
         kept = bits >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         return jnp.where(kept, 1 / (1 - self.rate), 0.0)

@@ -116,7 +116,9 @@ def test_heads_that_do_not_divide_for_ulysses():
     q = k = v = jnp.zeros((1, 16, 3, 8))
     with pytest.raises(MeshError, match=r'"ulysses" but 3 query and 3 key heads .* do not divide over 8'):
         attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ulysses")
-    with pytest.raises(MeshError, match='"ulysses_ring" but 3 query and 3 key heads a device do not divide'):
+    with pytest.raises(
+        MeshError, match='"ulysses_ring" but 3 query and 3 key heads per device do not divide'
+    ):
         attention(q, k, v, mesh=make_mesh(MeshShape(ring=8)), strategy="ulysses_ring")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from agentic_ring.attention import STRATEGIES, MaskSpec, attention, plan
 from agentic_ring.attention.explain import explain
+from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import MeshShape, make_mesh
 
@@ -21,7 +22,8 @@ def arrays(batch=1, tokens=32768, heads=8, key_heads=8, head_dim=128, dtype="bfl
 
 def explained(shape=MeshShape(ring=8), **options):
     sizes = {name: options.pop(name) for name in tuple(options) if name in arrays.__code__.co_varnames}
-    return explain(*arrays(**sizes), mesh=make_mesh(shape), **options)
+    segments = options.pop("segments", False)
+    return explain(*arrays(**sizes), AttentionOptions(**options), mesh=make_mesh(shape), segments=segments)
 
 
 def tiles(explanation) -> list[str]:
@@ -46,7 +48,7 @@ def tiles(explanation) -> list[str]:
             MeshShape(ring=8),
             {"tokens": 64, "dtype": "float32", "heads": 3, "key_heads": 3},
             "all_gather",
-            {"ring": "hops would wait", "ulysses": "cannot serve: 3 query and 3 key heads a device do not"},
+            {"ring": "hops would wait", "ulysses": "cannot serve: 3 query and 3 key heads per device do not"},
         ),
         (
             MeshShape(ring=8),

@@ -3,7 +3,7 @@
 JAX's public entry point rounds the logsumexp to the dtype of the output and ignores its gradient, so
 the forward and backward that it is made of are called here. They are private to JAX; everything that
 depends on them is in this file. What cuDNN returns for the output and the gradients is in the dtype of
-the inputs, summed in float32 and rounded once a tile.
+the inputs, summed in float32 and rounded once per tile.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.softmax import SoftmaxState
 
 SEED = 42
-"""Of a dropout that does not take place; a part of the call's configuration."""
+"""Seed of the dropout, whose rate is always 0; cuDNN's configuration needs one."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ _PRIVATE = (
     "check_is_flash_attention",
     "dot_product_attention",
 )
-"""What is used of the private module."""
+"""Names of the private module that are used here."""
 
 
 def _library() -> Any:

@@ -1,8 +1,8 @@
 """Orders of a sequence over the ring that give every device the same share of a causal mask.
 
-L tokens, ring of P devices, L / P tokens a device. For L = 8, P = 2:
+L tokens, ring of P devices, L / P tokens per device. For L = 8, P = 2:
 
-    contiguous    0 1 2 3 | 4 5 6 7    device 0 has almost nothing to attend to, device 1 all
+    contiguous    0 1 2 3 | 4 5 6 7    device 0 has almost no work, device 1 almost all
     striped       0 2 4 6 | 1 3 5 7    token t on device t mod P (arXiv 2311.09431)
     zigzag        0 1 6 7 | 2 3 4 5    halves i and 2P - 1 - i on device i
 

@@ -46,7 +46,7 @@ def test_no_labels_travel_where_none_matter():
 
 
 @pytest.mark.parametrize("ring", [3, 8])
-def test_backward_brings_gradients_home_in_as_many_hops_as_the_ring(ring: int):
+def test_backward_returns_gradients_in_as_many_hops_as_the_ring(ring: int):
     """K and V travel P - 1 times again, their gradients P times."""
     mesh, x = abstract(ring, (1, ring * 32, HEADS, HEAD_DIM), "float32", jax.P(None, "ring"))
     ones = jnp.ones(x.shape, device=x.sharding)
