@@ -50,14 +50,7 @@ def attention_speed(
 ) -> tuple[list[SpeedRow], list[str]]:
     """Times our strategies and other libraries on one problem.
 
-    Args:
-      problem: the problem that all of them compute.
-      devices: number of devices of the ring.
-      strategies: our strategies that shard the sequence; attention on one device is always timed.
-      peers: some of ``PEERS``.
-      kernel: kernel of our own implementations.
-      turns: timed rounds.
-      calls: see ``time_interleaved``.
+    The flags of ``main`` describe the arguments. Attention on one device is always timed.
 
     Returns:
       The rows, and a line for each implementation that was left out.

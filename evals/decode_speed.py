@@ -68,14 +68,7 @@ def decode_speed(
 ) -> DecodeSpeed:
     """Times one layer's attention of one new token to ``cached`` tokens, batch 1.
 
-    Args:
-      cached: number of tokens in the cache, a multiple of the devices.
-      dtype: type of the cache.
-      heads: number of query heads.
-      kv_heads: number of key and value heads.
-      head_dim: size of a head.
-      repeats: number of timed steps; the medians are reported.
-      devices: number of devices of the ring; all by default.
+    The flags of ``main`` describe the arguments; ``cached`` is a multiple of the devices, by default all.
     """
     devices = devices or jax.device_count()
     mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])

@@ -28,19 +28,7 @@ from evals.compile.hardware import HARDWARE, Hardware
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Self-attention over a ring.
-
-    Attributes:
-      tokens: length of the whole sequence.
-      ring: number of devices of a ring.
-      batch: number of sequences.
-      heads: number of query heads.
-      key_heads: number of key and value heads.
-      head_dim: size of each head.
-      causal: whether tokens attend only to earlier tokens and themselves.
-      kernel: one of ``agentic_ring.attention.KERNELS``.
-      dtype: type of q, k and v.
-    """
+    """Self-attention over a ring; the flags of ``main`` describe the fields."""
 
     tokens: int
     ring: int

@@ -130,14 +130,7 @@ class SpeedRow:
 def beside_transformers(
     engines: Engines, folder: Path, cached: int, new_tokens: int, turns: int
 ) -> list[SpeedRow]:
-    """Times prefill and decoding of both libraries.
-
-    Args:
-      engines: our engines with the model of ``folder``.
-      folder: folder of the model.
-      cached: tokens of the document.
-      new_tokens: tokens decoded after it per round.
-      turns: number of timed rounds.
+    """Times prefill of ``cached`` tokens and decoding of ``new_tokens`` by both libraries.
 
     Raises:
       ConfigError: the extra hf is not installed.

@@ -15,12 +15,7 @@ class TorchLlama:
 
     Args:
       folder: model as ``save_pretrained`` writes it.
-
-    Attributes:
-      name: the versions of both packages.
     """
-
-    name = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
     def __init__(self, folder: Path):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

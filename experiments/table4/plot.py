@@ -40,11 +40,6 @@ def bars(measured: Sequence[MeasuredRow], projected: Sequence[ProjectedRow]) -> 
 def plot_mfu(path: Path, measured: Sequence[Bar], projected: Sequence[Bar]) -> None:
     """Draws one panel for measured and one for projected steps, where there are any.
 
-    Args:
-      path: PNG file to write.
-      measured: steps on this machine.
-      projected: steps on other machines.
-
     Raises:
       ArgumentError: no bars at all.
     """

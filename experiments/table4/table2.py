@@ -22,12 +22,7 @@ BFLOAT16_BYTES = 2
 
 @dataclass(frozen=True)
 class MinimumBlock:
-    """Tokens of a block whose compute takes as long as its transfer.
-
-    Attributes:
-      paper: by the paper's count.
-      forward, backward: in the passes of this project's causal, balanced ring.
-    """
+    """Tokens of a block whose compute takes as long as its transfer: the paper's, and of our causal ring."""
 
     paper: float
     forward: float
