@@ -146,8 +146,9 @@ def test_the_mixture_loss_needs_one_component_near_the_action():
     steps = random_steps(batch=1, length=4, valid=4)
     batch = ChainBatch(steps, np.ones((1, 4), np.float32), "contiguous")
 
-    def loss(actions: np.ndarray, odds: list[float]) -> float:
-        model = SimpleNamespace(modes=lambda *_: (actions, np.log(np.broadcast_to(odds, (1, 4, len(odds))))))
+    def loss(actions: np.ndarray, probs: list[float]) -> float:
+        log_probs = np.log(np.broadcast_to(probs, (1, 4, len(probs))))
+        model = SimpleNamespace(action_mixture=lambda *_: (actions, log_probs))
         return float(action_loss(model, batch))
 
     near, far = steps.action[:, :, None] + 0.1, steps.action[:, :, None] - 0.5
