@@ -39,7 +39,9 @@ def main(
     limit: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     include_path: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     allow_extrapolation: Annotated[bool, cli.switch] = False,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, cli.optional_flag()] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, cli.optional_flag(metavar="{float32,bfloat16}")
+    ] = None,
     seed: int = 0,
     output: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:

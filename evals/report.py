@@ -37,7 +37,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 
 def main(
-    runs: tyro.conf.Positional[tuple[Path, ...]],
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, cli.optional_flag(metavar="RUN ...")],
     output: Annotated[Path | None, cli.optional_flag(metavar="FILE")] = None,
 ) -> None:
     """Writes an HTML page about finished runs.
