@@ -51,7 +51,7 @@ class PlannedMemory:
         )
 
 
-def bytes_limit(device: jax.Device) -> int | None:
+def bytes_limit(device: Any) -> int | None:
     """Returns the bytes that programs may use on a device, or None where its runtime does not say."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
