@@ -50,7 +50,7 @@ def pip(arguments: list[str]) -> None:
     assert set(extras[1].split(",")) <= set(known)
 
 
-def python(arguments: list[str]) -> None:
+def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts the script as ``__main__``; ``tyro.cli`` parses its flags, as patched, and calls nothing."""
     as_module = arguments[0] == "-m"
     target, *flags = arguments[as_module:]
@@ -59,6 +59,8 @@ def python(arguments: list[str]) -> None:
         return
     sys.argv = [target, *flags]
     if as_module:
+        started = f"{target}.__main__" if (ROOT / target.replace(".", "/")).is_dir() else target
+        monkeypatch.delitem(sys.modules, started, raising=False)  # runpy warns where a test has imported it
         runpy.run_module(target, run_name="__main__")
     else:
         runpy.run_path(str(ROOT / target), run_name="__main__")
@@ -79,7 +81,9 @@ def test_a_command_is_understood(command, monkeypatch, capsys):
     program = program.removeprefix(".venv/bin/")
     status = None
     try:
-        {"make": make, "pip": pip, "python": python}[program](arguments)
+        {"make": make, "pip": pip, "python": functools.partial(python, monkeypatch=monkeypatch)}[program](
+            arguments
+        )
     except SystemExit as stopped:
         status = stopped.code
     assert not status, capsys.readouterr().err

@@ -43,6 +43,7 @@ def test_the_explained_choice_is_what_the_command_prints(capsys, monkeypatch):
     (shown,) = (block.code for block in blocks("docs/attention.md") if block.code.startswith("$ "))
     command, *lines = shown.splitlines()
     monkeypatch.setattr(sys, "argv", command.removeprefix("$ python -m ").split())
+    monkeypatch.delitem(sys.modules, "agentic_ring.__main__", raising=False)
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module("agentic_ring", run_name="__main__")
     assert not stopped.value.code
