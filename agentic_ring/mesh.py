@@ -63,8 +63,8 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def mesh_of_saved(shape: MeshShape) -> Mesh:
-    """The mesh of a saved run, on the first of the local devices.
+def mesh_on_first_devices(shape: MeshShape) -> Mesh:
+    """Builds the mesh of a saved run on the first local devices, as many as it needs; ``ring=None`` is 1.
 
     Raises:
       MeshError: there are fewer devices than the mesh has.

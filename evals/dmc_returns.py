@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import rich
 
 from agentic_ring import cli
-from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
+from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model
 from agentic_ring.run import load_config
 from evals.common.results import figure_table
@@ -40,7 +40,7 @@ def main(
     changes = {name: value for name, value in changes.items() if value is not None}
     config = replace(config, evaluation=replace(config.evaluation, **changes))
     simulate_cpu_devices(8)
-    mesh = mesh_of_saved(config.mesh)
+    mesh = mesh_on_first_devices(config.mesh)
     params, step = load_params(run, config, mesh, checkpoint)
     report = evaluate_returns(config, Model(config.model), params, mesh)
     rich.print(figure_table(report.figures(), f"{config.task}, checkpoint {step}"))

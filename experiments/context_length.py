@@ -28,7 +28,7 @@ from agentic_ring.device_memory import check_memory
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files import replacing
 from agentic_ring.inference import ContextBytes
-from agentic_ring.mesh import mesh_of_saved, simulate_cpu_devices
+from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.progress import say
@@ -176,7 +176,7 @@ class TrainedRun:
         """The run in this folder, to be rolled out in this number of environments."""
         config = load_config(folder)
         evaluation = replace(config.evaluation, trials=1, environments=environments, first_seed=first_seed)
-        return cls(folder, replace(config, evaluation=evaluation), mesh_of_saved(config.mesh))
+        return cls(folder, replace(config, evaluation=evaluation), mesh_on_first_devices(config.mesh))
 
     def behind(self, trajectories: int) -> RunConfig:
         """The configuration of a trial with this number of trajectories in context."""

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ class Case:
 
     def __str__(self) -> str:
         parts = (getattr(self, field.name) for field in fields(self))
-        return "-".join("x".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
+        words = ("x".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
+        return "-".join(words).replace(" ", "_")
 
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -189,7 +190,7 @@ def truth(mask: str, scores: str, heads: tuple[int, int], length: int, dtype: st
         return Result(*(np.asarray(x) for x in differentiated(reference_attention, case, arrays)))
 
 
-def compute(case: Case, **changes: Any) -> Result:
+def compute(case: Case) -> Result:
     """``attention`` and its gradients on the devices of the case."""
     (*arrays, d_output), sinks, *_ = problem(case.mask, case.heads, case.length, case.dtype)
     chunks = dict(zip(("query_chunk", "key_chunk"), case.chunks or (None, None), strict=True))
@@ -200,7 +201,6 @@ def compute(case: Case, **changes: Any) -> Result:
         "layout": case.layout,
         "kernel": case.kernel,
         **chunks,
-        **changes,
     }
     devices = jax.devices()[: case.ring]
     mesh = make_mesh(MeshShape(ring=case.ring), devices=devices)
@@ -212,29 +212,21 @@ def compute(case: Case, **changes: Any) -> Result:
     return Result(*(np.asarray(x, np.float64) for x in result))
 
 
-def case_truth(case: Case) -> Result:
-    """The oracle's result for the case."""
-    return truth(case.mask, case.scores, case.heads, case.length, case.dtype)
+def largest(x: np.ndarray) -> float:
+    return np.abs(x).max()
 
 
-def relative_errors(result: Result, expected: Result) -> dict[str, float]:
-    """Largest difference over the largest expected value, by array."""
+def root_mean_square(x: np.ndarray) -> float:
+    return np.sqrt(np.mean(x**2))
+
+
+def relative_errors(
+    result: Result, case: Case, size: Callable[[np.ndarray], float] = largest
+) -> dict[str, float]:
+    """Size of the difference from the oracle's result over the size of that result, by array."""
+    expected = truth(case.mask, case.scores, case.heads, case.length, case.dtype)
     return {
-        name: float(np.abs(got - want).max() / np.abs(want).max())
+        name: size(got - want) / size(want)
         for name, got, want in zip(Result._fields, result, expected, strict=True)
         if want.any() or got.any()
     }
-
-
-def rms_errors(result: Result, expected: Result) -> dict[str, float]:
-    """Root mean square of the difference over that of the expected values, by array."""
-    return {
-        name: float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
-        for name, got, want in zip(Result._fields, result, expected, strict=True)
-        if want.any() or got.any()
-    }
-
-
-def names(cases: Iterable[Case]) -> list[str]:
-    """Test ids."""
-    return [str(case).replace(" ", "_") for case in cases]

@@ -1,6 +1,7 @@
 """Reading a compiled program: how often it permutes, and under what."""
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -30,35 +31,27 @@ def permutes(compiled: jax.stages.Compiled) -> Permutes:
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
     assert entry, "the program has no entry"
 
-    def walk(name: str, times: int, conditional: bool) -> Permutes:
-        total = Permutes(0, 0, 0)
+    def walk(name: str, times: int, conditional: bool) -> Iterator[Permutes]:
         for line in bodies[name]:
-            found = Permutes(0, 0, 0)
             if " collective-permute(" in line or " collective-permute-start(" in line:
                 is_float = re.search(r"= \(?(f32|bf16)\[", line) is not None
-                found = Permutes(times * is_float, times * (not is_float), int(conditional))
+                yield Permutes(times * is_float, times * (not is_float), int(conditional))
             elif " while(" in line:
                 trips = _TRIPS.search(line)
                 body = re.search(r"body=%?([\w.\-]+)", line)
                 assert trips, f"a loop of unknown length: {line}"
                 assert body
-                found = walk(body[1], times * int(trips[1]), conditional)
+                yield from walk(body[1], times * int(trips[1]), conditional)
             elif " conditional(" in line:
                 branches = re.search(r"branch_computations=\{([^}]*)\}", line)
                 pair = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
                 for branch in re.findall(r"[\w.\-]+", branches[1]) if branches else pair:
-                    found = add(found, walk(branch, times, True))
+                    yield from walk(branch, times, True)
             elif call := re.search(r" call\(.*to_apply=%?([\w.\-]+)", line):
-                found = walk(call[1], times, conditional)
-            total = add(total, found)
-        return total
+                yield from walk(call[1], times, conditional)
 
-    return walk(entry[1], 1, False)
-
-
-def add(a: Permutes, b: Permutes) -> Permutes:
-    """Sum by field."""
-    return Permutes(*(x + y for x, y in zip(a, b, strict=True)))
+    found = [Permutes(0, 0, 0), *walk(entry[1], 1, False)]
+    return Permutes(*map(sum, zip(*found, strict=True)))
 
 
 def conditionals(compiled: jax.stages.Compiled) -> int:

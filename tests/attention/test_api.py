@@ -1,5 +1,7 @@
 """One call on any mesh: where it runs, how it is sharded, and that its caller sees neither."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from agentic_ring.attention import LAYOUTS, MaskSpec, attention, order, reference_attention, ring_attention
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -50,8 +52,7 @@ def assert_equal(function, arrays, **options):
 def test_the_mesh_does_not_change_the_result(arrays, shape):
     if shape.data == 8:
         arrays = [jnp.concatenate([x, x]) for x in arrays]
-    mesh = make_mesh(shape)
-    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh), arrays)
+    assert_equal(partial(attention, mesh=make_mesh(shape)), arrays)
 
 
 def test_one_device_needs_no_mesh(arrays):
@@ -61,9 +62,7 @@ def test_one_device_needs_no_mesh(arrays):
 @pytest.mark.usefixtures("full_compiler")
 def test_local_strategy_leaves_the_sequence_whole(arrays):
     mesh = make_mesh(MeshShape(data=2, ring=4))
-    compiled = (
-        jax.jit(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy="local")).lower(*arrays).compile()
-    )
+    compiled = jax.jit(partial(attention, mesh=mesh, strategy="local")).lower(*arrays).compile()
     assert "collective-permute" not in compiled.as_text()
     np.testing.assert_allclose(compiled(*arrays), reference_attention(*arrays), **TOLERANCE)
 
@@ -92,7 +91,7 @@ def test_many_query_heads_share_one_key_head_over_tensor(arrays, strategy):
     q, k, v = arrays
     mesh = make_mesh(MeshShape(ring=2, tensor=4))
     one_head = [q, k[:, :, :1], v[:, :, :1]]
-    assert_equal(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy=strategy), one_head)
+    assert_equal(partial(attention, mesh=mesh, strategy=strategy), one_head)
 
 
 @pytest.mark.usefixtures("full_compiler")
@@ -101,20 +100,15 @@ def test_a_caller_who_permutes_passes_positions(arrays, layout):
     """As a model does once at its input: nothing is moved but keys and values round the ring."""
     mesh = make_mesh(MeshShape(data=2, ring=4))
     permutation = order(layout, 48, 4)
-    q, k, v = (
-        jax.device_put(x[:, permutation], jax.NamedSharding(mesh, jax.P("data", "ring"))) for x in arrays
-    )
+    sharding = jax.NamedSharding(mesh, jax.P("data", "ring"))
+    q, k, v = (jax.device_put(x[:, permutation], sharding) for x in arrays)
     positions = jax.device_put(jnp.asarray(permutation)[None], jax.NamedSharding(mesh, jax.P(None, "ring")))
-    run = (
-        jax.jit(lambda q, k, v, p: attention(q, k, v, mesh=mesh, positions=p, strategy="ring"))
-        .lower(q, k, v, positions)
-        .compile()
-    )
-    text = run.as_text()
+    attend = jax.jit(partial(attention, mesh=mesh, strategy="ring"))
+    compiled = attend.lower(q, k, v, positions=positions).compile()
     for collective in ("all-gather", "all-to-all", "all-reduce"):
-        assert collective not in text
+        assert collective not in compiled.as_text()
     want = reference_attention(*arrays)[:, permutation]
-    np.testing.assert_allclose(run(q, k, v, positions), want, **TOLERANCE)
+    np.testing.assert_allclose(compiled(q, k, v, positions=positions), want, **TOLERANCE)
 
 
 @pytest.mark.parametrize(("strategy", "has_positions"), [("auto", True), ("ring", False), ("ring", True)])
@@ -123,11 +117,8 @@ def test_more_keys_than_queries(arrays, strategy, has_positions):
     q, (_, k, v) = arrays[0][:, :7], arrays
     mesh = make_mesh(MeshShape(data=2, ring=4))
     positions = (41 + jnp.arange(7)[None], jnp.arange(48)[None]) if has_positions else None
-    assert_equal(
-        lambda q, k, v: attention(q, k, v, mesh=mesh, positions=positions, strategy=strategy),
-        [q, k, v],
-        positions=positions,
-    )
+    attend = partial(attention, mesh=mesh, positions=positions, strategy=strategy)
+    assert_equal(attend, [q, k, v], positions=positions)
 
 
 @pytest.mark.parametrize("layout", ["auto", "contiguous"])
@@ -136,11 +127,8 @@ def test_a_windows_keys_are_found_where_queries_and_keys_are_not_as_many(arrays,
     q, k, v = arrays[0][:, :4], *arrays[1:]
     mesh = make_mesh(MeshShape(data=2, ring=4))
     mask = MaskSpec(causal=True, window=2)
-    assert_equal(
-        lambda q, k, v: attention(q, k, v, mesh=mesh, mask=mask, strategy="ring", layout=layout),
-        [q, k, v],
-        mask=mask,
-    )
+    attend = partial(attention, mesh=mesh, mask=mask, strategy="ring", layout=layout)
+    assert_equal(attend, [q, k, v], mask=mask)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -151,7 +139,7 @@ def test_ring_attention_within_shard_map(arrays, check_vma):
     keys_spec = jax.P(None, "ring") if check_vma else jax.P("data", "ring")
     k, v = (x[:2] if check_vma else x for x in (k, v))
     run = jax.shard_map(
-        lambda q, k, v: ring_attention(q, k, v, axis_name="ring", mask=MaskSpec()),
+        partial(ring_attention, axis_name="ring", mask=MaskSpec()),
         mesh=mesh,
         in_specs=(jax.P("data", "ring"), keys_spec, keys_spec),
         out_specs=jax.P("data", "ring"),
@@ -167,7 +155,6 @@ def test_ring_attention_within_shard_map(arrays, check_vma):
 
 def test_works_in_rematerialised_scanned_layers(arrays):
     """Under jit, grad, scan and checkpoint at once, as in a model."""
-    q, k, v = arrays
     mesh = make_mesh(MeshShape(ring=8))
 
     def layers(attend):
@@ -177,8 +164,8 @@ def test_works_in_rematerialised_scanned_layers(arrays):
 
         return run
 
-    got = loss_and_gradients(layers(lambda q, k, v: attention(q, k, v, mesh=mesh)), (q, k, v))
-    want = loss_and_gradients(layers(reference_attention), (q, k, v))
+    got = loss_and_gradients(layers(partial(attention, mesh=mesh)), arrays)
+    want = loss_and_gradients(layers(reference_attention), arrays)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
@@ -220,11 +207,7 @@ def test_any_shape_and_mask(
         options["positions"] = tuple(jnp.asarray(random.integers(-3, 40, (2, count))) for count in tokens)
     if has_segments:
         options["segment_ids"] = tuple(jnp.asarray(random.integers(-1, 3, (1, count))) for count in tokens)
-    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
-
-    def run(q, k, v):
-        chosen = {"strategy": strategy, "layout": layout}
-        chosen |= dict(zip(("query_chunk", "key_chunk"), chunks, strict=True))
-        return attention(q, k, v, mesh=mesh, **chosen, **options)
-
-    assert_equal(run, (q, k, v), **options)
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
+    attend = partial(attention, mesh=mesh, strategy=strategy, layout=layout)
+    chunked = partial(attend, query_chunk=chunks[0], key_chunk=chunks[1], **options)
+    assert_equal(chunked, (q, k, v), **options)

@@ -7,36 +7,25 @@ import pytest
 from agentic_ring.attention import attention, reference_attention
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.xla import XlaKernel
-from tests.attention.cases import (
-    Case,
-    case_truth,
-    compute,
-    covering,
-    names,
-    problem,
-    relative_errors,
-    rms_errors,
-    truth,
-)
+from tests.attention.cases import Case, compute, covering, problem, relative_errors, root_mean_square, truth
 
 FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
 # bfloat16 keeps 8 bits, so rounding to it errs by up to 2**-9 = 0.002. An output is rounded once at
 # the end and its probabilities once on the way; a gradient goes through up to three rounded factors
 # (probabilities or scores' gradients, the saved output in delta, the result) that add up in sums.
-BFLOAT16_FORWARD, BFLOAT16_GRADIENT = 2 * 2**-8, 4 * 2**-8
+TOLERANCES = {"float32": (FORWARD, GRADIENT), "bfloat16": (2 * 2**-8, 4 * 2**-8)}
 
 PAIRS = covering(2)
-"""Cases in which any two settings meet; every other one is left to the slow tests."""
-
 TRIPLES = [case for case in covering(3) if case not in PAIRS]
+FURTHER = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS[1::2] + TRIPLES]
 
 
-def check(case: Case) -> None:
-    forward, gradient = (
-        (FORWARD, GRADIENT) if case.dtype == "float32" else (BFLOAT16_FORWARD, BFLOAT16_GRADIENT)
-    )
+@pytest.mark.parametrize("case", PAIRS[::2] + FURTHER, ids=str)
+def test_equals_the_oracle(case: Case):
+    """Any two settings meet in some case, and in the slow ones any three."""
+    forward, gradient = TOLERANCES[case.dtype]
     result = compute(case)
-    errors = relative_errors(result, case_truth(case))
+    errors = relative_errors(result, case)
     assert errors.pop("output") < forward
     assert max(errors.values()) < gradient, errors
     empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
@@ -44,23 +33,12 @@ def check(case: Case) -> None:
         assert not array[empty].any(), "a row with nothing to attend to is not exactly 0"
 
 
-@pytest.mark.parametrize("case", PAIRS[::2], ids=names(PAIRS[::2]))
-def test_equals_the_oracle(case: Case):
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", PAIRS[1::2] + TRIPLES, ids=names(PAIRS[1::2] + TRIPLES))
-def test_equals_the_oracle_in_further_combinations(case: Case):
-    check(case)
-
-
 def test_bfloat16_error_does_not_grow_with_the_ring():
     """State is float32 between hops; in bfloat16 each merge would round again."""
 
     def errors(ring: int) -> dict[str, float]:
         case = Case(ring, "ring", "causal", "plain", (8, 2), "zigzag", 64, (4, 4), "xla", "bfloat16")
-        return rms_errors(compute(case), case_truth(case))
+        return relative_errors(compute(case), case, size=root_mean_square)
 
     alone, ringed = errors(1), errors(8)
     for name in alone:
@@ -78,7 +56,7 @@ def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch)
     """It leaves the forward and dv exact, so only comparing dq and dk catches it."""
     monkeypatch.setitem(registry._KERNELS, "own output", OwnOutputKernel)
     case = Case(4, "ring", "causal", "plain", (8, 2), "zigzag", 64, None, "own output", "float32")
-    errors = relative_errors(compute(case), case_truth(case))
+    errors = relative_errors(compute(case), case)
     assert errors["output"] < FORWARD
     assert errors["dv"] < GRADIENT
     assert min(errors["dq"], errors["dk"]) > 1e-2

@@ -31,10 +31,9 @@ def tiles(explanation) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "strategy", "others"),
+    ("options", "strategy", "others"),
     [
         (
-            MeshShape(ring=8),
             {},
             "ring",
             {
@@ -43,31 +42,32 @@ def tiles(explanation) -> list[str]:
                 "ulysses": "a ring hides",
             },
         ),
-        (MeshShape(ring=8), {"tokens": 64, "dtype": "float32"}, "ulysses", {"ring": "7 hops would wait"}),
+        ({"tokens": 64, "dtype": "float32"}, "ulysses", {"ring": "7 hops would wait"}),
         (
-            MeshShape(ring=8),
             {"tokens": 64, "dtype": "float32", "heads": 3, "key_heads": 3},
             "all_gather",
             {"ring": "hops would wait", "ulysses": "cannot serve: 3 query and 3 key heads per device do not"},
         ),
         (
-            MeshShape(ring=8),
             {"tokens": 64, "dtype": "float32", "heads": 3, "key_heads": 3, "batch": 200_000},
             "ring",
             {"all_gather": "GiB per device, the limit is 1.0", "ulysses_ring": "cannot serve"},
         ),
-        (MeshShape(ring=8), {"mask": MaskSpec(window=9)}, "ring", {"all_gather": "the window needs few"}),
-        (MeshShape(data=8), {"batch": 8}, "local", dict.fromkeys(STRATEGIES[1:], "the sequence is whole")),
+        ({"mask": MaskSpec(window=9)}, "ring", {"all_gather": "the window needs few"}),
         (
-            MeshShape(ring=8),
+            {"shape": MeshShape(data=8), "batch": 8},
+            "local",
+            dict.fromkeys(STRATEGIES[1:], "the sequence is whole"),
+        ),
+        (
             {"strategy": "local"},
             "local",
             {"ring": '"auto" takes it: blocks of 4096 tokens', "ulysses": "a ring hides"},
         ),
     ],
 )
-def test_the_strategy_and_why_no_other(shape, options, strategy, others):
-    explanation = explained(shape, **options)
+def test_the_strategy_and_why_no_other(options, strategy, others):
+    explanation = explained(**options)
     assert explanation.decision.choice.strategy == strategy
     assert set(explanation.others) == set(STRATEGIES) - {strategy}
     for other, reason in others.items():

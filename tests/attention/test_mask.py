@@ -32,21 +32,18 @@ def test_a_negative_position_is_an_empty_slot():
     assert picture(HopMask(MaskSpec(causal=True), query, key)) == ["x.."]
 
 
-def test_window_and_prefix():
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        (MaskSpec(window=2), "x.... xx... .xx.. ..xx. ...xx"),
+        (MaskSpec(window=2, prefix=1), "x.... xx... xxx.. x.xx. x..xx"),
+        (MaskSpec(prefix=3), "xxx.. xxx.. xxx.. xxxx. xxxxx"),
+        (MaskSpec(causal=False, window=2), "xx... xxx.. .xxx. ..xxx ...xx"),
+    ],
+)
+def test_window_and_prefix(spec, rows):
     tokens = TokenLabels(labels("0 1 2 3 4"))
-    assert picture(HopMask(MaskSpec(window=2), tokens, tokens)) == [
-        "x....",
-        "xx...",
-        ".xx..",
-        "..xx.",
-        "...xx",
-    ]
-    sinks = MaskSpec(window=2, prefix=1)
-    assert picture(HopMask(sinks, tokens, tokens)) == ["x....", "xx...", "xxx..", "x.xx.", "x..xx"]
-    prefix = MaskSpec(prefix=3)
-    assert picture(HopMask(prefix, tokens, tokens)) == ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]
-    both_ways = MaskSpec(causal=False, window=2)
-    assert picture(HopMask(both_ways, tokens, tokens)) == ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]
+    assert picture(HopMask(spec, tokens, tokens)) == rows.split()
 
 
 def test_prefixes_of_different_lengths_by_equal_positions():

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, with_sinks
 
+EMPTY = SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+
 
 def state(scores: np.ndarray, values: np.ndarray) -> SoftmaxState:
     """One query's state over some keys, in float64 on the host."""
     if not len(scores):
-        return SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+        return EMPTY
     weights = np.exp(scores - scores.max())
     output = weights @ values / weights.sum()
     logsumexp = scores.max() + np.log(weights.sum())
@@ -29,7 +31,7 @@ def test_merging_pieces_gives_the_whole(seed, sizes, spread):
     scores = random.normal(size=sum(sizes)) * spread
     values = random.normal(size=(sum(sizes), 2))
     ends = np.cumsum(sizes)
-    merged = SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+    merged = EMPTY
     for start, end in zip(ends - sizes, ends, strict=True):
         merged = merge(merged, state(scores[start:end], values[start:end]))
     whole = state(scores, values)
@@ -39,15 +41,14 @@ def test_merging_pieces_gives_the_whole(seed, sizes, spread):
 
 
 def test_two_empty_pieces_stay_empty():
-    empty = state(np.zeros(0), np.zeros((0, 2)))
-    merged = merge(empty, empty)
+    merged = merge(EMPTY, EMPTY)
     assert not merged.output.any()
     assert np.isneginf(merged.logsumexp).all()
 
 
 def test_an_empty_piece_changes_nothing():
-    some, empty = state(np.array([3.0, -1.0]), np.eye(2)), state(np.zeros(0), np.zeros((0, 2)))
-    for merged in (merge(some, empty), merge(empty, some)):
+    some = state(np.array([3.0, -1.0]), np.eye(2))
+    for merged in (merge(some, EMPTY), merge(EMPTY, some)):
         jax.tree.map(np.testing.assert_array_equal, merged, some)
 
 

@@ -25,7 +25,7 @@ from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
 from agentic_ring.errors import UnknownNameError
-from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.mesh import MeshShape, ShardingRules, mesh_on_first_devices
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
 RULES = ShardingRules()
@@ -35,11 +35,6 @@ MASKS = {
     "window": MaskSpec(causal=True, window=5),
     "window and sinks": MaskSpec(causal=True, window=5, prefix=3),
 }
-
-
-def ring_mesh(ring: int, **axes: int) -> jax.sharding.Mesh:
-    shape = MeshShape(ring=ring, **axes)
-    return make_mesh(shape, jax.devices()[: ring * shape.data * shape.fsdp * shape.tensor])
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -61,26 +56,21 @@ def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: in
     return empty_cache(layers, batch, capacity, KEY_HEADS, HEAD_DIM, dtype, ring)
 
 
-@partial(jax.jit, static_argnames="mask", donate_argnames="cache")
-def decode_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
+def compile_step(attend, store):
     """What a layer does: attends, and then the new tokens are stored."""
-    shared = None if prefix is None else prefix.layer(0)
-    inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
-    output = attend_new_tokens(inputs, RULES, mask)
-    return output, append(cache, key[None], value[None], positions, RULES)
+
+    @partial(jax.jit, static_argnames="mask", donate_argnames="cache")
+    def step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
+        shared = None if prefix is None else prefix.layer(0)
+        inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
+        output = attend(inputs, RULES, mask)
+        return output, store(cache, key[None], value[None], positions, RULES)
+
+    return step
 
 
-@partial(jax.jit, static_argnames="mask", donate_argnames="cache")
-def chunk_step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
-    shared = None if prefix is None else prefix.layer(0)
-    inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
-    output = attend_chunk(inputs, RULES, mask)
-    return output, append_blocks(cache, key[None], value[None], positions, RULES)
-
-
-@jax.jit
-def stored_blocks(cache, key, value, positions):
-    return append_blocks(cache, key[None], value[None], positions, RULES)
+decode_step = compile_step(attend_new_tokens, append)
+chunk_step = compile_step(attend_chunk, append_blocks)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +82,16 @@ def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask
     positions = np.where(np.arange(padded) < lengths[:, None], np.arange(padded), EMPTY_SLOT)
     positions = np.concatenate([positions, lengths[:, None] + np.arange(calls * per_call)], axis=1)
     positions[1, -per_call:] = EMPTY_SLOT  # a row that ends before the others
-    expected = oracle(query, key, value, positions, MASKS[mask])
+    arrays = (query, key, value, positions)
+    expected = oracle(*arrays, MASKS[mask])
 
-    with jax.set_mesh(ring_mesh(ring)):
+    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
         cache = make_cache(3, slots_needed(padded, calls, per_call, ring), ring)
-        cache = stored_blocks(cache, key[:, :padded], value[:, :padded], positions[:, :padded])
+        stored = (key[None, :, :padded], value[None, :, :padded], positions[:, :padded])
+        cache = jax.jit(partial(append_blocks, rules=RULES))(cache, *stored)
         for first in range(padded, padded + calls * per_call, per_call):
             new = slice(first, first + per_call)
-            output, cache = decode_step(
-                cache, query[:, new], key[:, new], value[:, new], positions[:, new], mask=MASKS[mask]
-            )
+            output, cache = decode_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
             np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
     assert not np.any(np.asarray(output)[1])
     # Whole calls go to the devices in turn.
@@ -117,19 +107,18 @@ def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask):
     query, key, value = tokens(2, sum(sizes))
     positions = np.tile(np.arange(sum(sizes)), (2, 1))
     positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
-    expected = oracle(query, key, value, positions, MASKS[mask])
-    with jax.set_mesh(ring_mesh(ring)):
+    arrays = (query, key, value, positions)
+    expected = oracle(*arrays, MASKS[mask])
+    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
         cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring)
         for first, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
             new = slice(first, first + size)
-            output, cache = chunk_step(
-                cache, query[:, new], key[:, new], value[:, new], positions[:, new], mask=MASKS[mask]
-            )
+            output, cache = chunk_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
             np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
     np.testing.assert_array_equal(cache.filled, [sum(sizes) // ring] * ring)
 
 
-@pytest.mark.parametrize("shape", [{"ring": 4}, {"ring": 2, "data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("shape", [MeshShape(ring=4), MeshShape(ring=2, data=2, tensor=2)], ids=str)
 def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
     batch, prefix_length, calls = 4, 16, 3
     once = tokens(1, prefix_length, seed=1)
@@ -144,21 +133,18 @@ def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
     all_positions = np.concatenate([np.tile(np.arange(prefix_length), (batch, 1)), positions], 1)
     expected = oracle(*whole, all_positions, CAUSAL)[:, prefix_length:]
 
-    mesh = ring_mesh(**shape)
-    ring = shape["ring"]
-    with jax.set_mesh(mesh):
-        prefix = make_cache(1, prefix_length, ring)
+    arrays = (query, key, value, positions)
+    with jax.set_mesh(mesh_on_first_devices(shape)):
+        prefix = make_cache(1, prefix_length, shape.ring)
         keys, values = (jnp.asarray(x).swapaxes(1, 2) for x in once[1:])
         stored = ((store_like(x, prefix.keys[0]),) for x in (keys, values))
         prefix = KVCache(*stored, jnp.arange(prefix_length)[None], prefix.filled, prefix.calls)
-        cache = make_cache(batch, slots_needed(8, calls, 1, ring), ring)
-        arrays = (query[:, :8], key[:, :8], value[:, :8], positions[:, :8])
-        output, cache = chunk_step(cache, *arrays, prefix=prefix)
+        cache = make_cache(batch, slots_needed(8, calls, 1, shape.ring), shape.ring)
+        output, cache = chunk_step(cache, *(x[:, :8] for x in arrays), prefix=prefix)
         np.testing.assert_allclose(output, expected[:, :8], atol=2e-6)
         for token in range(8, 8 + calls):
             new = slice(token, token + 1)
-            arrays = (query[:, new], key[:, new], value[:, new], positions[:, new])
-            output, cache = decode_step(cache, *arrays, prefix=prefix)
+            output, cache = decode_step(cache, *(x[:, new] for x in arrays), prefix=prefix)
             np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
 
 
@@ -167,22 +153,12 @@ def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
     slots, ring = 65_536, 2
 
     def temporary(batch: int) -> int:
-        array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
-        new = array(batch, 1, KEY_HEADS, HEAD_DIM)
-        prefix, cache = (
-            jax.eval_shape(partial(make_cache, *size, ring)) for size in ((1, slots), (batch, 8))
-        )
-        lowered = decode_step.lower(
-            cache,
-            array(batch, 1, HEADS, HEAD_DIM),
-            new,
-            new,
-            jax.ShapeDtypeStruct((batch, 1), jnp.int32),
-            prefix=prefix,
-        )
+        prefix = jax.eval_shape(partial(make_cache, 1, slots, ring))
+        cache = jax.eval_shape(partial(make_cache, batch, 8, ring))
+        lowered = decode_step.lower(cache, *tokens(batch, 1), np.zeros((batch, 1), np.int32), prefix=prefix)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    with jax.set_mesh(ring_mesh(ring)):
+    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
         few, many = temporary(4), temporary(64)
     shard = slots // ring * KEY_HEADS * HEAD_DIM * 4
     # One copy of the shard's keys and values a row would take 4 and 64 times 2 shards. What four rows do
@@ -262,16 +238,14 @@ def collectives(compiled: jax.stages.Compiled) -> set[str]:
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
     ring, batch = 4, 2
-    mesh = ring_mesh(ring)
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
     with jax.set_mesh(mesh):
-        shardings = jax.tree.map(
-            lambda s: jax.sharding.NamedSharding(mesh, s), cache_specs(RULES, dtype, layers=3)
-        )
+        shardings = jax.tree.map(partial(jax.NamedSharding, mesh), cache_specs(RULES, dtype, layers=3))
         cache = jax.jit(partial(make_cache, batch, 4096, ring, dtype, layers=3), out_shardings=shardings)()
         new = jnp.zeros((3, batch, 8, KEY_HEADS, HEAD_DIM))
         positions = jnp.zeros((batch, 8), jnp.int32)
-        spread = jax.device_put(new, jax.sharding.NamedSharding(mesh, jax.P(None, None, "ring")))
-        places = jax.device_put(positions, jax.sharding.NamedSharding(mesh, jax.P(None, "ring")))
+        spread = jax.device_put(new, jax.NamedSharding(mesh, jax.P(None, None, "ring")))
+        places = jax.device_put(positions, jax.NamedSharding(mesh, jax.P(None, "ring")))
         bytes_a_device = sum(x.nbytes for x in jax.tree.leaves(cache)) // ring
         for write, arrays in ((append, (new, new, positions)), (append_blocks, (spread, spread, places))):
             run = jax.jit(
@@ -287,15 +261,15 @@ def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
 @pytest.mark.usefixtures("full_compiler")
 def test_what_attending_moves_does_not_grow_with_the_cache():
     ring, batch = 4, 2
-    mesh = ring_mesh(ring)
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
 
     def moved(step, sharded: str | None, capacity: int) -> tuple[set[str], list[str]]:
         def array(*shape, dtype=jnp.float32):
             spec = jax.P(None, sharded)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(mesh, spec))
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
 
         cache = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, s)),
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, s)),
             jax.eval_shape(partial(make_cache, batch, capacity, ring)),
             cache_specs(RULES, "float32", layers=1),
         )

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from agentic_ring.attention.kernels.interface import Saved, Tile
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 
 SCALE = 0.2
@@ -15,6 +17,11 @@ def arrays(queries, keys, heads=(2, 1), head_dim=32, dtype=jnp.float32, batch=2,
     generator = np.random.default_rng(seed)
     shapes = [(batch, queries, heads[0], head_dim), *[(batch, keys, heads[1], head_dim)] * 2]
     return [jnp.asarray(generator.normal(size=s), dtype) for s in (*shapes, shapes[0])]
+
+
+def unlabelled(spec=MaskSpec(), offset=0):
+    """A mask without positions and segment ids."""
+    return HopMask(spec, TokenLabels(), TokenLabels(), offset)
 
 
 def truth(q, k, v, d_output, allowed, soft_cap=None):
@@ -67,3 +74,13 @@ def check(kernel, mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
     assert not np.asarray(state.output)[empty].any()
     assert np.isneginf(np.asarray(state.logsumexp)[empty]).all()
     assert not np.asarray(got.dq)[empty].any()
+
+
+def check_refusal(kernel, arrays, mask, scores, message):
+    """Neither direction computes the tile, and the error says why."""
+    q, k, v, d_output = arrays
+    tile = Tile(q, k, v, mask, scores)
+    with pytest.raises(NotImplementedError, match=message):
+        kernel.forward(tile)
+    with pytest.raises(NotImplementedError, match=message):
+        kernel.backward(tile, Saved(q, q[..., 0], d_output))

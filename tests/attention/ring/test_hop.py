@@ -1,7 +1,5 @@
 """What a hop computes: the tiles that a layout gives, the same on every device."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from agentic_ring.attention import MaskSpec, attention, order, reference_attention
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.xla import XlaKernel
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.compiled import conditionals
 
 BATCH, BLOCK, HEADS, HEAD_DIM = 2, 16, 4, 8
@@ -45,15 +43,13 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
 
 
 def lower_gradient(ring: int, **options) -> jax.stages.Lowered:
-    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
-    x = jax.ShapeDtypeStruct(
-        (BATCH, ring * BLOCK, HEADS, HEAD_DIM),
-        jnp.float32,
-        sharding=jax.NamedSharding(mesh, jax.P(None, "ring")),
-    )
-    attend: Callable = lambda q, k, v: attention(  # noqa: E731
-        q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options
-    ).sum()
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
+    sharding = jax.NamedSharding(mesh, jax.P(None, "ring"))
+    x = jax.ShapeDtypeStruct((BATCH, ring * BLOCK, HEADS, HEAD_DIM), jnp.float32, sharding=sharding)
+
+    def attend(q, k, v):
+        return attention(q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options).sum()
+
     return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x)
 
 
@@ -120,7 +116,7 @@ def test_without_tiles_positions_travel(tiles):
 
 def test_a_permuted_sequence_needs_no_positions(tiles):
     """What a model uses that permutes once at its input."""
-    mesh = make_mesh(MeshShape(ring=4), devices=jax.devices()[:4])
+    mesh = mesh_on_first_devices(MeshShape(ring=4))
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 8))
     places = order("zigzag", 64, 4)
     got = attention(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from agentic_ring.attention import MaskSpec, attention
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.compiled import Permutes, permutes
 
 pytestmark = pytest.mark.usefixtures("full_compiler")
@@ -18,7 +18,7 @@ BLOCK = 255  # odd, so that even the bidirectional kernel pads its chunks and ha
 def abstract(
     ring: int, shape: tuple[int, ...], dtype: str, spec: jax.P
 ) -> tuple[jax.sharding.Mesh, jax.ShapeDtypeStruct]:
-    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
     return mesh, jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
 
 
