@@ -15,7 +15,7 @@ from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
 from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Plan, decide
-from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import ShardingRules

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Kernel
 from agentic_ring.attention.options import AttentionOptions, Layout
-from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend
 from agentic_ring.attention.ring.exchange import from_layout, to_layout
 from agentic_ring.attention.ring.hop import Hop

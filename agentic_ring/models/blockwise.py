@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from agentic_ring.attention.ring.axis import vary_alike
+from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.mesh import ShardingRules, constrain
 
 Weights = tuple[jax.Array, ...]

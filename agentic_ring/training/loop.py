@@ -15,7 +15,7 @@ from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress, say
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from agentic_ring.training.train_step import Loss, TrainState, abstract_state, init_state, make_train_step
 

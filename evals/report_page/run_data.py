@@ -18,7 +18,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.run import RunConfig, load_config
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import Results, read_results
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
 from evals.report_page.filmstrip import data_uri, evenly_spaced, render

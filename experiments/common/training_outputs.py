@@ -8,7 +8,7 @@ from typing import Any
 
 from agentic_ring.run_folder import Dataclass
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 
 
 @contextmanager

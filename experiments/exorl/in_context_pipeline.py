@@ -14,7 +14,7 @@ from agentic_ring.files import replacing
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from data_prep.collection.domain_plans import PLANS
 from evals.common.plots import plot_loss
 from evals.common.results import Results, write_results

@@ -24,7 +24,7 @@ from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.run_folder import Stages
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from agentic_ring.training.train_step import TrainState
 from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns

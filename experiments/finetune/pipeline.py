@@ -28,7 +28,7 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import token_loss
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, write_results
 from evals.compile.step_memory import TrainStep, token_batch

@@ -14,7 +14,7 @@ from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import RunConfig
 from agentic_ring.run_folder import Stages, write_config
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics import MetricsLog
+from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
 from evals.rollouts.returns import ReturnReport, evaluate_returns

@@ -11,7 +11,7 @@ import pytest
 
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError, MeshError, StoreError
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from data_prep.folders import store_path
 from evals import dmc_returns
 from evals.common.results import read_results

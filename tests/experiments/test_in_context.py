@@ -7,7 +7,7 @@ import pytest
 
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.run import load_config
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import read_results
 from evals.in_context import task_rollouts
 from experiments import in_context

@@ -16,7 +16,7 @@ from agentic_ring.errors import ArgumentError, ConfigError, DataError, StoreErro
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.training.losses import token_loss
-from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.sharegpt import ConversationsConfig, prepare
 from evals.common.results import read_results
 from evals.compile.llama_step import Shape

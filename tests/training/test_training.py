@@ -17,7 +17,7 @@ from flax import nnx
 
 from agentic_ring.errors import CheckpointError, NonFiniteLossError
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics import read_metrics
+from agentic_ring.training.metrics_log import read_metrics
 from tests.data.synthetic import random_store
 from tests.training.worker import train_tiny
 

@@ -26,7 +26,7 @@ import numpy as np
 from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, backward_rows
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.platform import mesh_device_kind
-from agentic_ring.attention.ring.axis import vary_alike
+from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.softmax import SoftmaxState
 
 LANES = 128

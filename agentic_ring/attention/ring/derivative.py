@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Saved, backward_rows
-from agentic_ring.attention.ring.axis import vary_alike
+from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.ring.hop import Block, Hop, Queries
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.options import Layout
-from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.collectives import RingAxis
 
 
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:

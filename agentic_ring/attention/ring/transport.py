@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.options import Schedule
-from agentic_ring.attention.ring.axis import RingAxis
+from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.hop import Block, Origin
 from agentic_ring.attention.softmax import SoftmaxState, merge
 

@@ -1,4 +1,4 @@
-"""Mesh axes as a ring of devices, or as a ring of rings."""
+"""Collectives over the mesh axes of a ring, or of a ring of rings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 import pytest
 
 from agentic_ring.errors import DataError
-from agentic_ring.training.metrics import MetricsLog, read_metrics
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 
 
 def write(path, resume_step, rows, **options):
