@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from agentic_ring.attention.explain import Explanation, KernelCall
+from agentic_ring.attention.explain import Explanation
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions
 
@@ -50,26 +50,14 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
         f"{explanation.tokens}, {shapes.heads} query and {shapes.key_heads} key heads of {shapes.head_dim}"
     )
     yield "tiles, and the kernel that takes them"
-    for text, calls in _by_text(explanation.calls).items():
-        taken = ", ".join(f"{call.direction} {explanation.kernels[call]}" for call in calls)
-        yield f"    {text}: {taken}"
+    for text in dict.fromkeys(map(str, explanation.calls)):  # forward and backward see the same tiles
+        calls = (call for call in explanation.calls if str(call) == text)
+        yield f"    {text}: {', '.join(f'{call.direction} {explanation.kernels[call]}' for call in calls)}"
     yield "kernels, regardless of memory"
     for name, refusals in explanation.refusals.items():
         if not refusals:
             yield f"    {name}: takes all tiles"
         for reason in dict.fromkeys(refusals.values()):
-            refused = [call for call in refusals if refusals[call] == reason]
-            which = "" if len(refused) == len(explanation.calls) else f" {_listed(refused)}"
+            refused = [f"{call.direction} of {call}" for call in refusals if refusals[call] == reason]
+            which = "" if len(refused) == len(explanation.calls) else f" {'; '.join(refused)}"
             yield f"    {name}: refuses{which}: {reason}"
-
-
-def _by_text(calls: tuple[KernelCall, ...]) -> dict[str, list[KernelCall]]:
-    """The calls grouped by their tile: forward and backward see the same tiles."""
-    grouped: dict[str, list[KernelCall]] = {}
-    for call in calls:
-        grouped.setdefault(str(call), []).append(call)
-    return grouped
-
-
-def _listed(calls: list[KernelCall]) -> str:
-    return "; ".join(f"{call.direction} of {call}" for call in calls)

@@ -23,7 +23,6 @@ def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
     The cores of a chip follow one another.
 
     Args:
-      devices: devices of one machine.
       count: number of rings.
 
     Returns:

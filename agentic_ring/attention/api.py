@@ -55,8 +55,7 @@ def attention(
 
     Args:
       q: queries [B, T, N, H].
-      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
-      v: values [B, S, K, H].
+      k, v: keys and values [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
       mesh: the mesh to run on; that of ``jax.set_mesh`` where absent, one device without either.
       rules: which mesh axes carry batch, sequence and heads. A pair of axes for the sequence, (outer,
         inner), makes the ring a double ring, and lets "ulysses_ring" exchange heads over the inner.
@@ -82,8 +81,7 @@ def attention(
       permuted: the sequence is in ``layout`` order already, and so is the output: for a model that
         permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
-      query_chunk: queries that the kernel works on at a time; chosen by the kernel where absent.
-      key_chunk: keys that the kernel works on at a time; likewise.
+      query_chunk, key_chunk: queries and keys that the kernel works on at a time; its own choice if absent.
 
     Returns:
       [B, T, N, H] in q's dtype and sharding; exactly 0 where a query has nothing to attend to.
@@ -142,27 +140,18 @@ def ring_attention(
     """Attention of this device's queries to the whole sequence, for use inside ``jax.shard_map``.
 
     Args:
-      q: this device's queries [B, T, N, H].
-      k: this device's keys [B, S, K, H], N a multiple of K.
-      v: this device's values [B, S, K, H].
+      q, k, v: this device's queries [B, T, N, H], keys and values [B, S, K, H]; N is a multiple of K.
       axis_name: mesh axis that the sequence is sharded over; None where it is not. A pair
         (outer, inner) makes a double ring: blocks go round the inner axis, on fast links, for each
         hop on the outer one.
-      mask: static part of the mask.
       positions: of this device's tokens in the whole sequence, int [B, T] or [1, T], or a
         (query, key) pair. Where absent they follow from ``layout``, and hops need no mask.
       segment_ids: of this device's tokens; likewise. A negative id is padding.
-      scale: of the scores; 1 / sqrt(H) where absent.
-      soft_cap: see ``attention``.
       sinks: of this device's query heads, float [N]; see ``attention``.
-      dropout_rate: see ``attention``.
       dropout_key: the same on every device of the ring. Where devices hold different rows of a batch
         or different heads, fold their place in those into it.
       layout: the order in which the devices hold the sequence.
-      schedule: "bidirectional" sends half of each block each way round the ring.
-      kernel: one of ``agentic_ring.attention.KERNELS``.
-      query_chunk: queries that the kernel works on at a time; chosen by the kernel where absent.
-      key_chunk: keys that the kernel works on at a time; likewise.
+      mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk: see ``attention``.
 
     Returns:
       [B, T, N, H] in q's dtype; exactly 0 where a query has nothing to attend to.

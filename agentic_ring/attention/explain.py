@@ -30,8 +30,7 @@ class KernelCall:
 
     Attributes:
       direction: which method of ``Kernel`` is called.
-      arguments: its arguments, a ``Tile`` and for the backward ``Saved``, with shapes and dtypes in the
-        place of arrays.
+      arguments: its ``Tile`` and for the backward ``Saved``, with shapes and dtypes in the place of arrays.
     """
 
     direction: Literal["forward", "backward"]
@@ -50,14 +49,6 @@ class KernelCall:
             f"{rows} of {q.shape[1]} queries x {k.shape[1]} keys, {q.shape[2]} and {k.shape[2]} heads, "
             f"{'no mask' if mask.trivial else spec}"
         )
-
-    def refused_by(self, kernel: Kernel) -> str | None:
-        """Why a kernel does not take it; None where it does. Traces the kernel and compiles nothing."""
-        try:
-            jax.eval_shape(getattr(kernel, self.direction), *self.arguments)
-        except NotImplementedError as refusal:
-            return str(refusal)
-        return None
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,6 @@ def explain(
     """Explains ``attention(q, k, v, ...)`` for arrays of these shapes and dtypes.
 
     Args:
-      q, k, v: shapes and dtypes of the arrays.
       options: the static options of the call; its kernel is left open.
       mesh, rules: as in ``attention``.
       segments: whether segment ids are given.
@@ -124,12 +114,15 @@ def explain(
 
 
 def _refusals(name: str, platform: str, calls: tuple[KernelCall, ...]) -> dict[KernelCall, str]:
-    try:
-        kernel = select_kernel(name, platform=platform)
-    except ArgumentError as error:
-        return dict.fromkeys(calls, str(error))
-    found = {call: call.refused_by(kernel) for call in calls}
-    return {call: reason for call, reason in found.items() if reason is not None}
+    """The calls that a kernel does not take, and why. Traces the kernel and compiles nothing."""
+    refusals = {}
+    for call in calls:
+        try:
+            kernel = select_kernel(name, platform=platform)
+            jax.eval_shape(getattr(kernel, call.direction), *call.arguments)
+        except (ArgumentError, NotImplementedError) as refusal:
+            refusals[call] = str(refusal)
+    return refusals
 
 
 def _kernel_calls(decision: Decision, inputs: AttentionInputs, segments: bool) -> tuple[KernelCall, ...]:

@@ -50,8 +50,7 @@ def attention_fn(
 
     Args:
       query: [..., T, N, H], any number of batch axes, which are made one.
-      key: [..., S, K, H], N a multiple of K.
-      value: [..., S, K, H].
+      key, value: [..., S, K, H], N a multiple of K.
       bias, mask: refused, as arrays of T x S numbers; see ``spec`` and ``segment_ids``.
       broadcast_dropout: makes no difference: every row and every head drops its own.
       dropout_rng: key of ``jax.random``.

@@ -23,11 +23,9 @@ class AttentionInputs:
 
     Attributes:
       q: queries [B, T, N, H].
-      k: keys [B, S, K, H].
-      v: values [B, S, K, H].
+      k, v: keys and values [B, S, K, H].
       sinks: float [N], or None.
-      query: positions and segment ids of the queries; has the same fields set as ``key``.
-      key: positions and segment ids of the keys.
+      query, key: positions and segment ids of the queries and of the keys; both have the same fields set.
       dropout_key: key of ``jax.random``, or None for no dropout.
     """
 

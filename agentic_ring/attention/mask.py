@@ -128,9 +128,7 @@ class HopMask:
     """The mask of one block of queries against one block of keys, as a kernel takes it.
 
     Attributes:
-      spec: the static part.
-      query: labels of the queries, [B, T]. Has the same fields set as ``key``.
-      key: labels of the keys, [B, S].
+      query, key: labels of the queries [B, T] and of the keys [B, S]; both have the same fields set.
       offset: where there are no positions, query t stands at position t + offset and key s at s.
     """
 

@@ -93,18 +93,15 @@ class Plan:
 
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
-        sharded = self.sharded
-        options = sharded.options
-        return round_up(
-            length,
-            length_multiple(
-                self.placement.ring,
-                sharded.layout,
-                options.schedule,
-                ulysses=sharded.ulysses,
-                permuted=options.permuted,
-            ),
+        sharded, options = self.sharded, self.sharded.options
+        multiple = length_multiple(
+            self.placement.ring,
+            sharded.layout,
+            options.schedule,
+            ulysses=sharded.ulysses,
+            permuted=options.permuted,
         )
+        return round_up(length, multiple)
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
@@ -128,14 +125,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan and the reasons for it.
-
-    Attributes:
-      plan: what will run.
-      shapes: sizes per device.
-      platform: "cpu", "gpu" or "tpu".
-      choice: the strategy and why.
-    """
+    """A plan for a platform ("cpu", "gpu" or "tpu"), and the reasons for it."""
 
     plan: Plan
     shapes: Shapes
@@ -203,9 +193,6 @@ def place(
 
     Args:
       mesh: the mesh, or None for the one of ``jax.set_mesh``.
-      rules: which of its axes carry what.
-      q_shape: shape of q.
-      k_shape: shape of k.
       strategy: "local" keeps sequences whole, and so does "auto" where T and S differ.
 
     Raises:

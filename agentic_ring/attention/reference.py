@@ -29,8 +29,7 @@ def reference_attention(
 
     Args:
       q: queries [B, T, N, H].
-      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
-      v: values [B, S, K, H].
+      k, v: keys and values [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
       mask: static part of the mask.
       positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
       segment_ids: int [B, T], or a (query, key) pair.

@@ -32,7 +32,6 @@ class ShardedAttention:
 
     Attributes:
       options: of the call; strategy and layout are chosen, neither is "auto".
-      kernel: computes a tile.
       inner: size of the inner rings of a double ring; 1 for a plain one.
       ulysses: devices that exchange heads for tokens; 1 for none.
     """

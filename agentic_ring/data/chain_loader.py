@@ -164,10 +164,7 @@ class ChainPipeline(ShardedBatches):
     """An endless iterator of ``ChainBatch``, with chains sharded over data and fsdp, steps over the ring.
 
     Args:
-      loader: reads the store.
-      sampler: plans each chain.
       batch_size: number of chains, over all processes.
-      mesh, rules: sharding of the arrays.
     """
 
     def __init__(

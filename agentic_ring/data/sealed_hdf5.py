@@ -41,7 +41,6 @@ class FileKind:
     """A kind of sealed file, and how a user obtains one.
 
     Attributes:
-      name: name of the format.
       version: version of the format; a reader accepts only its own.
       noun: what messages call such a file.
       command: command that writes one.

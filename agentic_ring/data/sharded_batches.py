@@ -29,7 +29,6 @@ class ShardedBatches:
       load: reads chosen positions of a row; called from several threads.
       batch_size: number of rows B, over all processes.
       length: number of positions S in a row.
-      mesh, rules: sharding of the arrays.
     """
 
     def __init__(self, load: LoadRow, batch_size: int, length: int, mesh: Mesh, rules: ShardingRules):

@@ -63,7 +63,6 @@ class TrajectoryStore(SealedReader):
     """Read access to a store; a context manager.
 
     Attributes:
-      domain: the ``Domain``.
       collector: ExoRL's collector, or the one of ``data_prep.collect``.
       tasks: names of the tasks whose rewards are stored.
       lengths: int32 [E], transitions of each episode.

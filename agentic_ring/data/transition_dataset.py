@@ -139,7 +139,6 @@ class RandomBatches:
     """An endless iterator of batches, each drawn with a random generator of its own.
 
     Args:
-      draw: makes a batch.
       seed: seed of the generators, together with the batch's number.
     """
 

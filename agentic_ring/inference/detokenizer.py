@@ -21,7 +21,6 @@ class IncrementalDetokenizer:
     """Decodes one token at a time; a character of several tokens is returned with the last of them.
 
     Args:
-      decode: converts token ids to text.
       before: preceding tokens; empty if the text starts on its own, without a leading space.
     """
 

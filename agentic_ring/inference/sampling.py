@@ -53,7 +53,6 @@ def sample_next_token(
 
     Args:
       logits: float32 [B, V].
-      sampling: temperature, top-p and seed.
       rows: int32 [B], index of each row's prompt.
       index: int32 scalar, index of the token within its answer.
 
@@ -71,8 +70,7 @@ def sample_next_token(
         return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
 
     tokens = jax.lax.cond(sampling.temperature == 0, likeliest, drawn)
-    likelihood = jax.nn.log_softmax(logits)
-    return tokens, jnp.take_along_axis(likelihood, tokens[:, None], axis=-1)[:, 0]
+    return tokens, jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
 
 
 def _nucleus(logits: jax.Array, top_p: np.float32 | jax.Array) -> jax.Array:

@@ -190,7 +190,6 @@ class TextEngine:
           prompts: prompts of any lengths, at least one token each.
           max_new_tokens: limit of each answer.
           document: text before every prompt.
-          sampling: temperature, top-p and seed.
           stop_tokens: tokens that end an answer; they are not part of it.
           stop: takes all tokens of an answer so far and returns whether it ends; see ``stop_at``.
           on_token: called with the prompt's index and each new token of its answer.

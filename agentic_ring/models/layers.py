@@ -20,8 +20,7 @@ def init_weight(
 
 def embedding_table(key: jax.Array, rows: int, width: int) -> nnx.Param:
     """A float32 table [rows, D], drawn from a normal with standard deviation 0.02."""
-    value = 0.02 * jax.random.normal(key, (rows, width), jnp.float32)
-    return nnx.Param(value, logical_axes=(None, "embed"))
+    return nnx.Param(0.02 * jax.random.normal(key, (rows, width), jnp.float32), logical_axes=(None, "embed"))
 
 
 class Linear(nnx.Module):

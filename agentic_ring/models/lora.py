@@ -70,8 +70,6 @@ class LoraModel(Model[Config]):
     (any ``TransformerConfig.remat`` except "none"); otherwise the backward pass keeps the sums of all layers.
 
     Args:
-      config: configuration of the module.
-      lora: rank and scale.
       dtype: storage dtype of the frozen weights.
     """
 

@@ -24,16 +24,11 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 class Model(Generic[Config]):
-    """The structure of a module without its parameters, and the sharding of each parameter.
-
-    Args:
-      config: configuration of the module.
-    """
+    """The structure of a module without its parameters, and the sharding of each parameter."""
 
     def __init__(self, config: Config):
         self.config = config
-        abstract = jax.eval_shape(lambda: config.build(jax.random.key(0)))
-        self.graphdef, self._abstract = nnx.split(abstract)
+        self.graphdef, self._abstract = nnx.split(jax.eval_shape(lambda: config.build(jax.random.key(0))))
 
     def bind(self, params: Params, frozen: Params | None = None) -> Any:
         """Returns the module with these parameters; ``frozen`` ones exist only where some are not trained."""

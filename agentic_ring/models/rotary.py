@@ -94,7 +94,6 @@ def apply_rotary(
       x: [B, T, N, H], H even.
       positions: int32 [B, T] or [1, T].
       theta: base; the longest wavelength is 2 pi theta tokens before scaling.
-      scaling: method that extends the context.
 
     Returns:
       [B, T, N, H] in x's dtype.

@@ -269,8 +269,7 @@ class Block(nnx.Module):
         ``attend`` is ``attend_new_tokens`` or, where C is sharded, ``attend_chunk``.
         """
         query, key, value = self.attention.project(x, positions)
-        inputs = CachedAttentionInputs(query, key, value, positions, past, prefix)
-        heads = attend(inputs, self.config.rules)
+        heads = attend(CachedAttentionInputs(query, key, value, positions, past, prefix), self.config.rules)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
 

@@ -42,7 +42,6 @@ def make_app(
 
     Args:
       name: name by which requests select the model.
-      generator: answers the requests.
       template: chat template; with None, chat requests are refused.
       queue_size: requests that may wait while one is processed.
       max_body_bytes: largest request body.

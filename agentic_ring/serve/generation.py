@@ -25,7 +25,6 @@ class Prompt:
     """A tokenised prompt.
 
     Attributes:
-      tokens: all tokens.
       text: the given text, or the decoded tokens; empty for a chat, which is never echoed.
       added: number of leading tokens that the tokenizer added, such as the beginning-of-text token.
     """
@@ -42,7 +41,6 @@ class GenerationJob:
     Attributes:
       prompts: at least one.
       max_new_tokens: limit of each answer; 0 generates none.
-      sampling: temperature, top-p and seed.
       stop: strings that end an answer; they are not part of it.
       echo: put the prompt before the answer.
       scored: return log probabilities.
@@ -82,7 +80,6 @@ class GeneratedText:
 
     Attributes:
       text: the answer, after the prompt if the job has ``echo``.
-      ended: reason why the answer ends.
       tokens: number of tokens of the answer.
       scored: tokens of ``text`` with log probabilities; None unless requested.
     """
@@ -97,8 +94,6 @@ class TextGenerator:
     """Answers jobs with one model, one job at a time.
 
     Args:
-      engine: engine of the model.
-      tokenizer: tokenizer of the model.
       max_context: maximum number of tokens of a prompt and its answer together.
     """
 
@@ -113,8 +108,7 @@ class TextGenerator:
         if not isinstance(given, str):
             return Prompt(given, self._tokenizer.decode(given, skip_special=False))
         tokens = self._tokenizer.encode_prompt(given)
-        added = len(tokens) - len(self._tokenizer.encode(given))
-        return Prompt(tokens, given, added)
+        return Prompt(tokens, given, added=len(tokens) - len(self._tokenizer.encode(given)))
 
     def chat_prompt(self, template: ChatTemplate, turns: Sequence[Turn]) -> Prompt:
         """Tokenises a conversation that ends with the user's turn, in the template of the model's training.
@@ -150,7 +144,6 @@ class TextGenerator:
         """Returns the answers to all prompts of a job that has passed ``check``.
 
         Args:
-          job: prompts and settings.
           on_text: called with each new part of the answer to a single prompt.
           check_connected: called regularly; an exception that it raises ends the job.
 
@@ -252,7 +245,6 @@ def _scored_tokens(
     """Yields the tokens from index ``shown`` on.
 
     Args:
-      tokenizer: tokenizer of the model.
       tokens: tokens of prompt and answer.
       score: score of the last tokens.
       shown: index of the first token to return.

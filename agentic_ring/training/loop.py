@@ -74,14 +74,10 @@ def train(
 
     Args:
       config: length and settings.
-      model: model to train.
       loss_function: one of ``training.losses``.
-      batches: batches for the loss function.
-      mesh: devices.
       checkpoints: where the state is saved and restored.
       metrics: log of loss and speed.
       tokens_per_place: tokens per element of a batch's weight, for the reported speed only.
-      rules: mesh axes of each logical axis.
       start: creates the initial parameters of a new run; None draws them from the seed.
       frozen: weights of the model that are not trained, if any.
 

@@ -114,8 +114,7 @@ def _update_member(config: TD3Config, state: TD3State, batch: dict[str, jax.Arra
 
 
 def _critics(critics: Parameters, observation: jax.Array, action: jax.Array) -> jax.Array:
-    inputs = jnp.concatenate([observation, action], -1)
-    return jax.vmap(apply_mlp, in_axes=(0, None))(critics, inputs)[..., 0]
+    return jax.vmap(apply_mlp, in_axes=(0, None))(critics, jnp.concatenate([observation, action], -1))[..., 0]
 
 
 def _critic_target(

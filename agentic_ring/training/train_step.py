@@ -69,10 +69,8 @@ def init_state(
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh, rules))
     if params is not None:
-        begin = partial(_first_state, optimizer)
-        return jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)
-    init = partial(_fresh_state, model, optimizer)
-    return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+        return jax.jit(partial(_first_state, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(partial(_fresh_state, model, optimizer), out_shardings=shardings)(jax.random.key(seed))
 
 
 def _fresh_state(model: Model, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
@@ -92,7 +90,6 @@ def make_train_step(
     (before clipping).
 
     Args:
-      model: model to train.
       loss: one of ``training.losses``.
       optimizer: the result of ``make_optimizer``.
       accumulation: number of parts into which a batch is split.

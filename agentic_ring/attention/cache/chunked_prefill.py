@@ -37,8 +37,6 @@ def attend_chunk(
 
     Args:
       inputs: the arrays, C sharded over the ring in any layout that the positions describe.
-      rules: which mesh axes are which.
-      mask: static part of the mask.
 
     Returns:
       [B, C, N, H] in the query's dtype, sharded as the query; exactly 0 for padding.

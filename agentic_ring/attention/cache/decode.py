@@ -24,8 +24,6 @@ def attend_new_tokens(
 
     Args:
       inputs: the arrays; those of the new tokens are the same on every device of the ring.
-      rules: which mesh axes are which.
-      mask: static part of the mask.
 
     Returns:
       [B, C, N, H] in the query's dtype; exactly 0 for padding.

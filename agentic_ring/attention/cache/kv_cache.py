@@ -155,7 +155,6 @@ def append(
       cache: donate it, and it is updated in place.
       keys, values: [layers, B, C, K, H], the same on every device of the ring.
       positions: int32 [B, C]; ``EMPTY_SLOT`` for a row that has no token here.
-      rules: which mesh axes are which.
     """
 
     def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
@@ -164,8 +163,7 @@ def append(
         stored = _write(cache, keys, values, positions, mine)
         return KVCache(*stored, cache.filled + jnp.where(mine, positions.shape[1], 0), cache.calls + 1)
 
-    new = rules.spec("layer", "batch", None, "heads", None)
-    return _stored(local, cache, keys, values, positions, new, rules.spec("batch", None), rules)
+    return _stored(local, cache, keys, values, positions, rules, tokens=None)
 
 
 def append_blocks(
@@ -179,15 +177,13 @@ def append_blocks(
       cache: donate it, and it is updated in place.
       keys, values: [layers, B, T, K, H], T sharded over the ring in any layout.
       positions: int32 [B, T]; ``EMPTY_SLOT`` for padding.
-      rules: which mesh axes are which.
     """
 
     def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
         stored = _write(cache, keys, values, positions, mine=None)
         return KVCache(*stored, cache.filled + positions.shape[1], cache.calls)
 
-    new = rules.spec("layer", "batch", "sequence", "heads", None)
-    return _stored(local, cache, keys, values, positions, new, rules.spec("batch", "sequence"), rules)
+    return _stored(local, cache, keys, values, positions, rules, tokens="sequence")
 
 
 def _stored(
@@ -196,12 +192,12 @@ def _stored(
     keys: jax.Array,
     values: jax.Array,
     positions: jax.Array,
-    entries_spec: PartitionSpec,
-    positions_spec: PartitionSpec,
     rules: ShardingRules,
+    tokens: str | None,
 ) -> KVCache:
-    specs = specs_of(cache, rules)
-    run = on_shards(local, (specs, entries_spec, entries_spec, positions_spec), specs)
+    """The cache after ``local`` on each device; ``tokens`` is the logical axis of the new tokens."""
+    specs, new = specs_of(cache, rules), rules.spec("layer", "batch", tokens, "heads", None)
+    run = on_shards(local, (specs, new, new, rules.spec("batch", tokens)), specs)
     return run(cache, keys, values, positions)
 
 

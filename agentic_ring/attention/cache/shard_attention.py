@@ -75,7 +75,6 @@ def attend_to_shard(
       positions: int32 [B, C]; negative for padding.
       shard: of batch B; or of batch 1, which all rows of the queries then share: their queries
         become those of one row, and no copy of the shard is made.
-      mask: static part of the mask.
 
     Returns:
       The state of the B x C queries.

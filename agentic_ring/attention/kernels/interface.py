@@ -24,10 +24,7 @@ class Tile(NamedTuple):
 
     Attributes:
       q: queries [B, T, N, H].
-      k: keys [B, S, K, H], N a multiple of K.
-      v: values [B, S, K, H].
-      mask: which of the queries attend to which of the keys.
-      scores: how scores and probabilities are computed.
+      k, v: keys and values [B, S, K, H], N a multiple of K.
     """
 
     q: jax.Array

@@ -107,9 +107,7 @@ class SplashKernel:
             "is_mqa": False,
             "mask_value": _LOWEST,
             "attn_logits_soft_cap": scores.soft_cap,
-            "q_layout": library.QKVLayout.HEAD_DIM_MINOR,
-            "k_layout": library.QKVLayout.HEAD_DIM_MINOR,
-            "v_layout": library.QKVLayout.HEAD_DIM_MINOR,
+            **dict.fromkeys(("q_layout", "k_layout", "v_layout"), library.QKVLayout.HEAD_DIM_MINOR),
             "mask_function": band.mask_function,
             "interpret": self.interpret,
         }
@@ -215,7 +213,6 @@ class _BandTile(NamedTuple):
         """The library's MaskInfo: which blocks to visit, in lists as long as the longest of them.
 
         Args:
-          library: the module.
           for_keys: list the query blocks of each key block, else the key blocks of each query block.
         """
         info = library.mask_info_lib.MaskInfo
@@ -321,7 +318,6 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     Args:
       function: of q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
       arrays: the same with a batch before, q and k the first two.
-      segments: the segment ids of the batch.
 
     Returns:
       The results, joined; they vary over the mesh axes that any argument varies over.

@@ -36,8 +36,7 @@ class VanillaKernel:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        rows = backward_rows(saved)
-        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
+        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in backward_rows(saved))
         query, d_output = _grouped(q, k), _grouped(saved.d_output.astype(q.dtype), k)
         unmasked = scores.from_products(_products(q, k))
         probabilities = jnp.exp(_masked(unmasked, mask) - total)

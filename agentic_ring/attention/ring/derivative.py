@@ -38,13 +38,8 @@ class Route:
 def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
     """Attention of this device's queries to the blocks of keys and values of all devices.
 
-    Args:
-      route: how blocks of keys arrive, and what is computed with each.
-      inputs: this device's shards; the dropout key is part of ``scores`` already.
-      scores: how scores and probabilities are computed.
-
-    Returns:
-      [B, T, N, H] in q's dtype.
+    The inputs are this device's shards; their dropout key is part of ``scores`` already. The result is
+    [B, T, N, H] in q's dtype.
     """
     # Hops combine them all, and the carries of a scan must keep their type. Before the custom derivative, so
     # that JAX sums the gradient of an array that was the same on several devices.
@@ -69,10 +64,9 @@ def _attend_forward(
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
-    queries = Queries(inputs.q, inputs.query)
     state = route.transport.forward(
         Block(jnp.stack((inputs.k, inputs.v)), inputs.key),
-        lambda block, origin: route.hop.forward(queries, block, origin, scores),
+        lambda block, origin: route.hop.forward(Queries(inputs.q, inputs.query), block, origin, scores),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 

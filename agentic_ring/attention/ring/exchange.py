@@ -14,11 +14,7 @@ from agentic_ring.attention.ring.collectives import RingAxis
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """From this device's consecutive block [B, T, ...] to its block in ``layout``.
 
-    Args:
-      x: local array inside ``jax.shard_map``; T is even for zigzag and a multiple of the ring for
-        striped.
-      layout: order of the result.
-      axis: the ring.
+    For use inside ``jax.shard_map``; T is even for zigzag and a multiple of the ring for striped.
     """
     if layout == "striped":
         return _to_stripes(x, axis)

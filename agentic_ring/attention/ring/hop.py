@@ -32,12 +32,7 @@ from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge
 
 
 class Block(NamedTuple):
-    """The keys and values of one device, stacked so that one permute carries both.
-
-    Attributes:
-      keys_values: [2, B, S, K, H].
-      labels: of the keys.
-    """
+    """Keys and values [2, B, S, K, H] of one device, stacked so that one permute carries both."""
 
     keys_values: jax.Array
     labels: TokenLabels
@@ -84,8 +79,6 @@ class Hop:
     """The static part of a hop.
 
     Attributes:
-      kernel: computes a tile.
-      spec: static part of the mask.
       layout: the order of the sequence over the ring, where tiles follow from it; None where the
         labels carry positions instead, or where no token's place matters.
     """
@@ -162,11 +155,8 @@ class _Quarters:
         labels = queries.labels, block.labels
         whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
         self.queries = Queries(self.split_queries(queries.q), whole_batch[0].map(self.split_queries))
-        keys_values = jnp.concatenate(
-            (_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1
-        )
         self.keys = Block(
-            keys_values,
+            jnp.concatenate((_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1),
             whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
         )
 

@@ -55,7 +55,6 @@ def length_multiple(
     Args:
       devices: devices that share the sequence.
       layout: the order in which they work on it.
-      schedule: the schedule of the ring.
       ulysses: devices that exchange heads for tokens; a ring joins ``devices / ulysses`` such groups.
       permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
         blocks and exchange tokens; for striped, each block is then dealt evenly over the ring.
@@ -80,7 +79,6 @@ def shard_order(layout: Layout, length: int, ring: int, index: int | jax.Array) 
     """The places in the original sequence of the tokens that device ``index`` holds, int32 [L / P].
 
     Args:
-      layout: one of ``LAYOUTS``.
       length: tokens of the sequence; a multiple of the ring, for zigzag of twice the ring.
       ring: devices of the ring, P.
       index: device in the ring; may be a traced value such as ``jax.lax.axis_index``.

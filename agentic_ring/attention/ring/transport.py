@@ -52,7 +52,6 @@ class Ring:
         ...
 
     Attributes:
-      axis: the ring.
       schedule: "bidirectional" sends half of each block each way round, which uses both directions of
         every link: half the time where transfers are what a hop waits for.
     """
@@ -199,7 +198,6 @@ class Neighbours:
     For a sliding window over consecutive blocks: devices out of the window exchange nothing.
 
     Attributes:
-      axis: the ring.
       before: how many blocks before its own a device attends to.
       after: how many after it.
     """
@@ -240,9 +238,6 @@ class AllGather:
 
     One collective instead of P - 1, whose latency is paid once; memory for the whole sequence's keys
     and values on every device, and for their float32 gradients in the backward.
-
-    Attributes:
-      axis: the ring.
     """
 
     axis: RingAxis

@@ -41,7 +41,6 @@ class ChatTemplate(Protocol):
     """Interface of the templates.
 
     Attributes:
-      name: name of the template.
       special: tokens that the template writes, each of which must be one token of the tokenizer.
     """
 
@@ -91,7 +90,6 @@ class FormatTemplate:
     """A template made of format strings, each with one ``{}`` for the text.
 
     Attributes:
-      name: name of the template.
       system_turn: the system's turn.
       question: the user's turn, up to the answer's beginning.
       answer: the answer and its end token.
@@ -138,7 +136,6 @@ class JinjaTemplate:
     """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does.
 
     Args:
-      source: Jinja source.
       tokenizer: provides ``bos_token`` and ``eos_token``.
       clock: provides the time for ``strftime_now``.
 

@@ -79,8 +79,6 @@ def tokenize_in_parts(
     tokens.
 
     Args:
-      tokenizer, template: encode the conversation.
-      turns: turns of a conversation.
       length: row length in tokens.
 
     Raises:

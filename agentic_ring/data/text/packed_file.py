@@ -110,7 +110,6 @@ class PackedRows(SealedReader):
     """Read access to packed rows; a context manager.
 
     Attributes:
-      description: the ``PackedDescription``.
       length: row length in tokens, T.
     """
 

@@ -23,12 +23,9 @@ class PackedBatches(ShardedBatches):
     ``training.train_step.make_train_step`` divides.
 
     Args:
-      rows: rows of a file.
       batch_size: number of rows, over all processes.
-      mesh: mesh of the run.
       seed: seed of the order of the rows.
       layout: order of the tokens over the ring.
-      rules: sharding of the arrays.
 
     Raises:
       DataError: there are no rows, or their length does not divide evenly over the ring.

@@ -37,9 +37,8 @@ class Tokenizer:
 
     Attributes:
       bos_id: int, or None.
-      eos_ids: ids that end an answer; the first is the one to write.
-      add_bos: whether a text begins with ``bos_id``.
-      chat_template: Jinja source, or None.
+      eos_ids: ids of ``eos``.
+      add_bos, chat_template: as above.
 
     Raises:
       DataError: bos or eos is not a token of the tokenizer.
@@ -160,7 +159,6 @@ class Tokenizer:
         """Encodes ``text``; special tokens in it are recognised, and none is added unless asked for.
 
         Args:
-          text: any text.
           bos: prepend ``bos_id``.
           after: the text before this one, encoded already. Tokenizers like SentencePiece's put a space before
             the first word, unless the text continues another.

@@ -34,7 +34,6 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 
     Args:
-      path: the folder.
       context: context in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the
         context that the model was made for.
 
@@ -178,7 +177,6 @@ def config_fields(config: LlamaConfig, context: int, dtype: str) -> dict[str, An
     """Returns the content of ``config.json`` for a model.
 
     Args:
-      config: configuration of the model.
       context: context that the model was made for, in tokens.
       dtype: storage dtype of the weights.
     """

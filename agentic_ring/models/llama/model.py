@@ -103,8 +103,7 @@ class Llama(nnx.Module):
     def logits(self, encoded: jax.Array) -> jax.Array:
         """Of the next token, from what the stack made of each: [..., D] -> float32 [..., V]."""
         rules = self.config.transformer.rules
-        head = gather_param(self._head, rules, encoded.dtype)
-        return self._scores(self.transformer.norm(encoded), head)
+        return self._scores(self.transformer.norm(encoded), gather_param(self._head, rules, encoded.dtype))
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
         """Embeds tokens int32 [B, T] as the input of the stack, [B, T, D]."""

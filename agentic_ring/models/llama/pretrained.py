@@ -85,14 +85,7 @@ def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtyp
 
 @dataclass(frozen=True)
 class _Source:
-    """The tensors of one array.
-
-    Attributes:
-      files: the safetensors files.
-      weight: names of the array and its tensors.
-      layers: number of layers.
-      shape: shape of the array.
-    """
+    """The tensors of one array of this ``shape``."""
 
     files: TensorFiles
     weight: Weight
