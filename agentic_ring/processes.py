@@ -36,10 +36,8 @@ def join_processes() -> None:
 def first_process_first(name: str) -> Iterator[None]:
     """Runs the block on the first process, then on all others.
 
-    For work on files that all processes share: the others find what the first has written.
-
-    Args:
-      name: name of the block, the same on every process.
+    For work on files that all processes share: the others find what the first has written. The block has the
+    same ``name`` on every process.
     """
     if jax.process_index() != 0:
         multihost_utils.sync_global_devices(name)

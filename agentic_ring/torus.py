@@ -22,9 +22,6 @@ def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
 
     The cores of a chip follow one another.
 
-    Args:
-      count: number of rings.
-
     Returns:
       [count, devices / count]; None where the devices are no TPU chips that fill a flat rectangle, or the
       rectangle does not divide into such rings.

@@ -163,8 +163,7 @@ def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarr
 class ChainPipeline(ShardedBatches):
     """An endless iterator of ``ChainBatch``, with chains sharded over data and fsdp, steps over the ring.
 
-    Args:
-      batch_size: number of chains, over all processes.
+    A batch has ``batch_size`` chains, over all processes.
     """
 
     def __init__(

@@ -35,13 +35,9 @@ Sampler = Callable[[int], ChainPlan]
 
 
 def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:
-    """The return-to-go before each step: ``target`` minus the rewards collected so far.
+    """The return-to-go before each step, float32 [T]: ``target`` minus the ``rewards`` [T] collected so far.
 
-    Args:
-      rewards: [T].
-
-    Returns:
-      float32 [T]; the first entry is the target itself.
+    The first entry is the target itself.
     """
     collected = np.concatenate([[0.0], np.cumsum(rewards[:-1], dtype=np.float64)])
     return (target - collected).astype(np.float32)

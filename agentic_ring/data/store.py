@@ -148,9 +148,7 @@ class TrajectoryStore(SealedReader):
           UnknownNameError: the store has no rewards of this task.
         """
         if task not in self._returns:
-            self._require_task(task)
-            name = f"rewards/{task}"
-            rewards = (self._rows(name, e, 1, int(length) + 1) for e, length in enumerate(self.lengths))
+            rewards = (self.rewards(episode, task) for episode in range(self.num_episodes))
             self._returns[task] = np.array([reward.sum(dtype=np.float64) for reward in rewards])
         return self._returns[task]
 

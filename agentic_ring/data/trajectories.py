@@ -127,13 +127,9 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
 
 
 def detect_action_repeat(action: np.ndarray) -> int:
-    """Returns the number of steps for which actions are held: the largest n that divides all change points.
+    """Returns how many steps actions [T, A] are held: the largest n >= 1 that divides all change points.
 
-    Args:
-      action: [T, A].
-
-    Returns:
-      n >= 1; 1 if the action never changes, since its repeat is then unknown.
+    It is 1 if the action never changes, since its repeat is then unknown.
     """
     changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
     return int(np.gcd.reduce(changes)) if len(changes) else 1

@@ -51,8 +51,7 @@ class TransitionDataset:
     ) -> WindowBatch:
         """Draws windows [count, length] whose last decisions are uniform over all decisions.
 
-        Args:
-          loss_extent: actions of a window that bear loss.
+        ``loss_extent`` names the actions of a window that bear loss.
         """
         last = self.rows[generator.integers(len(self.rows), size=count)]
         rows = last[:, None] + np.arange(1 - length, 1)
@@ -136,11 +135,7 @@ def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray
 
 
 class RandomBatches:
-    """An endless iterator of batches, each drawn with a random generator of its own.
-
-    Args:
-      seed: seed of the generators, together with the batch's number.
-    """
+    """An endless iterator of batches; ``seed`` and the number of a batch seed its random generator."""
 
     def __init__(self, draw: Callable[[np.random.Generator], Any], seed: int):
         self._draw = draw

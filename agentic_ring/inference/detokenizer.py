@@ -54,8 +54,7 @@ class IncrementalDetokenizer:
 class StopStringFilter:
     """Passes text on up to the first stop string; a possible beginning of one is held back.
 
-    Attributes:
-      stopped: whether a stop string was found.
+    ``stopped`` tells whether a stop string was found.
     """
 
     def __init__(self, strings: Sequence[str]):
@@ -96,11 +95,7 @@ class StopStringFilter:
 
 
 class AnswerText:
-    """The text of one answer: ``IncrementalDetokenizer``, then ``StopStringFilter``.
-
-    Attributes:
-      text: the answer so far.
-    """
+    """The ``text`` of one answer so far: ``IncrementalDetokenizer``, then ``StopStringFilter``."""
 
     def __init__(self, decode: Decode, before: Sequence[int], strings: Sequence[str]):
         self._pieces = IncrementalDetokenizer(decode, before)

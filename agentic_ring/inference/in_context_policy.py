@@ -91,15 +91,9 @@ class _Programs(CachedModel):
 
     @cached_property
     def act(self) -> Any:
-        """(weights, previous, current, cache, prefix) -> actions [E, A] and the cache."""
+        """(weights, previous, current, cache, prefix or None) -> actions [E, A] and the cache."""
 
-        def act(
-            weights: list[jax.Array],
-            previous: ChainSteps,
-            current: ChainSteps,
-            cache: KVCache,
-            prefix: KVCache | None,
-        ) -> tuple[jax.Array, KVCache]:
+        def act(weights, previous, current, cache, prefix):
             return self.bind(weights).act(previous, current, cache, prefix)
 
         return self.jit(act, NamedSharding(self.mesh, PartitionSpec()))

@@ -12,7 +12,7 @@ from agentic_ring.attention.cache import KVCache, slots_needed, specs_of
 from agentic_ring.attention.cache import first_row as one_row
 from agentic_ring.errors import ArgumentError
 from agentic_ring.inference.cached_model import CachedModel, array_bytes
-from agentic_ring.inference.sampling import SamplingValues, sample_next_token
+from agentic_ring.inference.sampling import sample_next_token
 
 SCORED_AT_A_TIME = 64
 """Tokens per row whose logits over the vocabulary are in memory at a time during scoring."""
@@ -20,10 +20,9 @@ SCORED_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class LlamaPrograms(CachedModel):
-    """Each function is compiled once for every size of its arrays.
+    """Each function is compiled once for every size of its arrays; ``prefix`` is a ``KVCache`` or None.
 
-    Attributes:
-      chunk: tokens of a text to encode at a time.
+    ``chunk`` tokens of a text are encoded at a time.
     """
 
     chunk: int
@@ -45,15 +44,7 @@ class LlamaPrograms(CachedModel):
         token has been reached.
         """
 
-        def encode(
-            weights: Any,
-            tokens: jax.Array,
-            positions: jax.Array,
-            place_of_last: jax.Array,
-            last: jax.Array,
-            cache: KVCache,
-            prefix: KVCache | None,
-        ) -> tuple[jax.Array, KVCache]:
+        def encode(weights, tokens, positions, place_of_last, last, cache, prefix):
             encoded, cache = self.bind(weights).prefill_chunk(tokens, positions, cache, prefix)
             size = tokens.shape[1]
             place = jnp.clip(place_of_last, 0, size - 1)[:, None, None]
@@ -67,7 +58,7 @@ class LlamaPrograms(CachedModel):
     def first_row(self) -> Any:
         """(weights, cache, last [B, D]) -> (logits [1, V], cache of batch 1) of the first row."""
 
-        def first_row(weights: Any, cache: KVCache, last: jax.Array) -> tuple[jax.Array, KVCache]:
+        def first_row(weights, cache, last):
             return self.bind(weights).logits(last[:1]), one_row(cache)
 
         return self.jit(first_row, None, rules=replace(self.rules, batch=()))
@@ -76,9 +67,7 @@ class LlamaPrograms(CachedModel):
     def first_token(self) -> Any:
         """(weights, last [B, D], sampling, rows [B]) -> (tokens [B], their log probabilities [B])."""
 
-        def first_token(
-            weights: Any, last: jax.Array, sampling: SamplingValues, rows: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
+        def first_token(weights, last, sampling, rows):
             return sample_next_token(self.bind(weights).logits(last), sampling, rows, jnp.int32(0))
 
         return jax.jit(first_token)
@@ -91,16 +80,7 @@ class LlamaPrograms(CachedModel):
         the new token within its answer.
         """
 
-        def next_token(
-            weights: Any,
-            tokens: jax.Array,
-            positions: jax.Array,
-            cache: KVCache,
-            prefix: KVCache | None,
-            sampling: SamplingValues,
-            rows: jax.Array,
-            index: jax.Array,
-        ) -> tuple[jax.Array, jax.Array, KVCache]:
+        def next_token(weights, tokens, positions, cache, prefix, sampling, rows, index):
             model = self.bind(weights)
             encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
             return *sample_next_token(model.logits(encoded[:, 0]), sampling, rows, index), cache
@@ -115,14 +95,7 @@ class LlamaPrograms(CachedModel):
         probability [B, C], and the cache.
         """
 
-        def score(
-            weights: Any,
-            tokens: jax.Array,
-            positions: jax.Array,
-            targets: jax.Array,
-            cache: KVCache,
-            prefix: KVCache | None,
-        ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
+        def score(weights, tokens, positions, targets, cache, prefix):
             model = self.bind(weights)
             encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
 

@@ -68,9 +68,7 @@ class LoraModel(Model[Config]):
     All projections of attention and feedforward are adapted; embeddings, head and norms stay frozen. A is
     random and B zero, so training starts from the outputs of the frozen weights. Rematerialise the layers
     (any ``TransformerConfig.remat`` except "none"); otherwise the backward pass keeps the sums of all layers.
-
-    Args:
-      dtype: storage dtype of the frozen weights.
+    The frozen weights are stored in ``dtype``.
     """
 
     def __init__(self, config: Config, lora: LoraConfig, dtype: Literal["float32", "bfloat16"]):

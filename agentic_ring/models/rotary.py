@@ -166,5 +166,4 @@ def _yarn_ramp(theta: float, head_dim: int, scaling: YarnScaling) -> np.ndarray:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    steepness = max(high - low, 1e-3)
-    return np.clip((np.arange(head_dim // 2) - low) / steepness, 0.0, 1.0)
+    return np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)

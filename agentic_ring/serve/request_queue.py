@@ -10,11 +10,7 @@ Result = TypeVar("Result")
 
 
 class BusyError(Exception):
-    """The queue is full.
-
-    Attributes:
-      retry_after: seconds after which to try again.
-    """
+    """The queue is full; the client should try again after ``retry_after`` seconds."""
 
     def __init__(self, waiting: int, retry_after: int):
         super().__init__(f"{waiting} requests are waiting already; try again in {retry_after} s")
@@ -26,11 +22,7 @@ class AbandonedError(Exception):
 
 
 class RequestQueue:
-    """Runs work in a thread, one request at a time, in order of arrival.
-
-    Args:
-      size: requests that may wait while one is processed.
-    """
+    """Runs work in a thread, one request at a time, in order of arrival; up to ``size`` others may wait."""
 
     def __init__(self, size: int):
         self._lock = asyncio.Lock()

@@ -93,8 +93,7 @@ def train(
     )
 
     def fresh() -> TrainState:
-        params = None if start is None else start()
-        return init_state(model, optimizer, config.seed, mesh, rules, params)
+        return init_state(model, optimizer, config.seed, mesh, rules, start() if start else None)
 
     with jax.set_mesh(mesh):
         return run_updates(

@@ -76,7 +76,6 @@ def train_td3(
     learner = config.learner
     shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
     dims = data.observation.shape[1], data.action.shape[1]
-
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def fresh() -> TrainState:

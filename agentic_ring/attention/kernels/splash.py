@@ -173,10 +173,9 @@ def _checked(function: Callable) -> Callable:
 
 
 class _BandTile(NamedTuple):
-    """The static mask of a tile: query t attends to key s iff low <= t - s <= high.
+    """The static mask of a tile: query t attends to key s iff low <= t - s <= high for ``band`` (low, high).
 
-    Attributes:
-      band: (low, high); None where every pair is within.
+    The band is None where every pair is within.
     """
 
     queries: int

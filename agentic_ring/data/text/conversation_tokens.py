@@ -62,10 +62,9 @@ def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]
     """
     pieces = template.pieces(turns)
     encoded = encode_pieces(tokenizer, pieces)
-    lengths = [len(ids) for ids in encoded]
     return TokenizedText(
         np.concatenate([np.array(ids, np.int32) for ids in encoded]),
-        np.repeat([piece.is_answer for piece in pieces], lengths),
+        np.repeat([piece.is_answer for piece in pieces], [len(ids) for ids in encoded]),
     )
 
 
@@ -77,9 +76,6 @@ def tokenize_in_parts(
     Each part is a conversation of its own that begins with the system's turn. A question and its answer stay
     together; a pair that is longer than a row is truncated, and ``TokenizedText.cut`` counts the removed
     tokens.
-
-    Args:
-      length: row length in tokens.
 
     Raises:
       DataError: the turns are not a conversation.

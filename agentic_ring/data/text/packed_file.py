@@ -107,11 +107,7 @@ def packed_writer(path: Path, description: PackedDescription, length: int) -> It
 
 
 class PackedRows(SealedReader):
-    """Read access to packed rows; a context manager.
-
-    Attributes:
-      length: row length in tokens, T.
-    """
+    """Read access to packed rows of ``length`` T tokens; a context manager."""
 
     kind = PACKED
 
