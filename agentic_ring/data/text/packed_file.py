@@ -107,7 +107,7 @@ def packed_writer(path: Path, description: PackedDescription, length: int) -> It
 
 
 class PackedRows(SealedReader):
-    """Read access to packed rows of ``length`` T tokens; a context manager."""
+    """Read access to packed rows of ``length`` tokens; a context manager."""
 
     kind = PACKED
 
