@@ -62,25 +62,19 @@ def test_constraints_hold_names_and_versions_only():
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 class TestMake:
     @staticmethod
-    def make(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        settings = [
-            f"{name}={value}" for name, value in {"VENV": str(tmp_path / "venv"), **variables}.items()
-        ]
+    def make(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+        """Installs with a shell script that stands for some Python interpreter."""
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{body}\n")
+        python.chmod(0o755)
         # Without what an outer `make test` passes on, its own VENV and PYTHON among it.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        command = ["make", "install", *settings]
+        command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-    def python(self, tmp_path: Path, body: str) -> str:
-        """An executable that stands for some Python interpreter."""
-        path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-        return str(path)
 
     def test_without_a_fitting_python_it_says_which_and_why(self, tmp_path):
         # An interpreter of another version fails the version check.
-        finished = self.make(tmp_path, PYTHON=self.python(tmp_path, "exit 1"))
+        finished = self.make(tmp_path, "exit 1")
         assert finished.returncode != 0
         assert "Python 3.11 or 3.12 is needed" in finished.stderr
         assert "labmaze" in finished.stderr
@@ -89,7 +83,7 @@ class TestMake:
 
     def test_without_ensurepip_it_says_what_to_install(self, tmp_path):
         body = f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"'
-        finished = self.make(tmp_path, PYTHON=self.python(tmp_path, body))
+        finished = self.make(tmp_path, body)
         assert finished.returncode != 0
         assert f"apt install python3.{sys.version_info.minor}-venv" in finished.stderr
         assert not (tmp_path / "venv").exists()

@@ -1,5 +1,6 @@
 """Flax's attention modules with ours inside give what they give with their own."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -19,11 +20,8 @@ MESHES = [None, MeshShape(ring=8), MeshShape(data=2, ring=2, tensor=2)]
 
 @pytest.fixture(params=MESHES, ids=lambda shape: "no mesh" if shape is None else str(shape))
 def mesh(request):
-    if request.param is None:
+    with jax.set_mesh(make_mesh(request.param)) if request.param else nullcontext():
         yield
-    else:
-        with jax.set_mesh(make_mesh(request.param)):
-            yield
 
 
 @pytest.fixture

@@ -16,10 +16,6 @@ class Recorder:
         return lambda windows: windows.return_to_go[..., None] - params
 
 
-def shown(policy):
-    return policy._windows
-
-
 def test_a_window_holds_the_last_decisions_of_its_own_trial():
     policy = WindowPolicy(Recorder(), np.float32(0), SCALING, target=50.0, num_environments=2)
     for _ in range(2):  # the second trial starts with an empty window
@@ -28,7 +24,7 @@ def test_a_window_holds_the_last_decisions_of_its_own_trial():
         for step in range(4):
             seen = np.full((2, 2), float(step), np.float32)
             actions.append(policy.act(seen))
-            windows = shown(policy)
+            windows = policy._windows
             present = min(step + 1, 3)
             assert windows.present.sum(axis=1).tolist() == [present, present]
             assert windows.timestep[0, -present:].tolist() == list(range(step + 1 - present, step + 1))

@@ -12,7 +12,7 @@ import pytest
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes, InContextPolicy
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model
 from tests.models.tiny_agentic_transformer import (
@@ -56,6 +56,15 @@ def roll_out(policy: InContextPolicy) -> ChainSteps:
     return jax.tree.map(lambda *steps: np.stack(steps, axis=1), *columns)
 
 
+def make_policy(shape, decisions, prompt=None, config=None, **options):
+    """A policy with a fresh model on a mesh, and the same model encoding whole contexts."""
+    model = Model(config or tiny_config())
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    mesh = mesh_on_first_devices(shape)
+    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, decisions, prompt, **options)
+    return policy, jax.jit(lambda steps: model.bind(params)(steps))
+
+
 @pytest.mark.parametrize(
     ("shape", "prompt_steps"),
     [
@@ -67,21 +76,15 @@ def roll_out(policy: InContextPolicy) -> ChainSteps:
     ids=str,
 )
 def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
-    mesh = make_mesh(shape)
-    model = Model(tiny_config())
-    params = jax.jit(model.init_params)(jax.random.key(0))
     prompt = random_steps(batch=1, length=prompt_steps, valid=prompt_steps - 3) if prompt_steps else None
-    policy = InContextPolicy(
-        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, TRIALS * MAX_TIMESTEP, prompt
-    )
+    policy, encode = make_policy(shape, TRIALS * MAX_TIMESTEP, prompt)
     steps = roll_out(policy)
     if prompt is not None:
         valid = jax.tree.map(lambda x: np.repeat(x[:, : prompt_steps - 3], ENVIRONMENTS, axis=0), prompt)
         steps.position[:] += prompt_steps - 3
         steps = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), valid, steps)
-    encoded = np.asarray(jax.jit(lambda p, s: model.bind(p)(s))(params, steps))
     ours = steps.action[:, -TRIALS * MAX_TIMESTEP :]
-    assert np.abs(ours - encoded[:, -TRIALS * MAX_TIMESTEP :]).max() < 1e-4
+    assert np.abs(ours - encode(steps)[:, -TRIALS * MAX_TIMESTEP :]).max() < 1e-4
     # The context matters: actions of a model that forgot the first trial would differ by far more.
     assert np.abs(np.diff(ours, axis=1)).max() > 1e-2
     assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
@@ -90,15 +93,10 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
 
 
 @cache
-def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], np.ndarray]]:
+def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], jax.Array]]:
     """A policy with all options of hidden tasks, and the same model encoding whole contexts."""
     config = replace(tiny_config(layers=1), return_conditioning=False, fused_reward=True, action_modes=3)
-    model = Model(config)
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, TRIALS * MAX_TIMESTEP)
-    encode = jax.jit(lambda steps: model.bind(params)(steps))
-    return policy, lambda steps: np.asarray(encode(steps))
+    return make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=config)
 
 
 def test_a_reward_that_carries_its_step_is_decoded_as_it_is_encoded():
@@ -130,17 +128,11 @@ def test_copies_share_their_prompt_and_nothing_else():
 
 
 @cache
-def first_actions(prompt_chunk: int | None = None, cache_dtype: str | None = None):
+def first_actions(**options):
     """The first actions of a policy with a prompt, its cache of the prompt, and the progress of encoding."""
-    model = Model(tiny_config(layers=1))
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
-    prompt = random_steps(batch=1, length=20, valid=17)
-    policy = InContextPolicy(
-        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 4, None, prompt_chunk, cache_dtype
-    )
+    policy, _ = make_policy(MeshShape(data=2, ring=2), 4, config=tiny_config(layers=1), **options)
     read: list[int] = []
-    policy.start_over(prompt, read.append)
+    policy.start_over(random_steps(batch=1, length=20, valid=17), read.append)
     policy.begin_trial()
     return policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)), policy._prefix, read
 
@@ -164,29 +156,22 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options,
 @pytest.mark.parametrize("shape", [MeshShape(ring=1), MeshShape(ring=2)], ids=str)
 def test_a_step_copies_no_cache(shape):
     """The keys and values of each layer are read and written in place."""
-    model = Model(tiny_config())
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    mesh = make_mesh(shape, jax.devices()[: shape.ring])
-    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 100)
+    policy, _ = make_policy(shape, 100)
     policy.begin_trial()
     step = policy._steps(position=0)
     programs = policy._programs
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh_on_first_devices(shape)):
         compiled = programs.act.lower(programs.weights, step, step, policy._cache, None).compile().as_text()
-    slots = policy._cache.positions.shape[1] // mesh.size
+    slots = policy._cache.positions.shape[1] // shape.ring
     own = rf"f32\[{ENVIRONMENTS},2,{slots},8\]"
     assert re.search(rf"{own}\S* parameter\(", compiled)
     assert not re.search(rf"{own}\S* copy\(", compiled)
 
 
 def test_the_bytes_of_a_context_are_known_before_it_is_made():
-    model, prompt = Model(tiny_config()), random_steps(batch=1, length=24, valid=20)
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    mesh = make_mesh(MeshShape(data=2, ring=2), jax.devices()[:4])
-    policy = InContextPolicy(
-        model, params, mesh, SCALING, TARGET, ENVIRONMENTS, 10, prompt, cache_dtype="int8"
-    )
-    planned = ContextBytes.planned(model.config, ENVIRONMENTS, 10, 24, ring=2, cache_dtype="int8")
+    prompt = random_steps(batch=1, length=24, valid=20)
+    policy, _ = make_policy(MeshShape(data=2, ring=2), 10, prompt, cache_dtype="int8")
+    planned = ContextBytes.planned(tiny_config(), ENVIRONMENTS, 10, 24, ring=2, cache_dtype="int8")
     assert policy.context_bytes == planned
     # Two layers of two heads of 8 numbers and a scale, keys and values; a position; fill marks and calls.
     assert planned.prompt == 24 * 4 * (2 * 2 * 2 * (8 + 4) + 4) + 3 * 4
@@ -195,13 +180,7 @@ def test_the_bytes_of_a_context_are_known_before_it_is_made():
 def test_a_chunk_that_does_not_divide_over_the_ring_is_refused():
     prompt = random_steps(batch=1, length=8, valid=8)
     with pytest.raises(ConfigError, match="prompt_chunk 6 is not a positive multiple of the ring of 4"):
-        InContextPolicy(
-            Model(tiny_config()),
-            {},
-            make_mesh(MeshShape(data=2, ring=4)),
-            *(SCALING, TARGET, ENVIRONMENTS, 10, prompt),
-            prompt_chunk=6,
-        )
+        make_policy(MeshShape(data=2, ring=4), 10, prompt, prompt_chunk=6)
 
 
 def test_environments_must_divide_over_the_mesh():

@@ -9,7 +9,7 @@ from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference import Sampling, TextEngine, stop_at
 from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common_prefix_length
 from agentic_ring.inference.sampling import sample_next_token
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, load_pretrained
 from tests.models.llama_cases import VOCAB, write_model
 
@@ -58,27 +58,25 @@ def greedy(whole):
     return write
 
 
-FEW = [
-    (MeshShape(ring=4), 4, 32),
+FIRST = (MeshShape(ring=4), 32)
+OTHERS = [
+    (MeshShape(ring=1), 16),
+    (MeshShape(ring=1), 1024),
+    (MeshShape(ring=8), 48),
+    (MeshShape(data=2, ring=2, tensor=2), 32),
 ]
-MANY = [
-    (MeshShape(ring=1), 1, 16),
-    (MeshShape(ring=1), 1, 1024),
-    (MeshShape(ring=8), 8, 48),
-    (MeshShape(data=2, ring=2, tensor=2), 8, 32),
-]
-ENGINES = [*FEW, *(pytest.param(*engine, marks=pytest.mark.slow) for engine in MANY)]
-"""Mesh, devices, chunk."""
+ENGINES = [FIRST, *(pytest.param(*engine, marks=pytest.mark.slow) for engine in OTHERS)]
+"""Mesh and chunk."""
 
 
-def engine_on(folder, shape: MeshShape, count: int, chunk: int, **arguments) -> TextEngine:
-    mesh = make_mesh(shape, jax.devices()[:count])
+def engine_on(folder, shape: MeshShape, chunk: int, **arguments) -> TextEngine:
+    mesh = mesh_on_first_devices(shape)
     return TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES, ids=str)
-def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chunk, folder, greedy):
-    engine = engine_on(folder, shape, count, chunk)
+@pytest.mark.parametrize(("shape", "chunk"), ENGINES, ids=str)
+def test_answers_after_a_document_are_those_of_the_whole_model(shape, chunk, folder, greedy):
+    engine = engine_on(folder, shape, chunk)
     document = engine.read(TEXT)
     assert document.length == len(TEXT)
     answers = engine.generate(PROMPTS, NEW, document=document)
@@ -95,9 +93,9 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, count, chu
 @pytest.mark.parametrize(
     ("reader", "writer", "dtype"),
     [
-        ((MeshShape(tensor=2), 2, 32), MANY[0], "float32"),
-        pytest.param(FEW[0], (MeshShape(ring=2), 2, 48), "int8", marks=pytest.mark.slow),
-        pytest.param(MANY[0], (MeshShape(data=2, ring=2), 4, 32), "float32", marks=pytest.mark.slow),
+        ((MeshShape(tensor=2), 32), OTHERS[0], "float32"),
+        pytest.param(FIRST, (MeshShape(ring=2), 48), "int8", marks=pytest.mark.slow),
+        pytest.param(OTHERS[0], (MeshShape(data=2, ring=2), 32), "float32", marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -119,19 +117,19 @@ def test_one_engine_continues_the_document_of_another(reader, writer, dtype, fol
 def test_a_document_that_does_not_divide_over_the_ring_is_not_adopted(folder, model):
     document = TextEngine(model, chunk=49).read(TEXT[:49])
     with pytest.raises(ArgumentError, match="49 slots, which do not divide over a ring of 4"):
-        engine_on(folder, *FEW[0]).adopt(document)
+        engine_on(folder, *FIRST).adopt(document)
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:], ids=str)
-def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, count, chunk, folder, greedy):
-    answers = engine_on(folder, shape, count, chunk).generate(PROMPTS, NEW)
+@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:], ids=str)
+def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, chunk, folder, greedy):
+    answers = engine_on(folder, shape, chunk).generate(PROMPTS, NEW)
     assert [answer.tokens for answer in answers] == [greedy(prompt)[0] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:], ids=str)
+@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:], ids=str)
 @pytest.mark.parametrize("with_document", [False, True])
-def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, count, chunk, folder, whole):
-    engine = engine_on(folder, shape, count, chunk)
+def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, chunk, folder, whole):
+    engine = engine_on(folder, shape, chunk)
     pairs = [(PROMPTS[0], PROMPTS[2]), (PROMPTS[2], PROMPTS[1]), (PROMPTS[1], PROMPTS[0])]
     document, before = None, []
     if with_document:
@@ -184,7 +182,7 @@ def test_tokens_are_passed_on_as_they_are_generated(model, greedy):
 def test_samples_depend_neither_on_the_batch_nor_on_the_mesh(folder, model):
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
     alone = TextEngine(model).generate(PROMPTS[:1], NEW, sampling=sampling)[0].tokens
-    engine = engine_on(folder, MeshShape(ring=4), 4, 16)
+    engine = engine_on(folder, MeshShape(ring=4), 16)
     assert engine.generate(PROMPTS, NEW, sampling=sampling)[0].tokens == alone
     seeds = {
         tuple(TextEngine(model).generate(PROMPTS[:1], NEW, sampling=Sampling(1.0, seed=s))[0].tokens)
@@ -217,9 +215,9 @@ def test_all_sampling_settings_share_one_program(model):
     assert engine.programs.first_token._cache_size() == engine.programs.next_token._cache_size() == 1
 
 
-@pytest.mark.parametrize(("shape", "count", "chunk"), ENGINES[1:4], ids=str)
-def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, count, chunk, folder, greedy):
-    engine = engine_on(folder, shape, count, chunk)
+@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:4], ids=str)
+def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, chunk, folder, greedy):
+    engine = engine_on(folder, shape, chunk)
     document = engine.read(TEXT)
     for length in (1, 33, 60):
         (answer,) = engine.generate([PROMPTS[0]], NEW, document=document.beginning(length))
@@ -234,7 +232,7 @@ def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, count, c
 
 
 def test_keys_in_few_bits_change_little(folder, whole):
-    engine = engine_on(folder, MeshShape(ring=2), 2, 32, cache_dtype="int8")
+    engine = engine_on(folder, MeshShape(ring=2), 32, cache_dtype="int8")
     score = engine.score([(TEXT, PROMPTS[0])])[0]
     predicted = whole(TEXT + PROMPTS[0])[len(TEXT) - 1 : -1]
     expected = predicted[np.arange(5), PROMPTS[0]]
@@ -281,7 +279,7 @@ def test_invalid_calls_are_errors(call, message, model):
 
 def test_invalid_settings_are_errors(folder):
     with pytest.raises(ConfigError, match="chunk 12 is not a positive multiple of the ring of 8"):
-        engine_on(folder, MeshShape(ring=8), 8, 12)
+        engine_on(folder, MeshShape(ring=8), 12)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ConfigError, match="temperature must be at least 0"):
             Sampling(**wrong)

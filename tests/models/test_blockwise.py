@@ -1,5 +1,7 @@
 """Functions over chunks of tokens equal those over all tokens, gradients included."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,11 +103,8 @@ def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None) -> t
         return nnx.merge(graphdef, state).cross_entropy(batch).mean()
 
     run = jax.jit(jax.value_and_grad(loss))
-    if shape is None:
+    with jax.set_mesh(make_mesh(shape)) if shape else nullcontext():
         value, gradient = run(state)
-    else:
-        with jax.set_mesh(make_mesh(shape)):
-            value, gradient = run(state)
     return value, nnx.to_pure_dict(gradient)
 
 

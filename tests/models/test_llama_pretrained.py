@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -10,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from agentic_ring.errors import AgenticRingError, DataError, UnknownNameError
-from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.llama import Llama, load_pretrained, pretrained, save_pretrained
+from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
+from agentic_ring.models.llama import Llama, TokenBatch, load_pretrained, pretrained, save_pretrained
 from tests.models.llama_cases import CASES, LENGTH, config_json, logits, tokens, weights, write_model
 
 TOLERANCE = 1e-4
@@ -25,15 +26,8 @@ def load(folder: Path, **arguments) -> Llama:
 
 def compute(model: Llama, mesh=None) -> np.ndarray:
     call = jax.jit(lambda model, tokens: model(tokens))
-    with jax.default_matmul_precision("highest"):
-        if mesh is None:
-            return np.asarray(call(model, tokens()))
-        with jax.set_mesh(mesh):
-            return np.asarray(call(model, tokens()))
-
-
-def mesh_of(shape: MeshShape, count: int):
-    return make_mesh(shape, jax.devices()[:count])
+    with jax.default_matmul_precision("highest"), jax.set_mesh(mesh) if mesh else nullcontext():
+        return np.asarray(call(model, tokens()))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -42,19 +36,13 @@ def test_logits_are_those_of_transformers(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "count"),
-    [
-        (MeshShape(ring=1), 1),
-        (MeshShape(ring=2), 2),
-        (MeshShape(ring=4), 4),
-        (MeshShape(ring=8), 8),
-        (MeshShape(fsdp=2, ring=2, tensor=2), 8),
-    ],
+    "shape",
+    [*(MeshShape(ring=ring) for ring in (1, 2, 4, 8)), MeshShape(fsdp=2, ring=2, tensor=2)],
     ids=str,
 )
 @pytest.mark.parametrize("case", ["two_key_heads", "tied", "llama3"])
-def test_logits_do_not_change_with_the_mesh(case, shape, count, tmp_path):
-    mesh = mesh_of(shape, count)
+def test_logits_do_not_change_with_the_mesh(case, shape, tmp_path):
+    mesh = mesh_on_first_devices(shape)
     model = load(write_model(tmp_path, case), mesh=mesh)
     np.testing.assert_allclose(compute(model, mesh), logits(case), atol=TOLERANCE)
 
@@ -97,8 +85,7 @@ def test_saved_again_every_tensor_and_the_configuration_are_the_same(case, tmp_p
 
 def test_a_model_on_a_mesh_is_saved_in_several_files_and_read_from_them(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "SHARD_BYTES", 20_000)
-    mesh = mesh_of(MeshShape(fsdp=2, ring=4), 8)
-    model = load(write_model(tmp_path / "from"), mesh=mesh)
+    model = load(write_model(tmp_path / "from"), mesh=make_mesh(MeshShape(fsdp=2, ring=4)))
     save_pretrained(model, tmp_path / "to")
     index = json.loads((tmp_path / "to" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
@@ -125,8 +112,7 @@ def test_weights_are_stored_and_used_in_the_requested_dtype(tmp_path):
     error = np.abs(compute(model) - logits("two_key_heads"))
     assert 1e-3 < error.mean() < 0.1
     save_pretrained(model, tmp_path / "to")
-    again = load(tmp_path / "to")
-    np.testing.assert_array_equal(compute(again), compute(model))
+    np.testing.assert_array_equal(compute(load(tmp_path / "to")), compute(model))
 
 
 def test_every_device_reads_only_its_own_part(tmp_path, monkeypatch):
@@ -139,7 +125,7 @@ def test_every_device_reads_only_its_own_part(tmp_path, monkeypatch):
         return part
 
     monkeypatch.setattr(pretrained.TensorFiles, "read", recorded)
-    load(write_model(tmp_path), mesh=mesh_of(MeshShape(fsdp=8, ring=1), 8))
+    load(write_model(tmp_path), mesh=make_mesh(MeshShape(fsdp=8, ring=1)))
     largest = max(tensor.nbytes for tensor in weights("two_key_heads").values())
     assert max(read) <= largest / 8
 
@@ -176,20 +162,10 @@ def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
     assert load(tmp_path / "to").config == model.config
 
 
-def without(name: str):
-    def change(folder: Path) -> None:
-        fields = config_json("two_key_heads")
-        del fields[name]
-        (folder / "config.json").write_text(json.dumps(fields))
-
-    return change
-
-
-def setting(**fields):
-    def change(folder: Path) -> None:
-        (folder / "config.json").write_text(json.dumps({**config_json("two_key_heads"), **fields}))
-
-    return change
+def setting(without: str | None = None, **changes):
+    fields = {**config_json("two_key_heads"), **changes}
+    fields.pop(without, None)
+    return lambda folder: (folder / "config.json").write_text(json.dumps(fields))
 
 
 def truncate(folder: Path) -> None:
@@ -224,7 +200,7 @@ def missing_shard(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "config.json does not exist; give the folder"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
-        (without("hidden_size"), "has no hidden_size"),
+        (setting(without="hidden_size"), "has no hidden_size"),
         (setting(model_type="mamba"), "unknown model_type in .* 'mamba'; choose one of: llama"),
         (setting(rope_scaling={"rope_type": "longrope"}), "unknown rope_type 'longrope'"),
         (setting(rope_scaling={"rope_type": "linear"}), "has no factor"),
@@ -259,21 +235,12 @@ def test_kinds_of_failure_are_typed(tmp_path):
 
 def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):
     """The loss of training and the logits of inference agree."""
-    from agentic_ring.models.llama import TokenBatch
-
     model = load(write_model(tmp_path, "tied"))
-    batch = TokenBatch(
-        tokens(),
-        np.roll(tokens(), -1, axis=1),
-        np.ones(tokens().shape, np.float32),
-        np.arange(LENGTH, dtype=np.int32)[None],
-        None,
-        None,
-    )
-    chunked = Llama.cross_entropy
+    targets, place = np.roll(tokens(), -1, axis=1), np.arange(LENGTH, dtype=np.int32)[None]
+    batch = TokenBatch(tokens(), targets, np.ones(targets.shape, np.float32), place, None, None)
     for chunk in (None, 16):
         model.config = dataclasses.replace(model.config, loss_chunk=chunk)
-        found = jax.jit(chunked)(model, batch)
+        found = jax.jit(Llama.cross_entropy)(model, batch)
         expected = jax.nn.log_softmax(logits("tied"))
-        of_target = np.take_along_axis(np.asarray(expected), batch.targets[..., None], -1)[..., 0]
+        of_target = np.take_along_axis(np.asarray(expected), targets[..., None], -1)[..., 0]
         np.testing.assert_allclose(found, -of_target, atol=1e-4)

@@ -15,7 +15,6 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -36,8 +35,9 @@ NEW = 12
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
+def serving(generator: TextGenerator, template=None, queue_size: int = 1) -> Iterator[str]:
     """Runs the server in a thread at a free port; yields the base address."""
+    app = make_app("tiny", generator, template, queue_size, BODY_BYTES)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -69,10 +69,8 @@ def engine(folder) -> TextEngine:
 
 @pytest.fixture(scope="module")
 def address(engine, tokenizer):
-    generator = TextGenerator(engine, tokenizer, CONTEXT)
-    with running(
-        make_app("tiny", generator, chat_template("tokenizer", tokenizer), 0, BODY_BYTES)
-    ) as address:
+    template = chat_template("tokenizer", tokenizer)
+    with serving(TextGenerator(engine, tokenizer, CONTEXT), template, queue_size=0) as address:
         yield address
 
 
@@ -184,17 +182,16 @@ def test_chats_are_written_by_the_template(client, answer):
 def test_streams_hold_the_same_text(client, answer):
     events = list(complete(client, PROMPT, stream=True))
     assert "".join(event.choices[0].text for event in events) == answer(PROMPT)
-    assert [event.choices[0].finish_reason for event in events if event.choices[0].finish_reason] == [
-        "length"
-    ]
+    reasons = [event.choices[0].finish_reason for event in events]
+    assert [reason for reason in reasons if reason] == ["length"]
     assert len(events) > NEW // 2
     messages = [{"role": "user", "content": PROMPT}]
     options = {"model": "tiny", "messages": messages, "temperature": 0, "max_completion_tokens": NEW}
-    deltas = [
-        event.choices[0].delta.content or ""
-        for event in client.chat.completions.create(**options, stream=True)
-    ]
-    assert "".join(deltas) == client.chat.completions.create(**options).choices[0].message.content
+    events = client.chat.completions.create(**options, stream=True)
+    assert (
+        "".join(event.choices[0].delta.content or "" for event in events)
+        == client.chat.completions.create(**options).choices[0].message.content
+    )
 
 
 def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, answer, tokenizer):
@@ -237,48 +234,41 @@ def test_line_retrieval_uses_the_server(address, folder, tmp_path):
         assert all(900 < row["prompt_tokens"] <= 1020 for row in rows)
 
 
+INVALID_COMPLETIONS = [
+    ({"prompt": "a", "n": 2}, "n is not supported"),
+    ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [64]}, "token 64 is outside the model's vocabulary of 64"),
+    ({"prompt": [-1]}, "prompt.* greater than or equal to 0"),
+    ({"prompt": "a", "temperature": -1}, "temperature: .* greater than or equal to 0"),
+    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "logprobs": 5}, "logprobs: .* less than or equal to 1"),
+    ({"prompt": "a", "stream": True, "echo": True}, "a stream supports one prompt"),
+    ({"prompt": "a", "max_tokens": CONTEXT}, f"together they may be {CONTEXT}"),
+    ({}, "prompt: Field required"),
+]
+INVALID_CHATS = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
+    ({"messages": [{"role": "assistant", "content": "a"}]}, "the user first"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools is not supported"),
+]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("completions", {"prompt": "a", "n": 2}, 400, "n is not supported"),
-        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of is not supported"),
+        *(("completions", body, 400, message) for body, message in INVALID_COMPLETIONS),
         ("completions", {"prompt": ""}, 200, ""),
-        ("completions", {"prompt": []}, 400, "prompt"),
-        ("completions", {"prompt": [[]]}, 400, "prompt"),
-        ("completions", {"prompt": [64]}, 400, "token 64 is outside the model's vocabulary of 64"),
-        ("completions", {"prompt": [-1]}, 400, "prompt.* greater than or equal to 0"),
-        (
-            "completions",
-            {"prompt": "a", "temperature": -1},
-            400,
-            "temperature: .* greater than or equal to 0",
-        ),
-        ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
-        ("completions", {"prompt": "a", "logprobs": 5}, 400, "logprobs: .* less than or equal to 1"),
-        (
-            "completions",
-            {"prompt": "a", "stream": True, "echo": True},
-            400,
-            "a stream supports one prompt",
-        ),
-        ("completions", {"prompt": "a", "max_tokens": CONTEXT}, 400, f"together they may be {CONTEXT}"),
         (
             "completions",
             {"prompt": "a", "model": "gpt"},
             404,
             "the model 'gpt' is not served here, but 'tiny' is",
         ),
-        ("completions", {}, 400, "prompt: Field required"),
         ("completions", {"prompt": "a" * BODY_BYTES}, 413, f"larger than {BODY_BYTES} bytes"),
-        ("chat/completions", {"messages": []}, 400, "messages"),
-        ("chat/completions", {"messages": [{"role": "robot", "content": "a"}]}, 400, "messages.0.role"),
-        ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, "the user first"),
-        (
-            "chat/completions",
-            {"messages": [{"role": "user", "content": "a"}], "tools": [{}]},
-            400,
-            "tools is not supported",
-        ),
+        *(("chat/completions", body, 400, message) for body, message in INVALID_CHATS),
         ("embeddings", {}, 404, "Not Found"),
     ],
 )
@@ -314,7 +304,7 @@ def test_a_full_queue_says_when_to_retry_and_a_disconnect_frees_a_place(client):
 
 
 def test_without_a_template_chats_are_refused(engine, tokenizer):
-    with running(make_app("tiny", TextGenerator(engine, tokenizer, CONTEXT), None, 1, BODY_BYTES)) as address:
+    with serving(TextGenerator(engine, tokenizer, CONTEXT)) as address:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
         reply = httpx.post(f"{address}/chat/completions", json=body)
     assert reply.status_code == 400
@@ -326,7 +316,7 @@ def test_an_internal_error_reveals_nothing(engine, tokenizer, folder):
         def generate(self, *arguments, **options):
             raise RuntimeError("secret")
 
-    with running(make_app("tiny", Broken(engine, tokenizer, CONTEXT), None, 1, BODY_BYTES)) as address:
+    with serving(Broken(engine, tokenizer, CONTEXT)) as address:
         reply = httpx.post(f"{address}/completions", json={"model": "tiny", "prompt": "a"})
     assert reply.status_code == 500
     assert "secret" not in reply.text
@@ -334,17 +324,7 @@ def test_an_internal_error_reveals_nothing(engine, tokenizer, folder):
 
 
 def test_the_command_serves_a_folder(folder):
-    command = [
-        sys.executable,
-        "-m",
-        "agentic_ring.serve",
-        "--model",
-        str(folder),
-        "--port",
-        "0",
-        "--name",
-        "it",
-    ]
+    command = [sys.executable, "-m", "agentic_ring.serve", f"--model={folder}", "--port=0", "--name=it"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             lines = iter(process.stderr.readline, "")

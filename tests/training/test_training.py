@@ -30,15 +30,12 @@ def store(tmp_path) -> Path:
 
 
 def start_worker(store: Path, directory: Path, **options) -> subprocess.Popen:
-    """A worker process; options with underscores are flags, upper-case ones environment variables."""
+    """A worker process; upper-case options are environment variables, the others flags."""
     directory.mkdir(exist_ok=True)
-    variables = {name: str(value) for name, value in options.items() if name.isupper()}
-    flags = {name: value for name, value in options.items() if not name.isupper()}
+    environment = os.environ | {name: str(value) for name, value in options.items() if name.isupper()}
     command = [sys.executable, "-m", "tests.training.worker", "--store", store, "--directory", directory]
-    for name, value in flags.items():
-        command.append(f"--{name.replace('_', '-')}")
-        command += [] if value is True else [str(value)]
-    environment = {**os.environ, **variables}
+    flags = {name: value for name, value in options.items() if not name.isupper()}
+    command += [f"--{name}" if value is True else f"--{name}={value}" for name, value in flags.items()]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 

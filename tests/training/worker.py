@@ -75,13 +75,12 @@ def main(
     data: int = 1,
     devices: int = 8,
     distributed: bool = False,
-    checkpoint_every: int = 2,
 ) -> None:
     """Trains and saves the weights in weights-PROCESS.npy."""
     simulate_cpu_devices(devices)
     if distributed:
         join_processes()
-    weights = train_tiny(store, directory, steps, data=data, checkpoint_every=checkpoint_every)
+    weights = train_tiny(store, directory, steps, data=data)
     np.save(directory / f"weights-{jax.process_index()}.npy", weights)
 
 
