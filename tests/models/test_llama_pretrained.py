@@ -162,7 +162,7 @@ def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
     assert load(tmp_path / "to").config == model.config
 
 
-def setting(without: str | None = None, **changes):
+def setting(without: str = "", **changes):
     fields = {**config_json("two_key_heads"), **changes}
     fields.pop(without, None)
     return lambda folder: (folder / "config.json").write_text(json.dumps(fields))

@@ -188,10 +188,8 @@ def test_streams_hold_the_same_text(client, answer):
     messages = [{"role": "user", "content": PROMPT}]
     options = {"model": "tiny", "messages": messages, "temperature": 0, "max_completion_tokens": NEW}
     events = client.chat.completions.create(**options, stream=True)
-    assert (
-        "".join(event.choices[0].delta.content or "" for event in events)
-        == client.chat.completions.create(**options).choices[0].message.content
-    )
+    streamed = "".join(event.choices[0].delta.content or "" for event in events)
+    assert streamed == client.chat.completions.create(**options).choices[0].message.content
 
 
 def test_a_long_text_is_read_once_for_all_that_begins_with_it(engine, client, answer, tokenizer):
