@@ -10,6 +10,7 @@ import pytest
 import tyro
 
 from agentic_ring import cli, errors
+from tests.commands import exit_status
 
 USER_ERRORS = [
     error
@@ -18,19 +19,13 @@ USER_ERRORS = [
 ]
 
 
-def run(main, *arguments: str) -> int | str | None:
-    with pytest.raises(SystemExit) as caught:
-        cli.run(main, args=arguments)
-    return caught.value.code
-
-
 def test_success_exits_with_0_or_with_what_main_returns():
     def leaves_some_out(left_out: int) -> int:
         return min(left_out, 1)
 
-    assert run(lambda: None) == 0
-    assert run(leaves_some_out, "--left-out", "0") == 0
-    assert run(leaves_some_out, "--left-out", "3") == 1
+    assert exit_status(lambda: None) == 0
+    assert exit_status(leaves_some_out, "--left-out", "0") == 0
+    assert exit_status(leaves_some_out, "--left-out", "3") == 1
 
 
 @pytest.mark.parametrize("error", USER_ERRORS)
@@ -38,7 +33,7 @@ def test_each_user_error_is_one_message_and_status_1(error, capsys):
     def main():
         raise error("bad value 3; expected 4")
 
-    assert run(main) == 1
+    assert exit_status(main) == 1
     printed = capsys.readouterr()
     assert printed.err == "error: bad value 3; expected 4\n"
     assert printed.out == ""
@@ -48,7 +43,7 @@ def test_an_unknown_name_lists_the_known_ones(capsys):
     def main():
         raise errors.UnknownNameError("task", "walker_fly", ("walker_run", "walker_walk"))
 
-    assert run(main) == 1
+    assert exit_status(main) == 1
     message = capsys.readouterr().err
     assert "walker_fly" in message
     assert "walker_run, walker_walk" in message
@@ -59,7 +54,7 @@ def test_a_full_disk_is_one_message(capsys):
     def main():
         Path("/dev/full").write_text("anything")
 
-    assert run(main) == 1
+    assert exit_status(main) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: no space left on the disk")
     assert message.count("\n") == 1
@@ -69,7 +64,7 @@ def test_a_full_disk_names_the_file_where_it_is_known(capsys):
     def main():
         raise OSError(errno.ENOSPC, "No space left on device", "data/store/walker-mix.h5")
 
-    assert run(main) == 1
+    assert exit_status(main) == 1
     assert "data/store/walker-mix.h5" in capsys.readouterr().err
 
 
@@ -89,7 +84,7 @@ def test_an_interrupt_exits_with_130_and_says_how_to_go_on(capsys):
     def main():
         raise KeyboardInterrupt
 
-    assert run(main) == 130
+    assert exit_status(main) == 130
     assert "run the same command again" in capsys.readouterr().err
 
 
@@ -97,7 +92,7 @@ def test_a_wrong_flag_exits_with_2_and_suggests_the_right_one(capsys):
     def main(task: str) -> None:
         del task
 
-    assert run(main, "--tsak", "walker_run") == 2
+    assert exit_status(main, "--tsak", "walker_run") == 2
     assert "--task" in capsys.readouterr().err
 
 
@@ -110,7 +105,7 @@ def test_help_exits_with_0_and_shows_the_docstring(capsys):
         """
         del seed
 
-    assert run(main, "--help") == 0
+    assert exit_status(main, "--help") == 0
     shown = capsys.readouterr().out
     assert "Explores a domain." in shown
     assert "Of every random draw." in shown
@@ -144,7 +139,7 @@ def explore(config: Annotated[Settings, tyro.conf.arg(name="")], size: int = 0) 
 def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_docstring_does(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for _ in range(2):  # a second time changes nothing
-        assert run(explore, "--help") == 0
+        assert exit_status(explore, "--help") == 0
     shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     for docstring in (explore.__doc__, Settings.__doc__):
         (flag,) = [line.split(": ", 1)[1] for line in str(docstring).splitlines() if line.startswith("  ")]

@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agentic_ring import cli, doctor
+from agentic_ring import doctor
 from agentic_ring.__main__ import main
 from agentic_ring.attention import plan
-
-
-def run(*arguments: str) -> int | str | None:
-    with pytest.raises(SystemExit) as caught:
-        cli.run(main, args=arguments)
-    return caught.value.code
+from tests.commands import exit_status
 
 
 def test_the_whole_report(capsys):
-    assert run("--kv-heads", "8", "--ring", "4", "--data", "2", "--batch", "2", "--segments") == 0
+    flags = "--kv-heads 8 --ring 4 --data 2 --batch 2 --segments"
+    assert exit_status(main, *flags.split()) == 0
     printed = capsys.readouterr().out
     for line in (
         "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
@@ -39,7 +35,7 @@ def test_the_whole_report(capsys):
 def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
     monkeypatch.setattr(plan, "mesh_platform", lambda mesh: "tpu")
     # Halves of 192 tokens are no multiple of the 128 lanes of a TPU's registers; blocks of 384 are.
-    assert run("--tokens", "3072", "--strategy", "ring") == 0
+    assert exit_status(main, "--tokens", "3072", "--strategy", "ring") == 0
     printed = capsys.readouterr().out
     assert "32 and 32 heads, causal: forward splash, backward splash" in printed
     assert "32 and 32 heads, no mask: forward xla, backward xla" in printed
@@ -67,7 +63,7 @@ def test_memory_where_devices_tell(monkeypatch):
     ],
 )
 def test_one_message_for_a_bad_value(arguments, message, capsys):
-    assert run(*arguments) == 1
+    assert exit_status(main, *arguments) == 1
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.startswith("error: ")

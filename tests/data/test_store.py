@@ -1,7 +1,5 @@
 import json
 import pickle
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 
@@ -17,6 +15,7 @@ from agentic_ring.data.store_writer import StoreDescription, merge_stores, write
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+from tests.commands import run_python
 
 DOMAIN = DOMAINS["cartpole"]
 TASKS = ("swingup", "swingup_sparse")
@@ -264,12 +263,7 @@ def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
         except OSError as error:
             print("refused", error.filename)
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_python("-c", textwrap.dedent(script), path)
     assert result.stdout.startswith(f"refused {tmp_path}"), result.stderr
     assert result.returncode == 0, "HDF5 crashed at exit"
     assert path.read_bytes() == before

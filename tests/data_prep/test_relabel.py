@@ -7,24 +7,18 @@ from hypothesis import strategies as st
 
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, write_store
-from agentic_ring.data.tasks import DOMAINS, task_named
+from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError, UnknownNameError
-from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.relabel import RelabelConfig, Relabeller, relabel
+from tests.data_prep.exploration import uniform_episodes
 
 
 @pytest.fixture(scope="module", params=list(DOMAINS))
 def explored(request):
     """A domain and one episode of uniform actions of each of its tasks."""
     domain = DOMAINS[request.param]
-    tasks = [task_named(domain, name) for name in domain.tasks]
-    environments = VectorEnvironments(domain, tasks, [], action_repeat=5)
-    environments.reset(range(len(tasks)))
-    generator = np.random.default_rng(0)
-    for _ in range(environments.decisions):
-        environments.step(generator.uniform(-1, 1, (len(tasks), domain.action_dim)))
-    return domain, environments.episodes()
+    return domain, uniform_episodes(domain, domain.tasks, action_repeat=5)
 
 
 def test_rewards_are_those_that_the_environment_paid(explored):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from data_prep.conversations.cleaning import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, prepare
+from tests.commands import run_python
 from tests.data.text.tokenizers_for_tests import sentencepiece
 
 SYSTEM = "A chat between a curious user and an artificial intelligence assistant."
@@ -135,12 +134,6 @@ def rows_of(path):
         return [rows[index] for index in range(len(rows))]
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "data_prep.sharegpt", *map(str, arguments)], capture_output=True, text=True
-    )
-
-
 def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     path = folder / "chats.jsonl"
     lines = [json.dumps(entry(f"id{n}", f"Which is number {n}?", answer(n))) for n in range(30)]
@@ -148,7 +141,8 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     lines[7] = '{"text": "no conversation"}'
     path.write_text("\n".join(lines))
     options = ("--tokenizer", folder / "model", "--length", "1k", "--output", folder / "packed")
-    result = command(path, *options)
+    command = ("-m", "data_prep.sharegpt", path, *options)
+    result = run_python(*command)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert re.search(r"chats\.jsonl, line 4: it is not JSON", result.stderr)
@@ -156,7 +150,7 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     assert "Conversation lengths in tokens" in result.stdout
     assert re.search(r"train +\d+ +\d+", result.stdout)
     path.write_text("\n".join(lines[:3]))
-    result = command(path, *options)
+    result = run_python(*command)
     assert result.returncode == 0, result.stderr
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
 

@@ -1,15 +1,12 @@
 """The main job from flags to files, on real cartpole episodes, with a model that trains in seconds."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.training.metrics_log import read_metrics
 from data_prep.folders import store_path
@@ -21,6 +18,7 @@ from evals.rollouts.evaluation_record import read_record
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
 from experiments.exorl import pipeline, presets
+from tests.commands import exit_status, run_python
 from tests.experiments.conftest import TINY
 
 DOMAIN = ("cartpole", None)
@@ -168,16 +166,13 @@ def test_a_ring_that_does_not_divide_is_refused(tmp_path):
     ],
 )
 def test_mistakes_end_in_one_message(tmp_path, capsys, flags, status, message):
-    with pytest.raises(SystemExit) as ended:
-        cli.run(exorl_at_ring.main, args=[*flags, "--data", str(tmp_path)])
-    assert ended.value.code == status
+    assert exit_status(exorl_at_ring.main, *flags, "--data", tmp_path) == status
     assert message in capsys.readouterr().err
 
 
 def test_the_script_ends_in_one_message():
     script = ROOT / "experiments" / "exorl_at_ring.py"
-    command = [sys.executable, script, "--task", "walker_run", "--ring", "3", "--dry-run"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run_python(script, "--task", "walker_run", "--ring", "3", "--dry-run")
     assert ended.returncode == 1
     assert "error: a ring of 3 does not divide 8 devices" in ended.stderr
     assert "Traceback" not in ended.stderr

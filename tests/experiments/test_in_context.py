@@ -1,6 +1,5 @@
 """In-context tasks from flags to files, on real episodes, with a model that trains in seconds."""
 
-import csv
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.run import load_config
 from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import read_results
+from evals.common.rows import read_rows
 from evals.in_context import task_rollouts
 from experiments import in_context
 from experiments.exorl import in_context_pipeline, presets
@@ -47,8 +47,7 @@ def test_it_prints_a_verdict_and_goes_on_with_a_run(data, tiny, tmp_path, capsys
     assert results.figure("run_backward/online/trial_2").n == 4
     assert results.figure("run_backward/right").n == 2
     assert results.figure("pooled/learns_in_context").value in (0, 1)
-    with (run / "trials.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(run / "trials.csv")
     assert len(rows) == 2 * 4 * (2 + 2 + 5)
     assert {row["condition"] for row in rows} == set(task_rollouts.CONDITIONS)
     for plot in ("loss.png", "hidden_task.png"):

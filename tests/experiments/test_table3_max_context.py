@@ -1,14 +1,10 @@
 """Table 3 from flags to files, with findings in place of compilers."""
 
-import csv
 import subprocess
-import sys
 
 import pytest
 
-from agentic_ring import cli
-from agentic_ring.errors import ArgumentError
-from agentic_ring.token_units import parse_tokens
+from evals.common.rows import read_rows
 from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import Cell, Finding
@@ -17,6 +13,7 @@ from experiments.context_growth import plot_growth
 from experiments.table3.plots import plot_contexts, plot_memory
 from experiments.table3.table import COLUMNS, table_rows, text_table
 from experiments.table3_max_context import all_rows, cell_compiler, findings_in, paper_precision
+from tests.commands import exit_status
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
 
@@ -82,27 +79,6 @@ def test_pictures(done, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("4096", 4096), ("2048k", 2**21), ("2048K", 2**21), ("1m", 2**20)]
-)
-def test_contexts_are_read(text, tokens):
-    assert parse_tokens(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "k", "2g", "-1k", "0", "1.5k"])
-def test_other_texts_are_no_context(text):
-    with pytest.raises(ArgumentError, match="a context of"):
-        parse_tokens(text)
-
-
-def call(monkeypatch, capsys, *flags) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["table3_max_context.py", *map(str, flags)])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(table3_max_context.main)
-    captured = capsys.readouterr()
-    return exit.value.code, captured.out, captured.err
-
-
-@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--hardware", "9xB200"], "unknown hardware"),
@@ -113,15 +89,15 @@ def call(monkeypatch, capsys, *flags) -> tuple[int, str, str]:
         (["--workers", "0"], "workers is 0"),
     ],
 )
-def test_wrong_flags(flags, message, monkeypatch, capsys, tmp_path):
-    code, _, error = call(monkeypatch, capsys, *flags, "--output", tmp_path)
-    assert code == 1
+def test_wrong_flags(flags, message, capsys, tmp_path):
+    assert exit_status(table3_max_context.main, *flags, "--output", tmp_path) == 1
+    error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, capsys, tmp_path):
+def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, tmp_path):
     findings = findings_in(tmp_path)
     for known in done.values():
         for finding in known:
@@ -132,11 +108,10 @@ def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, cap
         "search",
         lambda cell, compile_at: [compile_at(cell, finding.context) for finding in done[cell]],
     )
-    code, _, _ = call(monkeypatch, capsys, "--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
-    assert code == 0
+    flags = ("--hardware", "8xA100", "--model", "7B", "--output", tmp_path)
+    assert exit_status(table3_max_context.main, *flags) == 0
     assert "| 512K (256K) | 2048K |" in (tmp_path / "table.md").read_text()
-    with (tmp_path / "findings.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "findings.csv")
     assert len(rows) == 2 * len(COLUMNS)
     assert {row["machine"] for row in rows} == {"8xA100"}
     for name in ("contexts.png", "memory.png", "table.csv", "table.md"):
@@ -155,14 +130,13 @@ def compilers() -> list[str]:
     return installed
 
 
-def test_a_missing_compiler_says_what_to_install(monkeypatch, capsys, tmp_path):
+def test_a_missing_compiler_says_what_to_install(capsys, tmp_path):
     missing = [name for name in ("8xA100", "TPUv5e-256") if name.replace("8x", "2x") not in compilers()]
     if not missing:
         pytest.skip("both compilers are installed")
     flags = ["--hardware", missing[0], "--model", "tiny", "--method", "ring", "--check", "64k"]
-    code, _, error = call(monkeypatch, capsys, *flags, "--output", tmp_path)
-    assert code == 1
-    assert "pip install 'agentic_ring[" in error
+    assert exit_status(table3_max_context.main, *flags, "--output", tmp_path) == 1
+    assert "pip install 'agentic_ring[" in capsys.readouterr().err
 
 
 @pytest.mark.slow

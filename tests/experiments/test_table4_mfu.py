@@ -1,12 +1,9 @@
 """Table 4 from flags to files with a model that trains in seconds, and its projections."""
 
-import csv
-import sys
-
 import pytest
 
-from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, UnknownNameError
+from evals.common.rows import read_rows
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
 from evals.speed import attention_benchmark
@@ -15,6 +12,7 @@ from evals.utilisation.rates import PUBLISHED
 from experiments import paper, table4_mfu
 from experiments.table4.projection import MACHINE_NAMES, paper_steps, project_machine, project_paper
 from experiments.table4_mfu import model_config, training_steps
+from tests.commands import exit_status
 
 
 @pytest.fixture
@@ -25,26 +23,14 @@ def small(monkeypatch):
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 
 
-def call(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["table4_mfu.py", *map(str, flags)])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(table4_mfu.main)
-    return exit.value.code
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.slow
-def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, monkeypatch, capsys):
+def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, capsys):
     flags = ("--block", 16, "--turns", 1, "--trace", tmp_path / "trace", "--output", tmp_path)
-    assert call(monkeypatch, *flags) == 0
+    assert exit_status(table4_mfu.main, *flags) == 0
     printed = capsys.readouterr().out
     for title in ("Measured: tiny in float32 on 8 x cpu", "Projected, not measured", "(Table 2)"):
         assert title in printed
-    blockwise, ring = rows_of(tmp_path / "measured.csv")
+    blockwise, ring = read_rows(tmp_path / "measured.csv")
     assert (blockwise["method"], blockwise["context"], blockwise["sequences"]) == ("blockwise", "16", "8")
     assert (ring["method"], ring["context"], ring["sequences"]) == ("ring", "128", "1")
     for row in (blockwise, ring):
@@ -53,15 +39,15 @@ def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, m
         share = float(row["mfu_halved"]) / float(row["mfu_paper"])
         assert share == pytest.approx(float(row["flops_halved"]) / float(row["flops_paper"]))
     assert float(ring["over_blockwise_parts"]) > 0
-    assert {row["projected"] for row in rows_of(tmp_path / "projected.csv")} == {"True"}
-    assert len(rows_of(tmp_path / "rates.csv")) == 1
+    assert {row["projected"] for row in read_rows(tmp_path / "projected.csv")} == {"True"}
+    assert len(read_rows(tmp_path / "rates.csv")) == 1
     assert (tmp_path / "table4.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "table4.md").read_text()
     assert "## Measured: longest kernels of one ring step" in page
     assert len(list(tmp_path.glob("trace/*/plugins/profile/*/*.trace.json.gz"))) == 2
 
     again = ("--hardware", "8xH200", "--model", "7B", "--rates", tmp_path / "rates.csv")
-    assert call(monkeypatch, *again, "--output", tmp_path / "again") == 0
+    assert exit_status(table4_mfu.main, *again, "--output", tmp_path / "again") == 0
     assert str(tmp_path / "rates.csv") in (tmp_path / "again" / "table4.md").read_text()
     assert not (tmp_path / "again" / "measured.csv").exists()
 
@@ -79,8 +65,8 @@ def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, m
         (("--simulated-devices", "0"), "simulated_devices is 0; it must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line_and_a_status(flags, message, small, tmp_path, monkeypatch, capsys):
-    assert call(monkeypatch, *flags, "--output", tmp_path) == 1
+def test_bad_input_is_one_line_and_a_status(flags, message, small, tmp_path, capsys):
+    assert exit_status(table4_mfu.main, *flags, "--output", tmp_path) == 1
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {message}")
     assert printed.count("\n") == 1

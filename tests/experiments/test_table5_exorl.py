@@ -1,6 +1,5 @@
 """Table 5 from flags to files, on real cartpole episodes, with learners that train in seconds."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from experiments.table5.chain_memory import ChainCell
 from experiments.table5.methods import METHODS, Agentic
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import ReturnsTable, write_table
+from tests.commands import run_python
 from tests.experiments.conftest import TINY
 
 DOMAIN = ("cartpole", None)
@@ -261,8 +261,7 @@ def test_mistakes_are_named_before_anything_is_collected(tmp_path, flags, error,
 
 
 def test_a_mistake_ends_in_one_message(tmp_path):
-    command = [sys.executable, ROOT / "experiments" / "table5_exorl.py", "--methods", "ppo"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    ended = run_python(ROOT / "experiments" / "table5_exorl.py", "--methods", "ppo", cwd=tmp_path)
     assert ended.returncode == 1
     assert "error: unknown method 'ppo'" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -1,10 +1,7 @@
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -19,6 +16,7 @@ from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder
 from data_prep.relabel import Relabeller
+from tests.commands import kill_once, run_python
 
 SMALL = {"domain": "cartpole", "members": 2, "environments": 1, "seed": 3}
 
@@ -153,25 +151,19 @@ def digests(root):
 
 def arguments(root):
     flags = ["--domain", "cartpole", "--collector", "td3", "--episodes", "10", "--members", "2"]
-    return [sys.executable, "-m", "data_prep.collect", *flags, "--environments", "1", "--output", str(root)]
+    return ["-m", "data_prep.collect", *flags, "--environments", "1", "--output", root]
 
 
 @pytest.mark.slow
 def test_killed_collection_ends_as_if_it_had_never_stopped(tmp_path):
     """Learning starts in round 5 of 5... of ten episodes; the kill falls after a round that learned."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(arguments(whole), check=True, timeout=240, capture_output=True)
-    process = subprocess.Popen(arguments(killed), stderr=subprocess.DEVNULL)
+    run_python(*arguments(whole)).check_returncode()
+    process = subprocess.Popen([sys.executable, *arguments(killed)], stderr=subprocess.DEVNULL)
     labels = collector_folder(killed, "cartpole", "mini_td3") / "episodes.jsonl"
-    deadline = time.monotonic() + 200
-    while not labels.exists() or len(labels.read_text().splitlines()) < 6:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_once(process, lambda: labels.exists() and len(labels.read_text().splitlines()) >= 6, seconds=200)
     assert len(labels.read_text().splitlines()) < 10
-    subprocess.run(arguments(killed), check=True, timeout=240, capture_output=True)
+    run_python(*arguments(killed)).check_returncode()
     assert digests(killed) == digests(whole)
 
 
@@ -210,14 +202,8 @@ def test_full_disk_leaves_no_half_episode(tmp_path):
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
         "sys.argv[0] = 'collect'; runpy.run_module('data_prep.collect', run_name='__main__')"
     )
-    flags = ["--domain", "cartpole", "--collector", "random", "--episodes", "1", "--output", str(tmp_path)]
-    result = subprocess.run(
-        [sys.executable, "-c", script, *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=dict(os.environ),
-    )
+    flags = ["--domain", "cartpole", "--collector", "random", "--episodes", "1", "--output", tmp_path]
+    result = run_python("-c", script, *flags)
     assert result.returncode != 0
     assert "File too large" in result.stderr
     assert list((collector_folder(tmp_path, "cartpole", "mini_random") / "buffer").iterdir()) == []

@@ -7,7 +7,6 @@ from agentic_ring.data.tasks import DOMAINS, load_environment, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.folders import collector_folder
 from data_prep.state_coverage import (
     COORDINATES,
@@ -18,6 +17,7 @@ from data_prep.state_coverage import (
     coverage,
     main,
 )
+from tests.data_prep.exploration import uniform_episodes
 
 
 def episode_of(physics):
@@ -40,14 +40,9 @@ def test_cells_of_several_episodes_count_once():
 def test_coordinates_of_every_domain_tell_states_apart(name):
     """Random actions move along every one of them, in cells of a tenth."""
     domain = DOMAINS[name]
-    task = task_named(domain, domain.tasks[0])
-    environments = VectorEnvironments(domain, [task], [], action_repeat=10)
-    environments.reset([0])
-    generator = np.random.default_rng(0)
-    for _ in range(environments.decisions):
-        environments.step(generator.uniform(-1, 1, (1, domain.action_dim)))
+    (episode,) = uniform_episodes(domain, domain.tasks[:1], action_repeat=10)
     fine = [dataclasses.replace(coordinate, cell=coordinate.cell / 10) for coordinate in COORDINATES[name]]
-    cells = cells_of(environments.episodes()[0], fine)
+    cells = cells_of(episode, fine)
     assert (np.ptp(cells, axis=0) > 0).all()
 
 

@@ -1,10 +1,8 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import DOMAINS, task_named
+from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError, StoreError
-from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import EpisodeFile, Source, as_exorl_loads, episode_file, write_episode
 from data_prep.folders import LABELS_FILE, SETTINGS_FILE, collector_folder, store_path
+from tests.commands import kill_once, run_python
+from tests.data_prep.exploration import uniform_episodes
 
 DOMAIN = DOMAINS["cartpole"]
+COMMAND = ("-m", "data_prep.exorl", "--domain", "cartpole", "--collector", "rnd")
+
+
+def environment(root):
+    return os.environ | {"AGENTIC_RING_DATA": str(root)}
 
 
 @pytest.fixture(scope="module")
 def explored():
-    environments = VectorEnvironments(DOMAIN, [task_named(DOMAIN, "swingup")] * 4, [], action_repeat=8)
-    environments.reset(range(4))
-    generator = np.random.default_rng(0)
-    for _ in range(environments.decisions):
-        environments.step(generator.uniform(-1, 1, (4, 1)))
-    return environments.episodes()
+    return uniform_episodes(DOMAIN, ["swingup"] * 4, action_repeat=8)
 
 
 def cut(episode, start, length):
@@ -186,7 +185,7 @@ def test_mended_file_is_added_to_the_store(tmp_path, explored):
 def test_command_line_lists_bad_files_and_fails(tmp_path, explored):
     fill(tmp_path, explored, [30, 30])
     truncate(buffer_of(tmp_path) / "episode_000001_30.npz")
-    result = command(tmp_path)
+    result = run_python(*COMMAND, env=environment(tmp_path))
     assert result.returncode == 1
     assert "1 episodes, 1 of them new" in result.stdout
     assert "episode_000001_30.npz: it is not a readable .npz" in result.stderr
@@ -273,40 +272,21 @@ def test_any_set_of_episodes_arrives_once(explored, tmp_path_factory, lengths, p
         assert list(stored) == [f"rnd/episode_{number:06d}_{lengths[number]}.npz" for number in valid]
 
 
-def command(root, *flags):
-    return subprocess.run(
-        arguments(*flags), env=environment(root), capture_output=True, text=True, timeout=120
-    )
-
-
-def arguments(*flags):
-    return [sys.executable, "-m", "data_prep.exorl", "--domain", "cartpole", "--collector", "rnd", *flags]
-
-
-def environment(root):
-    return os.environ | {"AGENTIC_RING_DATA": str(root)}
-
-
 def test_killed_conversion_goes_on_from_its_parts(tmp_path, explored):
     lengths = [1000 - number % 3 for number in range(60)]
     for number in range(60):
         write_episode(buffer_of(tmp_path), number, cut(explored[number % 4], 0, lengths[number]))
     store = store_path(tmp_path, "cartpole", "rnd")
     parts = store.with_name(store.name + ".parts")
-    process = subprocess.Popen(arguments("--part-episodes", "4"), env=environment(tmp_path))
-    deadline = time.monotonic() + 60
-    while len(list(parts.glob("part-*.h5"))) < 3:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = (*COMMAND, "--part-episodes", "4")
+    process = subprocess.Popen([sys.executable, *command], env=environment(tmp_path))
+    kill_once(process, lambda: len(list(parts.glob("part-*.h5"))) >= 3, seconds=60)
     assert not store.exists()
     finished = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.h5")}
     for part in finished:
         assert contents(parts / part)  # whole and verified, every one of them
 
-    result = command(tmp_path, "--part-episodes", "4")
+    result = run_python(*command, env=environment(tmp_path))
     assert result.returncode == 0, result.stderr
     assert f"converting cartpole-rnd {60 - 4 * len(finished)}/{60 - 4 * len(finished)}" in result.stderr
     assert sorted(contents(store)) == [f"rnd/episode_{n:06d}_{lengths[n]}.npz" for n in range(60)]

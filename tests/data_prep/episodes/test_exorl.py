@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import DOMAINS, task_named
+from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import DataError, UnknownNameError
-from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import write_episode
 from data_prep.exorl import ExorlConfig, main
 from data_prep.folders import collector_folder, store_path
-from tests.data_prep.episodes.file_server import running_server
+from tests.data_prep.episodes.file_server import FileServer
+from tests.data_prep.exploration import uniform_episodes
 
 SMALL_DOMAINS = ("point_mass_maze", "jaco")
 
@@ -26,24 +26,20 @@ def zips(tmp_path_factory):
     made = {}
     for name in SMALL_DOMAINS:
         domain = DOMAINS[name]
-        environments = VectorEnvironments(domain, [task_named(domain, domain.tasks[0])] * 2, [], 10)
-        environments.reset([0, 1])
-        generator = np.random.default_rng(0)
-        for _ in range(environments.decisions):
-            environments.step(generator.uniform(-1, 1, (2, domain.action_dim)))
+        episodes = uniform_episodes(domain, domain.tasks[:1] * 2, action_repeat=10)
         folder = tmp_path_factory.mktemp(name)
         with zipfile.ZipFile(folder / "rnd.zip", "w") as archive:
-            for number, episode in enumerate(environments.episodes()):
+            for number, episode in enumerate(episodes):
                 path = write_episode(folder / "buffer", number, episode)
                 archive.write(path, f"buffer/{path.name}")
             archive.writestr("video/0.mp4", b"")
-        made[name] = (folder / "rnd.zip").read_bytes(), environments.episodes()
+        made[name] = (folder / "rnd.zip").read_bytes(), episodes
     return made
 
 
 @pytest.fixture
 def server(zips):
-    with running_server() as server:
+    with FileServer() as server:
         for name, (content, _) in zips.items():
             server.files[f"/{name}/rnd.zip"] = content
         yield server

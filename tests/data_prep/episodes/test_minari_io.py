@@ -1,6 +1,4 @@
-import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +6,11 @@ import pytest
 
 from agentic_ring.data.store import StoredEpisode
 from agentic_ring.data.store_writer import StoreDescription, write_store
-from agentic_ring.data.tasks import DOMAINS, task_named
+from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from data_prep.collection.vector_environments import VectorEnvironments
 from data_prep.relabel import Relabeller
+from tests.commands import run_python
+from tests.data_prep.exploration import uniform_episodes
 
 pytest.importorskip("minari")
 from data_prep.episodes.minari_datasets import export_store, import_dataset
@@ -22,17 +21,11 @@ DATASET = "exorl/jaco/mini_random-v0"
 
 @pytest.fixture(scope="module")
 def stored():
-    tasks = [task_named(DOMAIN, name) for name in ("reach_top_left", "reach_bottom_right")]
-    environments = VectorEnvironments(DOMAIN, tasks, [], action_repeat=5)
-    environments.reset([0, 1])
-    generator = np.random.default_rng(0)
-    for _ in range(environments.decisions):
-        environments.step(generator.uniform(-1, 1, (2, DOMAIN.action_dim)))
-    episodes = zip(environments.episodes(), ("rnd", "ou"), strict=True)
+    episodes = uniform_episodes(DOMAIN, ("reach_top_left", "reach_bottom_right"), action_repeat=5)
     relabeller = Relabeller(DOMAIN, DOMAIN.tasks)
     return [
         StoredEpisode(episode, relabeller.rewards(episode), algorithm, 5, f"mini/{number}.npz")
-        for number, (episode, algorithm) in enumerate(episodes)
+        for number, (episode, algorithm) in enumerate(zip(episodes, ("rnd", "ou"), strict=True))
     ]
 
 
@@ -91,19 +84,12 @@ def test_export_that_was_stopped_leaves_no_dataset_and_is_taken_up(store, stored
     odd = tmp_path / "odd.h5"
     action = stored[1].episode.action.copy()
     action[0] = 1
-    episode = type(stored[1].episode)(**{**_arrays(stored[1].episode), "action": action})
-    broken = StoredEpisode(episode, stored[1].rewards, "ou", 5, "odd")
+    broken = replace(stored[1], episode=replace(stored[1].episode, action=action), source="odd")
     write_store(odd, StoreDescription(DOMAIN, "mini_random", DOMAIN.tasks), [stored[0], broken])
     with pytest.raises(DataError, match="odd has an action in its reset row"):
         export_store(odd, DATASET)
     assert minari.list_local_datasets() == {}
     assert export_store(store, DATASET) == 2
-
-
-def _arrays(episode):
-    return {
-        name: getattr(episode, name) for name in ("observation", "action", "reward", "discount", "physics")
-    }
 
 
 def test_bad_names_are_named(store, tmp_path):
@@ -159,13 +145,10 @@ def test_dataset_of_others_is_refused(store, tmp_path):
 def test_command_line_goes_both_ways(store, tmp_path):
     root = Path(__file__).parents[3]
     for arguments in (
-        ["export", "--store", str(store), "--dataset", DATASET],
-        ["import", "--dataset", DATASET, "--store", str(tmp_path / "again.h5")],
+        ["export", "--store", store, "--dataset", DATASET],
+        ["import", "--dataset", DATASET, "--store", tmp_path / "again.h5"],
     ):
-        command = [sys.executable, "-m", "data_prep.minari_io", *arguments]
-        result = subprocess.run(
-            command, env=os.environ, cwd=root, capture_output=True, text=True, timeout=300
-        )
+        result = run_python("-m", "data_prep.minari_io", *arguments, cwd=root)
         assert result.returncode == 0, result.stderr
         assert "2 episodes" in result.stdout
     assert (tmp_path / "again.h5").read_bytes() == store.read_bytes()

@@ -5,14 +5,14 @@ import pytest
 
 from agentic_ring.errors import DataError
 from data_prep.episodes.resumable_download import download, http_client, look_up
-from tests.data_prep.episodes.file_server import running_server
+from tests.data_prep.episodes.file_server import FileServer
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
 
 @pytest.fixture
 def server():
-    with running_server() as server:
+    with FileServer() as server:
         server.files["/file"] = CONTENT
         yield server
 

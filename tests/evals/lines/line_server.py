@@ -2,12 +2,10 @@
 
 import json
 import re
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.local_server import LocalServer, QuietHandler
 
 
 def looked_up(prompt: str) -> str:
@@ -16,7 +14,7 @@ def looked_up(prompt: str) -> str:
     return f"The <REGISTER_CONTENT> in line {key} is <{value}>."
 
 
-class LineServer(ThreadingHTTPServer):
+class LineServer(LocalServer):
     """Serves ``/v1/chat/completions`` and ``/v1/completions``.
 
     ``plan`` holds what the next replies are; when it is used up, replies are answers. Each is
@@ -24,10 +22,8 @@ class LineServer(ThreadingHTTPServer):
     ("hang up",).
     """
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.plan: deque[tuple] = deque()
         self.requests: list[dict] = []
         self.times: list[float] = []
@@ -35,13 +31,10 @@ class LineServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def handle_error(self, request, client_address):
-        """A client that gave up is no news."""
+        return f"{self.url}/v1"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: LineServer
 
     def do_POST(self):
@@ -74,18 +67,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-    def log_message(self, format, *args):
-        """Silence."""
-
-
-@contextmanager
-def line_server() -> Iterator[LineServer]:
-    with LineServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()

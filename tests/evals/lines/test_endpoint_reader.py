@@ -15,19 +15,13 @@ from evals.lines.endpoint_reader import (
     token_counter,
 )
 from evals.lines.longchat_prompt import plan_documents
-from tests.evals.lines.line_server import line_server
+from tests.evals.lines.line_server import LineServer
 
 DOCUMENT = plan_documents("LRT-NL", "4k", 0, 3, 3)[0].build(40)
 QUESTIONS = [question.text for question in DOCUMENT.questions]
 EXPECTED = [question.expected for question in DOCUMENT.questions]
 QUICK = RetryPolicy(timeout=5.0, attempts=3, first_wait=0.01)
 KEY = "sk-a-very-secret-key"
-
-
-@pytest.fixture
-def server():
-    with line_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +134,7 @@ def test_a_server_that_was_never_there_ends_the_run():
 
 
 def test_a_server_that_goes_away_is_an_error_of_the_answer():
-    with line_server() as server:
+    with LineServer() as server:
         reader = EndpointReader(server.address, "m", len, retries=QUICK)
         answers = reader.answers(DOCUMENT.text, QUESTIONS[:2], 5)
         assert next(answers).error is None

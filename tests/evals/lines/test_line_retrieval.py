@@ -1,31 +1,23 @@
-import csv
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from agentic_ring.errors import ConfigError
 from evals.common.results import read_results
+from evals.common.rows import read_rows
 from evals.line_retrieval import main
 from evals.lines.endpoint_reader import estimated_tokens
 from evals.lines.local_reader import EMBEDDED
 from evals.lines.longchat_files import read_cases, write_cases
 from evals.lines.longchat_prompt import plan_documents
-from tests.evals.lines.line_server import line_server
+from tests.commands import kill_once
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def server():
-    with line_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -85,8 +77,7 @@ def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, 
     assert accuracy == "Accuracy: 1.0"
     assert len(answers) == 6
     assert all(re.fullmatch(r"Label: (\d+), Predict: .*, Parsed: \1, prompt length: \d+", a) for a in answers)
-    with (folder / "summary.csv").open(newline="") as file:
-        summary = list(csv.DictReader(file))
+    summary = read_rows(folder / "summary.csv")
     assert [(row["Tasks"], row["Score"], row["Nulls"]) for row in summary] == [
         ("lines_1k", "100.00", "0/6"),
         ("lines_2k", "100.00", "0/6"),
@@ -139,13 +130,7 @@ def test_a_killed_run_goes_on_where_it_was(run, server, tmp_path):
     process = subprocess.Popen(
         [*command, "--output", str(tmp_path / "run")], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
     )
-    try:
-        deadline = time.monotonic() + 60
-        while len(server.requests) < 5 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    kill_once(process, lambda: len(server.requests) >= 5, seconds=60)
     predictions = tmp_path / "run" / "predictions" / "1k.jsonl"
     assert [row["case"] for row in rows(predictions)] == [0, 1, 2, 3]
     predictions.write_text(predictions.read_text()[:-5])  # the kill might have come in the middle of a row

@@ -1,9 +1,9 @@
-import csv
 from dataclasses import replace
 
 import pytest
 
 from evals.common.intervals import wilson_interval
+from evals.common.rows import read_rows
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths
 from evals.lines.prediction_log import Prediction
 from evals.lines.scores import (
@@ -80,8 +80,7 @@ def test_responses_are_as_longeval_writes_them(tmp_path):
 def test_the_summary_has_rulers_columns_and_a_row_a_length(tmp_path):
     path = tmp_path / "summary.csv"
     write_summary(path, [SCORE, replace(SCORE, name="8k")], "last")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(path)
     assert [row["Tasks"] for row in rows] == ["lines_4k", "lines_8k"]
     assert rows[0]["Score"] == "33.33"
     assert rows[0]["Nulls"] == "1/3"

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from ctypes.util import find_library
 from dataclasses import replace
 from html import escape, unescape
@@ -23,6 +22,7 @@ from evals.in_context.verdict import TaskFamilyReport
 from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
 from evals.report_page.trial_charts import curve_label, trials_of_tasks
+from tests.commands import run_python
 from tests.evals.conftest import SmallRun
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -244,15 +244,11 @@ def test_results_of_any_other_program_have_a_page(tmp_path):
 
 
 def test_the_command_writes_the_page_beside_the_run_or_names_the_mistake(controls, tmp_path):
-    def run(*flags):
-        command = [sys.executable, ROOT / "evals" / "report.py", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-
-    ended = run(controls)
+    ended = run_python(ROOT / "evals" / "report.py", controls, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "left out" in ended.stderr
     Page((controls / "report.html").read_text()).assert_loads_nothing()
-    ended = run(tmp_path / "nothing")
+    ended = run_python(ROOT / "evals" / "report.py", tmp_path / "nothing", cwd=tmp_path)
     assert ended.returncode == 1
     assert re.fullmatch(r"error: .*nothing holds no results\.json; .*\n", ended.stderr)
 

@@ -1,13 +1,10 @@
 """Counts, ratios, rows and plots of the attention benchmark; no test asserts a time."""
 
-import csv
-import sys
-
 import jax
 import numpy as np
 import pytest
 
-from agentic_ring import cli, device_memory
+from agentic_ring import device_memory
 from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 from evals import attention_speed as script
@@ -18,6 +15,7 @@ from evals.speed.attention_benchmark import Implementation, Problem, Unsupported
 from evals.speed.attention_speed_plot import plot_speed
 from evals.speed.interleaved import Spread, time_interleaved
 from evals.speed.peers import peer
+from tests.commands import exit_status
 
 TINY = Problem(tokens=16, heads=2, kv_heads=1, head_dim=8)
 PRODUCT = Implementation.of("product", lambda q, k, v: q * (k + v))
@@ -92,16 +90,11 @@ def test_the_script_writes_rows_and_draws_them(tmp_path, monkeypatch, capsys):
     rows_to, plot = tmp_path / "speed.csv", tmp_path / "speed.png"
     flags = "--tokens 16 --devices 1 --heads 2 --head-dim 8 --kernel vanilla --turns 1"
     flags += " --strategies --peers jax.nn"
-    command = ["attention_speed.py", *flags.split(), "--rows-to", str(rows_to), "--plot", str(plot)]
-    monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(script, "simulate_cpu_devices", lambda devices: None)  # there are eight already
-    with pytest.raises(SystemExit) as exit:
-        cli.run(script.main)
-    assert exit.value.code == 0
+    assert exit_status(script.main, *flags.split(), "--rows-to", rows_to, "--plot", plot) == 0
     assert "time / jax.nn" in capsys.readouterr().out
     assert plot.read_bytes().startswith(b"\x89PNG")
-    with rows_to.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(rows_to)
     assert {row["tokens"] for row in rows} == {"16"}
     local = next(row for row in rows if row["contender"] == LOCAL)
     assert float(local["seconds_low"]) <= float(local["seconds"]) <= float(local["seconds_high"])

@@ -1,12 +1,9 @@
 """The emulated ring computes attention, and the script runs where there is no GPU."""
 
-import sys
-
 import jax
 import numpy as np
 import pytest
 
-from agentic_ring import cli
 from agentic_ring.attention import inverse_order, order, reference_attention
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
@@ -15,6 +12,7 @@ from evals.common.rows import read_rows
 from evals.gpu_attention_speed import EmulatedRing, OneCall, ring_on_one_device
 from evals.speed import attention_benchmark
 from evals.speed.attention_benchmark import Problem
+from tests.commands import exit_status
 
 PROBLEM = Problem(tokens=32, heads=4, kv_heads=2, head_dim=8)
 RING = 4
@@ -40,10 +38,7 @@ def test_the_script_runs_both_sections(tmp_path, monkeypatch, capsys):
     rows_to = tmp_path / "rows.csv"
     flags = "--tokens 16 --long-tokens 32 --ring 2 --heads 2 --head-dim 8 --dtype float32 --kernel vanilla"
     flags += " --turns 1 --calls 2"
-    monkeypatch.setattr(sys, "argv", ["script", *flags.split(), "--rows-to", str(rows_to)])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(script.main)
-    assert exit.value.code == 0
+    assert exit_status(script.main, *flags.split(), "--rows-to", rows_to) == 0
     assert "time / bare kernel" in capsys.readouterr().out
     rows = [(row["tokens"], row["contender"]) for row in read_rows(rows_to)]
     names = ("bare kernel", "ours local", "emulated ring of 2")
