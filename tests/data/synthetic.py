@@ -1,5 +1,6 @@
 """Small stores of random numbers in the shape of cartpole episodes, for tests that need no physics."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,48 +19,42 @@ def random_store(
     path: Path, lengths: list[int], seed: int = 0, algorithms: list[str] | None = None, action_repeat: int = 1
 ) -> Path:
     """Writes a store with one episode for each of ``lengths`` (transitions)."""
-    random = np.random.default_rng(seed)
-    algorithms = algorithms or ["td3"] * len(lengths)
-    episodes = (
-        _random_episode(random, length, f"episode_{number:06d}_{length}.npz", algorithm, action_repeat)
-        for number, (length, algorithm) in enumerate(zip(lengths, algorithms, strict=True))
-    )
+    episodes = _random_episodes(lengths, seed, algorithms or ["td3"] * len(lengths), action_repeat)
     write_store(path, StoreDescription(DOMAIN, "test", (TASK,)), episodes)
     return path
 
 
 def two_task_store(path: Path, lengths: list[int], second: float = 3.0) -> Path:
     """The same with rewards of both of cartpole's tasks; the second pays where the first does not."""
-    random = np.random.default_rng(0)
-    episodes = (
-        _random_episode(random, length, f"episode_{number:06d}_{length}.npz", "td3", 1)
-        for number, length in enumerate(lengths)
-    )
 
     def paid(episode: StoredEpisode, share: float) -> StoredEpisode:
         first = episode.rewards[TASK] * np.float32(share)
         other = np.float32(second) * (episode.rewards[TASK] - first)
         return replace(episode, rewards={TASK: first, "swingup_sparse": other})
 
+    episodes = _random_episodes(lengths, 0, ["td3"] * len(lengths), 1)
     paid_episodes = (paid(episode, number / len(lengths)) for number, episode in enumerate(episodes))
     write_store(path, StoreDescription(DOMAIN, "test", (TASK, "swingup_sparse")), paid_episodes)
     return path
 
 
-def _random_episode(
-    random: np.random.Generator, length: int, source: str, algorithm: str, action_repeat: int
-) -> StoredEpisode:
-    rows = length + 1
-    decisions = -(-length // action_repeat)
-    action = np.zeros((rows, DOMAIN.action_dim), np.float32)
-    action[1:] = random.uniform(-1, 1, (decisions, DOMAIN.action_dim)).repeat(action_repeat, axis=0)[:length]
-    reward = random.uniform(0, 1, (rows, 1)).astype(np.float32)
-    reward[0] = 0
-    episode = Episode(
-        observation=random.normal(size=(rows, DOMAIN.observation_dim)).astype(np.float32),
-        action=action,
-        reward=reward,
-        discount=np.ones((rows, 1), np.float32),
-        physics=random.normal(size=(rows, DOMAIN.physics_dim)),
-    )
-    return StoredEpisode(episode, {TASK: reward[:, 0]}, algorithm, action_repeat, source)
+def _random_episodes(
+    lengths: list[int], seed: int, algorithms: list[str], action_repeat: int
+) -> Iterator[StoredEpisode]:
+    random = np.random.default_rng(seed)
+    for number, (length, algorithm) in enumerate(zip(lengths, algorithms, strict=True)):
+        rows = length + 1
+        drawn = random.uniform(-1, 1, (-(-length // action_repeat), DOMAIN.action_dim))
+        action = np.zeros((rows, DOMAIN.action_dim), np.float32)
+        action[1:] = drawn.repeat(action_repeat, axis=0)[:length]
+        reward = random.uniform(0, 1, (rows, 1)).astype(np.float32)
+        reward[0] = 0
+        episode = Episode(
+            observation=random.normal(size=(rows, DOMAIN.observation_dim)).astype(np.float32),
+            action=action,
+            reward=reward,
+            discount=np.ones((rows, 1), np.float32),
+            physics=random.normal(size=(rows, DOMAIN.physics_dim)),
+        )
+        source = f"episode_{number:06d}_{length}.npz"
+        yield StoredEpisode(episode, {TASK: reward[:, 0]}, algorithm, action_repeat, source)

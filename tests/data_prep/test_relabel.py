@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -54,10 +55,7 @@ def test_exorl_compatibility_forgets_the_control(explored):
 
 def test_physics_of_another_model_is_noticed(explored):
     domain, episodes = explored
-    episode = episodes[0]
-    shifted = Episode(
-        episode.observation, episode.action, episode.reward, episode.discount, episode.physics[::-1]
-    )
+    shifted = replace(episodes[0], physics=episodes[0].physics[::-1])
     with pytest.raises(DataError, match=r"physics and observation disagree in row 0"):
         relabeller_of(domain.name).check_physics(shifted)
 

@@ -121,17 +121,12 @@ def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
     assert (summary.divided, summary.cut) == (1, 1)  # a rejected conversation is not counted as cut
     assert summary.rejected == {"its questions alone fill a row": 1}
     tokenizer = sentencepiece()
-    lengths = [int((row.segment_ids >= 0).sum()) for row in rows_of(folder / "packed" / "train.h5")]
-    assert max(lengths) == 256
-    found = rows_of(folder / "packed" / "train.h5")
+    with PackedRows.open(folder / "packed" / "train.h5") as rows:
+        found = [rows[index] for index in range(len(rows))]
+    assert max(int((row.segment_ids >= 0).sum()) for row in found) == 256
     decoded = " ".join(tokenizer.decode(row.tokens) for row in found)
     for number in range(12):
         assert decoded.count(answer(number)) == 1
-
-
-def rows_of(path):
-    with PackedRows.open(path) as rows:
-        return [rows[index] for index in range(len(rows))]
 
 
 def test_the_command_names_bad_lines_and_packs_the_rest(folder):

@@ -1,13 +1,13 @@
 """Every Python block of the documentation runs as it stands; the blocks of a page share their names."""
 
 import re
-import runpy
-import sys
 
 import jax
 import numpy as np
 import pytest
 
+from agentic_ring.__main__ import main
+from tests.commands import exit_status
 from tests.docs.pages import PAGES, blocks
 from tests.models.tiny_llama import write_tiny_model
 
@@ -39,14 +39,10 @@ def test_every_block_names_a_known_language():
         assert {block.language for block in blocks(page)} <= {"", "python"}
 
 
-def test_the_explained_choice_is_what_the_command_prints(capsys, monkeypatch):
+def test_the_explained_choice_is_what_the_command_prints(capsys):
     (shown,) = (block.code for block in blocks("docs/attention.md") if block.code.startswith("$ "))
     command, *lines = shown.splitlines()
-    monkeypatch.setattr(sys, "argv", command.removeprefix("$ python -m ").split())
-    monkeypatch.delitem(sys.modules, "agentic_ring.__main__", raising=False)
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_module("agentic_ring", run_name="__main__")
-    assert not stopped.value.code
+    assert exit_status(main, *command.removeprefix("$ python -m agentic_ring ").split()) == 0
     printed = iter(capsys.readouterr().out.splitlines())
     for line in lines:
         if line != "..." and not re.match("Python|host", line):

@@ -1,20 +1,30 @@
 """Data and sizes that the tests of several scripts share."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentic_ring.models.transformer import TransformerConfig
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import LABELS_FILE, SETTINGS_FILE
+from evals.compile.compile_target import CompilerMissingError
+from evals.compile.machines import machine
 from tests.evals.conftest import small_run as small_run
 
-TINY = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32)
+TINY: dict[str, Any] = {
+    "transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
+    "trials": 2,
+}
+"""Settings of a preset that trains in seconds."""
 
 
 @pytest.fixture(scope="module")
 def data(request, tmp_path_factory) -> Path:
-    """Twelve episodes of the module's ``DOMAIN``, really explored, put where ExoRL's rnd data would lie."""
+    """Twelve episodes, really explored, put where ExoRL's rnd data would lie.
+
+    The module's ``DOMAIN`` names their domain and the control steps for which actions are held.
+    """
     folder = tmp_path_factory.mktemp("data")
     domain, action_repeat = request.module.DOMAIN
     collect(
@@ -26,3 +36,12 @@ def data(request, tmp_path_factory) -> Path:
         (own / name).unlink()
     own.rename(own.with_name("rnd"))
     return folder
+
+
+def has_compiler(name: str) -> bool:
+    """Returns whether the compiler for the machine of this name is installed."""
+    try:
+        machine(name).compile_target()
+    except CompilerMissingError:
+        return False
+    return True

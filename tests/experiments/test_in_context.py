@@ -15,21 +15,13 @@ from experiments.exorl import in_context_pipeline, presets
 from tests.experiments.conftest import TINY
 
 DOMAIN = ("cheetah", 50)
-"""Domain of the episodes, and control steps for which their actions are held."""
 TASKS = ("run", "run_backward")
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> None:
     demo = presets.IN_CONTEXT_PRESETS["demo"]
-    tiny = replace(
-        demo,
-        transformer=TINY,
-        updates=2,
-        trajectories=2,
-        trials=2,
-        action_repeat={"cheetah": 50},
-    )
+    tiny = replace(demo, **TINY, updates=2, trajectories=2, action_repeat={"cheetah": 50})
     monkeypatch.setitem(presets.IN_CONTEXT_PRESETS, "demo", tiny)
     monkeypatch.setattr(in_context_pipeline, "ENVIRONMENTS", 4)
     monkeypatch.setattr(in_context_pipeline, "DRAWS", 2)

@@ -58,8 +58,13 @@ def chats(tmp_path_factory) -> Path:
 def run(chats, tmp_path_factory) -> Path:
     """A finished run from scratch."""
     folder = tmp_path_factory.mktemp("runs") / "scratch"
-    llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
+    finetune(folder, chats)
     return folder
+
+
+def finetune(folder: Path, chats: Path, seed: int = 0, **options) -> None:
+    launch = LaunchOptions(output=folder, seed=seed)
+    llama_finetune.main(launch, conversations=(chats,), template="plain", **options)
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
@@ -114,10 +119,10 @@ def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_p
     folder = tmp_path / "stopped"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MetricsLog, "write", stop)
-        llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
+        finetune(folder, chats)
     assert not (folder / "results.json").exists()
     first_stage = (folder / "stage1" / "metrics.jsonl").read_text()
-    llama_finetune.main(LaunchOptions(output=folder), conversations=(chats,), template="plain")
+    finetune(folder, chats)
     assert (folder / "stage1" / "metrics.jsonl").read_text() == first_stage
     resumed, undisturbed = weights(folder), weights(run)
     assert resumed.keys() == undisturbed.keys()
@@ -125,7 +130,7 @@ def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_p
         np.testing.assert_array_equal(resumed[name], values, err_msg=name)
 
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
-        llama_finetune.main(LaunchOptions(output=folder, seed=1), conversations=(chats,), template="plain")
+        finetune(folder, chats, seed=1)
 
 
 @pytest.mark.slow
@@ -133,9 +138,7 @@ def test_lora_changes_projections_alone_and_learns(run, chats, tmp_path):
     folder = run / "model"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     adapted = tmp_path / "adapted"
-    llama_finetune.main(
-        LaunchOptions(output=adapted), model=folder, conversations=(chats,), template="plain", lora=4
-    )
+    finetune(adapted, chats, model=folder, lora=4)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
     started = read_results(run / "results.json").figure("loss/final").value
@@ -195,9 +198,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_pat
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((run / "model" / name).read_bytes())
     with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
-        llama_finetune.main(
-            LaunchOptions(output=tmp_path / "run"), model=folder, conversations=(chats,), template="plain"
-        )
+        finetune(tmp_path / "run", chats, model=folder)
     assert not (tmp_path / "run").exists()
 
 

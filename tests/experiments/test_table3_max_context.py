@@ -5,7 +5,6 @@ import subprocess
 import pytest
 
 from evals.common.rows import read_rows
-from evals.compile.compile_target import CompilerMissingError
 from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import Cell, Finding
 from experiments import paper, table3_max_context
@@ -14,6 +13,7 @@ from experiments.table3.plots import plot_contexts, plot_memory
 from experiments.table3.table import COLUMNS, table_rows, text_table
 from experiments.table3_max_context import all_rows, cell_compiler, findings_in, paper_precision
 from tests.commands import exit_status
+from tests.experiments.conftest import has_compiler
 
 ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "30B")]
 
@@ -118,20 +118,8 @@ def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, tmp
         assert (tmp_path / name).stat().st_size > 100
 
 
-def compilers() -> list[str]:
-    """Returns the small machines whose compilers are installed."""
-    installed = []
-    for name in ("2xA100", "TPUv5e-256"):
-        try:
-            machine(name).compile_target()
-        except CompilerMissingError:
-            continue
-        installed.append(name)
-    return installed
-
-
 def test_a_missing_compiler_says_what_to_install(capsys, tmp_path):
-    missing = [name for name in ("8xA100", "TPUv5e-256") if name.replace("8x", "2x") not in compilers()]
+    missing = [name for name in ("8xA100", "TPUv5e-256") if not has_compiler(name)]
     if not missing:
         pytest.skip("both compilers are installed")
     flags = ["--hardware", missing[0], "--model", "tiny", "--method", "ring", "--check", "64k"]
@@ -142,7 +130,7 @@ def test_a_missing_compiler_says_what_to_install(capsys, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["2xA100", "TPUv5e-256"])
 def test_a_small_model_on_a_real_compiler(name, tmp_path):
-    if name not in compilers():
+    if not has_compiler(name):
         pytest.skip(f"the compiler for {name} is not installed")
     cell = Cell(name, "tiny", "ring", "bfloat16")
     command = cell_compiler(tmp_path).command(cell, 2**16)

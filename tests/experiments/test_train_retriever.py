@@ -117,12 +117,9 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, 
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_retriever, "share_answered", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_retriever, "share_answered", stopped)
         train_retriever.main(output=tmp_path / "stopped")
-    monkeypatch.undo()
-    monkeypatch.setattr(train_retriever, "STAGES", stages)
-    monkeypatch.setattr(train_retriever, "TESTED_ROWS", 2)
     train_retriever.main(output=tmp_path / "stopped")
     weights = [
         (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "stopped")

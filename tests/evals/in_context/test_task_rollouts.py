@@ -1,6 +1,6 @@
 """The policies of the controls, and the stored contexts: each control changes one thing only."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from agentic_ring.data.scaling import measure_family_scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.task_family import make_family_sampler
 from agentic_ring.errors import ConfigError
+from agentic_ring.models.agentic_transformer import ChainSteps
 from evals.in_context.task_rollouts import NoContextPolicy, StoredContexts, ZeroRewardPolicy
 from tests.data.synthetic import two_task_store
 
@@ -61,16 +62,7 @@ TASKS = ("swingup", "swingup_sparse")
 STEPS, MEMBERS = 6, 4
 REAL = (MEMBERS - 1) * STEPS
 CONFIG = ChainConfig(TASKS[0], MEMBERS, action_repeat=1, hidden_tasks=TASKS)
-FIELDS = (
-    "return_to_go",
-    "observation",
-    "action",
-    "reward",
-    "completion",
-    "timestep",
-    "trajectory",
-    "position",
-)
+FIELDS = tuple(field.name for field in fields(ChainSteps))
 
 
 @pytest.fixture
@@ -80,13 +72,13 @@ def contexts(tmp_path: Path):
         yield StoredContexts(store, CONFIG, make_family_sampler(store, CONFIG, scaling), scaling, ring=4)
 
 
-def fields(contexts: StoredContexts, context, number: int = 0) -> dict[str, np.ndarray]:
+def arrays_of(contexts: StoredContexts, context, number: int = 0) -> dict[str, np.ndarray]:
     steps = contexts.steps(TASKS[0], context, number)
     return {name: np.asarray(getattr(steps, name))[0] for name in FIELDS}
 
 
 def test_the_right_context_is_a_chain_without_its_last_member(contexts):
-    found = fields(contexts, "right")
+    found = arrays_of(contexts, "right")
     assert len(found["position"]) == 20  # 3 x 6 steps, padded to the ring
     np.testing.assert_array_equal(found["position"], [*range(REAL), -1, -1])
     np.testing.assert_array_equal(found["trajectory"][:REAL], np.repeat([0, 1, 2], STEPS))
@@ -99,14 +91,14 @@ def test_the_right_context_is_a_chain_without_its_last_member(contexts):
 def test_another_tasks_context_has_that_tasks_rewards(contexts):
     plan = contexts.plan(TASKS[0], "wrong", 0)
     assert plan == contexts.plan(TASKS[1], "right", 0)
-    for name, array in fields(contexts, "wrong").items():
+    for name, array in arrays_of(contexts, "wrong").items():
         np.testing.assert_array_equal(
             array, np.asarray(getattr(contexts.steps(TASKS[1], "right", 0), name))[0]
         )
 
 
 def test_zeroed_removes_the_rewards_only(contexts):
-    right, zeroed = fields(contexts, "right"), fields(contexts, "zeroed")
+    right, zeroed = arrays_of(contexts, "right"), arrays_of(contexts, "zeroed")
     assert right["reward"].any()
     assert not zeroed["reward"].any()
     assert not zeroed["completion"].any()
@@ -116,7 +108,7 @@ def test_zeroed_removes_the_rewards_only(contexts):
 
 
 def test_shuffled_moves_whole_steps(contexts):
-    right, shuffled = fields(contexts, "right"), fields(contexts, "shuffled")
+    right, shuffled = arrays_of(contexts, "right"), arrays_of(contexts, "shuffled")
     np.testing.assert_array_equal(shuffled["position"], right["position"])
     order = shuffled["trajectory"][:REAL] * STEPS + shuffled["timestep"][:REAL]  # where each step stood
     assert sorted(order) == list(range(REAL))
@@ -126,7 +118,7 @@ def test_shuffled_moves_whole_steps(contexts):
 
 
 def test_descending_reverses_the_members(contexts):
-    right, descending = fields(contexts, "right"), fields(contexts, "descending")
+    right, descending = arrays_of(contexts, "right"), arrays_of(contexts, "descending")
 
     def members(found: dict[str, np.ndarray], name: str) -> np.ndarray:
         return found[name][:REAL].reshape(MEMBERS - 1, STEPS, -1)
