@@ -229,13 +229,9 @@ def test_failed_write_leaves_the_old_store_and_nothing_else(tmp_path):
     with pytest.raises(StoreError, match=r"no episode"):
         write_store(path, DESCRIPTION, [])
     with pytest.raises(StoreError, match=r"no reward of .'swingup_sparse'"):
-        write_store(path, StoreDescription(DOMAIN, "mix", TASKS), [without_sparse(episodes[0])])
+        write_store(path, DESCRIPTION, [replace(episodes[0], rewards={"swingup": np.zeros(4, np.float32)})])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def without_sparse(stored):
-    return StoredEpisode(stored.episode, {"swingup": stored.rewards["swingup"]}, "td3", 1, "x")
 
 
 def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):

@@ -27,11 +27,9 @@ def test_episode_of_t_transitions_has_one_row_more():
     assert len(episode.observation) == 7
 
 
-def not_finite(name):
-    def damage(contents):
-        contents[name][3, 0] = np.nan
-
-    return damage
+def with_nan(array):
+    array[3, 0] = np.nan
+    return array
 
 
 def replaced(name, change):
@@ -56,8 +54,8 @@ BAD = {
         replaced("physics", lambda a: np.zeros((7, 18))),
         r"physics has shape \(7, 18\).*cartpole",
     ),
-    "nan observation": (not_finite("observation"), "observation is not finite in row 3 of 7"),
-    "nan physics": (not_finite("physics"), "physics is not finite in row 3 of 7"),
+    "nan observation": (replaced("observation", with_nan), "observation is not finite in row 3 of 7"),
+    "nan physics": (replaced("physics", with_nan), "physics is not finite in row 3 of 7"),
     "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),
     "action range": (replaced("action", lambda a: a * 3), r"action reaches .*expected values in \[-1, 1\]"),
     "length 0": (lambda c: c.update({name: array[:1] for name, array in c.items()}), "length 0"),

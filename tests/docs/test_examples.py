@@ -14,21 +14,16 @@ from tests.models.tiny_llama import write_tiny_model
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 
 
-@pytest.fixture
-def namespace(request, tmp_path, monkeypatch):
-    """What the blocks of a page have defined; ``FOLDER`` is a small LLaMA with its tokenizer."""
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_blocks_run(page, tmp_path, monkeypatch):
+    """``FOLDER`` is a small LLaMA with its tokenizer."""
     monkeypatch.chdir(tmp_path)
     write_tiny_model(tmp_path / "FOLDER", 4096)
-    names: dict = {}
-    for block in blocks(request.param):
+    namespace: dict = {}
+    for block in blocks(page):
         if block.language == "python":
             code = "\n" * (block.line - 1) + block.code  # a traceback then names the page's own line
-            exec(compile(code, request.param, "exec"), names)
-    return names
-
-
-@pytest.mark.parametrize("namespace", WITH_PYTHON, indirect=True)
-def test_the_python_blocks_run(namespace):
+            exec(compile(code, page, "exec"), namespace)
     arrays = [namespace[name] for name in ("output", "sharded", "inside") if name in namespace]
     for array in arrays:  # README and the page on attention say that these are the same
         np.testing.assert_allclose(jax.device_get(array), jax.device_get(arrays[0]), atol=2e-5)

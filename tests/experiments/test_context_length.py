@@ -67,8 +67,7 @@ def test_more_bytes_than_there_are_end_it_before_it_begins(small_run, tmp_path, 
 def test_full_trajectories_of_the_demos_model_are_512k_tokens(small_run, tmp_path, capsys):
     """128 of 1,000 decisions each: what a run with an action repeat of 1 takes, from its configuration."""
     config = read_config(small_run.directory, type(small_run.config))
-    chains = {**vars(config.chains), "action_repeat": 1}
-    write_config(tmp_path / "run", type(config)(**{**vars(config), "chains": type(config.chains)(**chains)}))
+    write_config(tmp_path / "run", replace(config, chains=replace(config.chains, action_repeat=1)))
     context_length.main((tmp_path / "run",), (128,), output=tmp_path / "curve", dry_run=True)
     assert "128 trajectories: 512,000 tokens, cache" in capsys.readouterr().err
     assert not (tmp_path / "curve").exists()

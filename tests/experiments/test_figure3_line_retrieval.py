@@ -47,18 +47,9 @@ def test_the_paper_has_four_curves_within_their_contexts():
     assert [point.context for point in curves["Ring Attention-13B (512K)"].points] == contexts
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The canvas that is written, as well as the file."""
-    canvases: list[Canvas] = []
-    write = plots.save
-    monkeypatch.setattr(
-        "experiments.figure3_line_retrieval.save", lambda c, path: (canvases.append(c), write(c, path))
-    )
-    return canvases
-
-
-def test_models_trained_on_the_task_are_drawn_apart_from_the_others_and_the_paper(tmp_path, drawn):
+def test_models_trained_on_the_task_are_drawn_apart_from_the_others_and_the_paper(tmp_path, monkeypatch):
+    drawn: list[Canvas] = []
+    monkeypatch.setattr("experiments.figure3_line_retrieval.save", lambda canvas, _: drawn.append(canvas))
     runs = [
         read_curve(write_run(tmp_path / "a.json")),
         read_curve(write_run(tmp_path / "b.json", reader="theirs", trained_on_task=False)),

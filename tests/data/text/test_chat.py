@@ -21,10 +21,6 @@ CHAT_ML = (
 )
 
 
-def whole(pieces):
-    return "".join(piece.text for piece in pieces)
-
-
 def test_vicuna_is_written_to_the_letter():
     template = chat_template("vicuna_v1.1", byte_level())
     assert template.prompt(TURNS[:1]) == f"{SYSTEM} USER: Hi {{you}} ASSISTANT:"
@@ -80,7 +76,7 @@ def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
         Piece("\n<|im_start|>user\nWhy?</s>\n<|im_start|>assistant\n", False),
         Piece("So.</s>", True),
     ]
-    assert template.prompt(TURNS[:3]) == whole(template.pieces(TURNS[:3]))
+    assert template.prompt(TURNS[:3]) == "".join(piece.text for piece in template.pieces(TURNS[:3]))
 
 
 def test_a_template_may_ask_for_the_date_and_for_json():

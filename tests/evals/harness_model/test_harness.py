@@ -45,11 +45,6 @@ def folder(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model"), CONTEXT)
 
 
-@pytest.fixture(scope="module")
-def engine(folder):
-    return TextEngine(load_pretrained(folder))
-
-
 def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[harness\]'"):
@@ -57,9 +52,9 @@ def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_harness_finds_what_the_engine_says(folder, engine, tmp_path):
+def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
     pytest.importorskip("lm_eval")
-    tokenizer = Tokenizer.load(folder)
+    engine, tokenizer = TextEngine(load_pretrained(folder)), Tokenizer.load(folder)
     questions = ["the other one", "is it the user?"]
     prompts = [tokenizer.encode(question, bos=True) for question in questions]
     written = [tokenizer.decode(each.tokens) for each in engine.generate(prompts, 8)]

@@ -2,6 +2,7 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -169,9 +170,7 @@ def test_an_endless_retry_after_is_cut(server):
 def test_waits_double(server):
     server.plan.extend([("status", 500, {}, "")] * 3)
     ask(server, RetryPolicy(attempts=4, first_wait=0.1))
-    first, second, third = (
-        after - before for before, after in zip(server.times, server.times[1:], strict=False)
-    )
+    first, second, third = (after - before for before, after in pairwise(server.times))
     assert 0.07 < first < second < third < 0.7
 
 
@@ -179,7 +178,7 @@ def test_requests_keep_to_the_rate(server):
     started = time.monotonic()
     ask(server, RetryPolicy(requests_per_minute=300), count=3)
     assert 0.4 <= time.monotonic() - started < 2
-    assert min(b - a for a, b in zip(server.times, server.times[1:], strict=False)) > 0.15
+    assert min(after - before for before, after in pairwise(server.times)) > 0.15
 
 
 @pytest.mark.parametrize("address", ["", "localhost:8000/v1", "ftp://host/v1", "http://", "http://[::1"])
@@ -216,19 +215,14 @@ def test_usage_that_is_no_number_is_counted_instead(server):
     assert answer.prompt_tokens == len(DOCUMENT.text + QUESTIONS[0]) + CHAT_TEMPLATE_TOKENS
 
 
-@pytest.fixture
-def tokenizer_folder(tmp_path):
+def test_a_tokenizer_counts_with_bos_and_neither_cuts_nor_fills_up(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
-
-
-def test_a_tokenizer_counts_with_bos_and_neither_cuts_nor_fills_up(tokenizer_folder):
-    for path in (tokenizer_folder, tokenizer_folder / "tokenizer.json"):
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
         assert token_counter(path)("one two three four five six") == 7
 
 
