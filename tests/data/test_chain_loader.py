@@ -19,10 +19,8 @@ from tests.data.synthetic import DOMAIN, TASK, random_store
 UNSCALED = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, 1.0, 1.0)
 
 
-def config(trajectories: int, **changes) -> ChainConfig:
-    return ChainConfig(
-        task=TASK, trajectories=trajectories, action_repeat=changes.pop("action_repeat", 1), **changes
-    )
+def config(trajectories: int, action_repeat: int = 1, **changes) -> ChainConfig:
+    return ChainConfig(TASK, trajectories, action_repeat=action_repeat, **changes)
 
 
 def test_a_chain_tells_each_member_the_best_return(tmp_path):
@@ -51,8 +49,7 @@ def test_a_chain_tells_each_member_the_best_return(tmp_path):
 
 
 def test_held_actions_become_decisions(tmp_path):
-    path = random_store(tmp_path / "s.h5", [10, 8], action_repeat=4)
-    with TrajectoryStore.open(path) as store:
+    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [10, 8], action_repeat=4)) as store:
         loader = ChainLoader(store, config(2, action_repeat=4, layout="contiguous"), UNSCALED, ring=1)
         fields = loader.load(ChainPlan((0, 1), 9.0), slice(0, loader.length))
         rewards = store.rewards(0, TASK)

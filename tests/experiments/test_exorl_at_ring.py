@@ -9,7 +9,7 @@ import pytest
 
 from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.training.metrics_log import read_metrics
-from data_prep.folders import store_path
+from data_prep.episodes.conversion import ConvertConfig, convert
 from evals import dmc_returns
 from evals.common.results import read_results
 from evals.compile.compile_target import CompilerMissingError
@@ -80,11 +80,8 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
 
 
 def test_a_damaged_store_is_named(data, tiny_demo, tmp_path):
-    path = store_path(data, "cartpole", "rnd")
-    whole = path.read_bytes() if path.exists() else None
-    if whole is None:
-        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "run"), data=data)
-        whole = path.read_bytes()
+    path = convert(ConvertConfig("cartpole", "rnd", data=data)).store
+    whole = path.read_bytes()
     damaged = bytearray(whole)
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(bytes(damaged))

@@ -1,6 +1,8 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from tests.commands import run_python
 from tests.data_prep.exploration import uniform_episodes
 
 pytest.importorskip("minari")
+import minari
+
 from data_prep.episodes.minari_datasets import export_store, import_dataset
 
 DOMAIN = DOMAINS["jaco"]
@@ -45,8 +49,6 @@ def test_back_and_forth_changes_no_byte(store, tmp_path):
 
 
 def test_minari_opens_the_dataset(store, stored):
-    import minari
-
     export_store(store, DATASET, task="reach_bottom_right")
     assert DATASET in minari.list_local_datasets()
     dataset = minari.load_dataset(DATASET)
@@ -63,8 +65,6 @@ def test_minari_opens_the_dataset(store, stored):
 
 
 def test_environment_of_the_dataset_is_the_task(store, stored):
-    import minari
-
     export_store(store, DATASET, task="reach_bottom_right")
     environment = minari.load_dataset(DATASET).recover_environment()
     assert environment.spec.id == "agentic_ring/jaco_reach_bottom_right-v0"
@@ -79,8 +79,6 @@ def test_dataset_that_is_there_is_not_overwritten(store):
 
 
 def test_export_that_was_stopped_leaves_no_dataset_and_is_taken_up(store, stored, tmp_path):
-    import minari
-
     odd = tmp_path / "odd.h5"
     action = stored[1].episode.action.copy()
     action[0] = 1
@@ -116,8 +114,6 @@ def test_bad_names_are_named(store, tmp_path):
     ],
 )
 def test_dataset_that_was_changed_is_refused(store, tmp_path, name, change, message):
-    import h5py
-
     export_store(store, DATASET)
     with h5py.File(tmp_path / "minari" / DATASET / "data" / "main_data.hdf5", "a") as file:
         group = file["episode_1"]
@@ -131,8 +127,6 @@ def test_dataset_that_was_changed_is_refused(store, tmp_path, name, change, mess
 
 
 def test_dataset_of_others_is_refused(store, tmp_path):
-    import json
-
     export_store(store, DATASET)
     path = tmp_path / "minari" / DATASET / "data" / "metadata.json"
     metadata = json.loads(path.read_text())

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -88,8 +90,6 @@ def test_runs_are_resampled_within_their_task():
 
 def test_many_runs_do_not_need_memory_for_all_resamples_at_once():
     # 10,000 resamples of 20,000 scores are 1.6 GB, so they must be drawn in chunks.
-    import tracemalloc
-
     values = np.random.default_rng(0).normal(size=20_000)
     tracemalloc.start()
     interval = mean_interval(values)
