@@ -41,33 +41,27 @@ class Coordinate:
 
 
 _TWELFTH_OF_A_TURN = np.pi / 6
-# Height, pitch and forward speed of a planar body's torso: columns of qpos (9) followed by qvel.
-_WALKER = (
-    Coordinate("physics", 0, 0.1),
-    Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
-    Coordinate("physics", 10, 0.5),
-)
-_CHEETAH = (
-    Coordinate("physics", 1, 0.1),
-    Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
-    Coordinate("physics", 9, 0.5),
-)
-_CARTPOLE = (  # cart position, pole angle, pole angular velocity
-    Coordinate("physics", 0, 0.2),
-    Coordinate("physics", 1, _TWELFTH_OF_A_TURN, angle=True),
-    Coordinate("physics", 3, 1.0),
-)
-_QUADRUPED = tuple(Coordinate("physics", axis, 0.25) for axis in range(3))  # position of the torso
-_POINT_MASS_MAZE = tuple(Coordinate("physics", axis, 0.02) for axis in range(2))
-_JACO = tuple(Coordinate("observation", 30 + axis, 0.05) for axis in range(3))  # point between the fingers
-
 COORDINATES = {
-    "walker": _WALKER,
-    "cheetah": _CHEETAH,
-    "cartpole": _CARTPOLE,
-    "quadruped": _QUADRUPED,
-    "point_mass_maze": _POINT_MASS_MAZE,
-    "jaco": _JACO,
+    # Height, pitch and forward speed of a planar body's torso: columns of qpos (9) followed by qvel.
+    "walker": (
+        Coordinate("physics", 0, 0.1),
+        Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
+        Coordinate("physics", 10, 0.5),
+    ),
+    "cheetah": (
+        Coordinate("physics", 1, 0.1),
+        Coordinate("physics", 2, _TWELFTH_OF_A_TURN, angle=True),
+        Coordinate("physics", 9, 0.5),
+    ),
+    "cartpole": (  # cart position, pole angle, pole angular velocity
+        Coordinate("physics", 0, 0.2),
+        Coordinate("physics", 1, _TWELFTH_OF_A_TURN, angle=True),
+        Coordinate("physics", 3, 1.0),
+    ),
+    "quadruped": tuple(Coordinate("physics", axis, 0.25) for axis in range(3)),  # position of the torso
+    "point_mass_maze": tuple(Coordinate("physics", axis, 0.02) for axis in range(2)),
+    # Point between the fingers.
+    "jaco": tuple(Coordinate("observation", 30 + axis, 0.05) for axis in range(3)),
 }
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jax
 import rich
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from rich.table import Table
 
@@ -25,7 +24,6 @@ from experiments.table3_max_context import cell_compiler
 def plot_growth(path: Path, title: str, contexts: dict[int, int]) -> None:
     """Plots contexts by number of devices, and a line in proportion to the first, on log-log axes."""
     canvas = Canvas(figsize=(6.4, 4.4), layout="constrained")
-    FigureCanvasAgg(canvas)
     axes = canvas.subplots()
     devices = sorted(contexts)
     first = contexts[devices[0]] / devices[0]

@@ -27,19 +27,15 @@ class Environments(Protocol):
     @property
     def decisions(self) -> int:
         """Number of decisions per episode."""
-        ...
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Starts one episode in every environment and returns the observations [E, O]."""
-        ...
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Holds ``action`` [E, A] and returns observations [E, O] and rewards [E, K]."""
-        ...
 
     def episodes(self) -> list[Episode]:
         """Returns the E episodes since the last reset."""
-        ...
 
 
 @contextmanager
@@ -119,9 +115,8 @@ class _EnvironmentProcesses:
 
 def _serve(connection: Connection, settings: tuple[Any, ...]) -> None:
     """Serves calls until the parent closes the connection or dies."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent ends the processes
+    # Ctrl-C reaches the whole group; the parent ends the processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     environments = VectorEnvironments(*settings)
     try:
         while True:

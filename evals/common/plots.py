@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
@@ -164,7 +163,6 @@ def titled_canvas(title: str) -> tuple[Canvas, Axes]:
     """A canvas with one titled panel, for ``save``."""
     # Without pyplot there is no global state, no display and nothing to close.
     canvas = Canvas(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
     axes.set_title(title, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)

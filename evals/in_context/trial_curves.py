@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, save
@@ -43,7 +42,6 @@ def plot_task_family(path: Path, title: str, report: TaskFamilyReport) -> None:
     """
     tasks = report.tasks
     canvas = Canvas(figsize=(3.6 * len(tasks), 4.6), layout="constrained")
-    FigureCanvasAgg(canvas)
     panels = canvas.subplots(1, len(tasks), squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
         found = report.intervals(task)

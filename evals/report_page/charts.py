@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import PercentFormatter
 
@@ -55,7 +54,6 @@ def chart(parts: list[str], description: str, height: int = HEIGHT) -> Iterator[
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
     with matplotlib.rc_context(style):
         canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        FigureCanvasSVG(canvas)
         axes = canvas.add_subplot()
         yield axes
         buffer = io.StringIO()

@@ -9,7 +9,7 @@ a CPU both need the same cores:
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -145,16 +145,13 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
 @contextmanager
 def _opened(run: Path, checkpoint: Literal["last", "best"]) -> Iterator[tuple[Checkpoints, int]]:
     """A run's checkpoints, and the step of the requested one."""
-    if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} has no checkpoint; train it first")
-    checkpoints = Checkpoints(run / "checkpoints")
-    try:
-        step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
-        if step is None:
-            raise CheckpointError(f"{run} has no checkpoint; train it first")
-        yield checkpoints, step
-    finally:
-        checkpoints.close()
+    if (run / "checkpoints").is_dir():
+        with closing(Checkpoints(run / "checkpoints")) as checkpoints:
+            step = checkpoints.last_step if checkpoint == "last" else checkpoints.best_step
+            if step is not None:
+                yield checkpoints, step
+                return
+    raise CheckpointError(f"{run} has no checkpoint; train it first")
 
 
 def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -46,7 +45,6 @@ def plot_speed(
         raise ArgumentError(f"no rows of {direction}; nothing to draw (directions: {', '.join(DIRECTIONS)})")
     # Without pyplot: no global state, no display, nothing to close.
     canvas = Canvas(figsize=(10, 4.8), layout="constrained")
-    FigureCanvasAgg(canvas)
     time, memory = canvas.subplots(1, 2)
     for name in dict.fromkeys(row["contender"] for row in rows):
         own = [row for row in rows if row["contender"] == name]

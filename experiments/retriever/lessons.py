@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -125,20 +124,7 @@ class Vocabulary:
         return ([int(self.hundreds[hundreds])] if hundreds else []) + [int(self.units[units])]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "tokens",
-        "positions",
-        "weight",
-        "answer_places",
-        "answers",
-        "word_places",
-        "adjectives",
-        "nouns",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Lesson:
     """Rows of records and questions.

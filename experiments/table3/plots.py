@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -26,7 +25,6 @@ STYLES = {
 def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
     """Plots one line per row of the table: a marker for each method, hollow where it is the paper's."""
     canvas = Canvas(figsize=(9, 1.6 + 0.36 * len(rows)), layout="constrained")
-    FigureCanvasAgg(canvas)
     axes = canvas.subplots()
     for place, row in enumerate(rows):
         axes.axhline(place, color="0.92", linewidth=0.8, zorder=0)
@@ -52,7 +50,6 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
     across = 4
     down = -(-len(rows) // across)
     canvas = Canvas(figsize=(14, 2.9 * down), layout="constrained")
-    FigureCanvasAgg(canvas)
     panels = list(canvas.subplots(down, across, squeeze=False).flat)
     for axes, row in zip(panels, rows, strict=False):
         for column, found in row.found.items():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.errors import ArgumentError
@@ -50,7 +49,6 @@ def plot_mfu(path: Path, measured: Sequence[Bar], projected: Sequence[Bar]) -> N
         figsize=(9, 1.6 + 0.45 * sum(len(bars) for bars, _ in panels)),
         layout="constrained",
     )
-    FigureCanvasAgg(canvas)
     heights = [len(bars) for bars, _ in panels]
     found = canvas.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for axes, (bars, word) in zip(found, panels, strict=True):

@@ -42,31 +42,25 @@ class Method(Protocol):
     @property
     def name(self) -> str:
         """Name on the command line."""
-        ...
 
     @property
     def title(self) -> str:
         """Title of its column."""
-        ...
 
     @property
     def paper(self) -> str | None:
         """Title of its column in the paper; None if it has none."""
-        ...
 
     @property
     def trajectories(self) -> int:
         """Maximum number of trajectories in context, including the current one."""
-        ...
 
     @property
     def config_kind(self) -> type[Dataclass]:
         """Type of the configuration that ``resolve`` makes."""
-        ...
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> Dataclass:
         """Everything that decides the result of a cell."""
-        ...
 
     def train(self, config: Any, directory: Path) -> Sequence[TrialPolicy]:
         """Trains the method, from its newest checkpoint if there is one.
@@ -74,11 +68,9 @@ class Method(Protocol):
         Returns:
           One policy, or several that share the environments evenly.
         """
-        ...
 
     def action_repeat(self, config: Any) -> int:
         """Control steps per decision."""
-        ...
 
 
 @dataclass(frozen=True)
