@@ -33,7 +33,7 @@ from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import print_memory
 from experiments.common.launch import LaunchOptions, default_preset
 from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
-from experiments.finetune.presets import PRESETS, FinetunePreset, llama
+from experiments.finetune.presets import PRESETS, FinetunePreset
 from experiments.finetune.stage_data import check_inputs, prepare_rows
 
 
@@ -99,7 +99,7 @@ def main(
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
     mesh = launch.mesh(name, mesh_shape)
-    scratch = llama(chosen.shape, "float32" if name == "demo" else "bfloat16")
+    scratch = chosen.shape.llama(dtype="float32" if name == "demo" else "bfloat16")
     base = scratch if model is None else read_config(model)
     if launch.dry_run:
         print_plan(chosen, base, adapters, mesh, launch.absent_machine)

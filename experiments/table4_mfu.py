@@ -35,7 +35,7 @@ from evals.utilisation import kernel_times
 from evals.utilisation.measured_mfu import Candidate, MeasuredRow, measure
 from evals.utilisation.measured_rates import probes, simulated
 from evals.utilisation.projection import Step
-from evals.utilisation.rates import PUBLISHED, rate_columns, read_rates
+from evals.utilisation.rates import PUBLISHED, read_rates
 from evals.utilisation.running_step import RunningStep
 from experiments.table4.plot import bars, plot_mfu
 from experiments.table4.projection import project_machine, project_paper
@@ -154,7 +154,7 @@ def main(
         parts = probes(steps[0].config, block, steps[0].mesh)
         measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
         measured = measurement.rows
-        write_rows(output / "rates.csv", [rate_columns(measurement.rates)])
+        write_rows(output / "rates.csv", [vars(measurement.rates)])
         chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
         if measured:
             write_rows(output / "measured.csv", [row.columns() for row in measured])

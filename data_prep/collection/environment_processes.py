@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,27 +21,10 @@ from agentic_ring.errors import DataError
 from data_prep.collection.vector_environments import VectorEnvironments
 
 
-class Environments(Protocol):
-    """Interface that the collection loop uses; see ``VectorEnvironments``."""
-
-    @property
-    def decisions(self) -> int:
-        """Number of decisions per episode."""
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Starts one episode in every environment and returns the observations [E, O]."""
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Holds ``action`` [E, A] and returns observations [E, O] and rewards [E, K]."""
-
-    def episodes(self) -> list[Episode]:
-        """Returns the E episodes since the last reset."""
-
-
 @contextmanager
 def open_environments(
     domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
-) -> Iterator[Environments]:
+) -> Iterator["Environments"]:
     """Yields environments in this number of processes, at most one each, or in the current process for 1.
 
     Raises:
@@ -58,6 +41,8 @@ def open_environments(
 
 
 class _EnvironmentProcesses:
+    """Has the methods of ``VectorEnvironments`` and calls them in several processes."""
+
     def __init__(
         self,
         domain: Domain,
@@ -111,6 +96,9 @@ class _EnvironmentProcesses:
                 "printed above, or memory ran out: run the same command again, with fewer --processes, to "
                 "resume"
             ) from error
+
+
+Environments = VectorEnvironments | _EnvironmentProcesses
 
 
 def _serve(connection: Connection, settings: tuple[Any, ...]) -> None:

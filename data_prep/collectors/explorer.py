@@ -15,21 +15,28 @@ class Explorer(Protocol):
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         """Starts a new episode in every environment at ``observation`` [E, O]."""
+        ...
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns actions [E, A] in [-1, 1] for the observations [E, O]."""
+        ...
 
     def learn(self) -> None:
         """Starts an update on the observed transitions; need not wait for its result."""
+        ...
 
     def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
         """Receives actions [E, A], rewards [E, K] of the learned tasks and next observations [E, O]."""
+        ...
 
     def state(self) -> Any:
         """Returns the learner's state, a pytree of arrays."""
+        ...
 
     def restore(self, state: Any) -> None:
         """Restores a state that ``state`` returned."""
+        ...
 
     def labels(self) -> list[dict[str, Any]]:
         """Returns the label of each environment's episode: algorithm, seed, noise."""
+        ...

@@ -24,9 +24,11 @@ class IntrinsicReward(Protocol):
 
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
         """Initialises the model's parameters, a pytree; ``observation_dim`` excludes the skill."""
+        ...
 
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The scalar loss of the parameters, and the reward of each transition, [B]."""
+        ...
 
 
 class IntrinsicRewardState(NamedTuple):

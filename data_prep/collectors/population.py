@@ -16,15 +16,19 @@ class Learner(Protocol):
 
     def batch_shape(self, updates: int) -> tuple[int, ...]:
         """The leading shape of the batches that ``update`` takes for this many critic updates."""
+        ...
 
     def begin_round(self, observation: np.ndarray) -> None:
         """Called at the start of a round with all observations collected before it, [N, O]."""
+        ...
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns actions [P, M, A] without noise for observations [P, M, O]."""
+        ...
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
         """Updates on batches [*batch_shape, ...]; need not wait for the result."""
+        ...
 
 
 class PopulationExplorer:

@@ -12,7 +12,7 @@ methods differ in how the sequence is sharded, and in how much of a layer is ali
                        their gradients would take more memory than the blockwise feedforward saves
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, Literal, get_args
@@ -49,6 +49,12 @@ class Shape:
         """Number of groups of a few query heads, each with whole key heads."""
         group_heads = min(HEADS_PER_GROUP, max(1, self.heads // 8))
         return min(self.kv_heads or self.heads, self.heads // group_heads)
+
+    def llama(self, **settings: Any) -> LlamaConfig:
+        """A LLaMA of these sizes, with further settings of its ``TransformerConfig``."""
+        sizes = asdict(self)
+        vocab_size = sizes.pop("vocab_size")
+        return LlamaConfig(TransformerConfig(**sizes, **settings), vocab_size)
 
 
 SHAPES: dict[str, Shape] = {
@@ -144,25 +150,16 @@ class LlamaStep:
     @property
     def config(self) -> LlamaConfig:
         """Configuration of the model."""
-        shape = self.shape
-        return LlamaConfig(
-            TransformerConfig(
-                width=shape.width,
-                layers=shape.layers,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                ffn_width=shape.ffn_width,
-                dtype=self.precision,
-                remat=self.remat,
-                ffn_chunk=CHUNK if self.method in ("blockwise", "ring") else None,
-                head_groups=shape.head_groups if self.method == "ring" else 1,
-                attention_strategy="ring" if self.method == "ring" and len(self.devices) > 1 else "auto",
-                attention_kernel="vanilla" if self.method == "vanilla" else "auto",
-                rules=self.rules,
-            ),
-            vocab_size=shape.vocab_size,
-            loss_chunk=CHUNK,
+        llama = self.shape.llama(
+            dtype=self.precision,
+            remat=self.remat,
+            ffn_chunk=CHUNK if self.method in ("blockwise", "ring") else None,
+            head_groups=self.shape.head_groups if self.method == "ring" else 1,
+            attention_strategy="ring" if self.method == "ring" and len(self.devices) > 1 else "auto",
+            attention_kernel="vanilla" if self.method == "vanilla" else "auto",
+            rules=self.rules,
         )
+        return replace(llama, loss_chunk=CHUNK)
 
     @property
     def train_step(self) -> TrainStep:

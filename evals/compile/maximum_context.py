@@ -41,14 +41,17 @@ class Step(Protocol):
     @property
     def batch(self) -> int:
         """Sequences per update."""
+        ...
 
     @property
     def config(self) -> Any:
         """Configuration of the model."""
+        ...
 
     @property
     def train_step(self) -> TrainStep:
         """The step itself."""
+        ...
 
 
 class TableCell(Dataclass, Protocol):
@@ -57,9 +60,11 @@ class TableCell(Dataclass, Protocol):
     @property
     def machine(self) -> NamedMachine:
         """Machine to compile for."""
+        ...
 
     def step(self, context: int, devices: tuple[Any, ...]) -> Step:
         """Returns the step for sequences of ``context`` tokens."""
+        ...
 
 
 CellType = TypeVar("CellType", bound=TableCell)

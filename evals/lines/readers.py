@@ -28,13 +28,17 @@ class Reader(Protocol):
     @property
     def name(self) -> str:
         """Name of the model in tables and plots."""
+        ...
 
     @property
     def trained_on_task(self) -> bool:
         """Whether the model was trained on line retrieval itself, so that its results are marked."""
+        ...
 
     def count_tokens(self, document: str, question: str) -> int:
         """Tokens of the prompt with this document and question, including the model's template."""
+        ...
 
     def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
         """Greedy answers in the order of the questions, each as soon as it is complete."""
+        ...

@@ -25,15 +25,18 @@ class TrialPolicy(Protocol):
 
     def begin_trial(self) -> None:
         """Called when all environments have been reset; the next call is ``act``."""
+        ...
 
     def act(self, observation: np.ndarray) -> ArrayLike:
         """Actions float32 [E, A] in [-1, 1] for observations float32 [E, O].
 
         They may be a ``jax.Array`` that is still being computed; the loop waits for it when it is needed.
         """
+        ...
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
         """Receives the rewards float32 [E] of the last actions; ``last`` ends the trial."""
+        ...
 
 
 class RandomPolicy:

@@ -28,7 +28,7 @@ from agentic_ring.models.transformer import Block
 from evals.speed.attention_benchmark import square_product, square_product_flops
 from evals.utilisation.flops import BACKWARD, attention_forward, head_products, layer_products, layer_weights
 from evals.utilisation.projection import ATTENTION_BACKWARD, forwards, hop_bytes
-from evals.utilisation.rates import KernelRates, Rates
+from evals.utilisation.rates import Rates
 
 MEMORY_BYTES = 2**28
 """Bytes of the array that the pass over memory reads and writes: more than any cache."""
@@ -98,16 +98,9 @@ def rates(probes: Mapping[str, Probe], seconds: Mapping[str, float], peak: float
       peak: operations per second of which a utilisation is a share; by default the matrix product's.
     """
     reached = {name: probe.work / seconds[name] for name, probe in probes.items()}
-    return Rates(
-        products=reached["layer"],
-        head=reached["head"],
-        causal=KernelRates(reached["causal_forward"], reached["causal_backward"]),
-        full=KernelRates(reached["full_forward"], reached["full_backward"]),
-        link=reached.get("link", _INFINITE),
-        collective=reached.get("collective", _INFINITE),
-        memory=reached["memory"],
-        peak=peak or reached["matmul"],
-    )
+    links = {"link": _INFINITE, "collective": _INFINITE}
+    matmul, products = reached.pop("matmul"), reached.pop("layer")
+    return Rates(products=products, peak=peak or matmul, **(links | reached))
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,9 @@ def project(step: Step, rates: Rates, overlap: Overlap = Overlap()) -> Projectio
     attends = 2 if stack.remat in ("full", "offload") else 1
     forward_products = tokens * layer_products(stack) / rates.products
     again = tokens * regrouped_products(stack) / rates.products
-    forward = _ring_pass(step, rates.causal.forward, rates.full.forward, rates.link, overlap, backward=False)
+    forward = _ring_pass(step, rates.causal_forward, rates.full_forward, rates.link, overlap, backward=False)
     backward = _ring_pass(
-        step, rates.causal.backward, rates.full.backward, rates.link, overlap, backward=True
+        step, rates.causal_backward, rates.full_backward, rates.link, overlap, backward=True
     )
     gathers = _gathers(step, rates, forward_products if overlap.gathers else 0.0)
     passes = OPTIMIZER_BYTES + (parts * ACCUMULATION_BYTES if parts > 1 else 0)

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import batch_shards
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.llama_step import CHUNK, SHAPES, Shape
@@ -94,19 +93,6 @@ class FinetunePreset:
             attention_strategy="ring" if ring else "auto",
         )
         return replace(config, transformer=stack, loss_chunk=CHUNK)
-
-
-def llama(shape: Shape, dtype: str) -> LlamaConfig:
-    """A LLaMA of these sizes."""
-    stack = TransformerConfig(
-        width=shape.width,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        ffn_width=shape.ffn_width,
-        dtype="bfloat16" if dtype == "bfloat16" else "float32",
-    )
-    return LlamaConfig(stack, vocab_size=shape.vocab_size)
 
 
 _constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)

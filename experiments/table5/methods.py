@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -36,51 +36,19 @@ from experiments.table5.presets import TablePreset
 TRAJECTORIES = (4, 32, 128)
 
 
-class Method(Protocol):
-    """A column of Table 5."""
-
-    @property
-    def name(self) -> str:
-        """Name on the command line."""
-
-    @property
-    def title(self) -> str:
-        """Title of its column."""
-
-    @property
-    def paper(self) -> str | None:
-        """Title of its column in the paper; None if it has none."""
-
-    @property
-    def trajectories(self) -> int:
-        """Maximum number of trajectories in context, including the current one."""
-
-    @property
-    def config_kind(self) -> type[Dataclass]:
-        """Type of the configuration that ``resolve`` makes."""
-
-    def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> Dataclass:
-        """Everything that decides the result of a cell."""
-
-    def train(self, config: Any, directory: Path) -> Sequence[TrialPolicy]:
-        """Trains the method, from its newest checkpoint if there is one.
-
-        Returns:
-          One policy, or several that share the environments evenly.
-        """
-
-    def action_repeat(self, config: Any) -> int:
-        """Control steps per decision."""
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A method without earlier trajectories in context.
 
     Attributes:
+      name: as on the command line.
+      title: title of its column.
       kind: its learner.
+      paper: title of its column in the paper; None if it has none.
       best_share: see ``WindowLearner``; only for bc and dt.
       bc_alpha: see ``TD3Config``; only for td3.
+      trajectories: number of trajectories in context: the current one.
+      config_kind: type of the configuration that ``resolve`` makes.
     """
 
     name: str
@@ -93,7 +61,7 @@ class Baseline:
     config_kind: type[Dataclass] = BaselineConfig
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> BaselineConfig:
-        """See ``Method``."""
+        """Everything that decides the result of a cell."""
         evaluation = EvaluationConfig(trials=preset.chains.trials)
         data = measure_data(preset.chains, task, store, evaluation.target_quantile)
         learner = self._learner(preset, task.domain, data, seed)
@@ -116,7 +84,7 @@ class Baseline:
         return WindowLearner(model, self.best_share, replace(training, seed=seed))
 
     def train(self, config: BaselineConfig, directory: Path) -> Sequence[TrialPolicy]:
-        """See ``Method``."""
+        """Trains the method, from its newest checkpoint if there is one; returns its policy."""
         return [self._policy(config, directory)]
 
     def _policy(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
@@ -131,7 +99,7 @@ class Baseline:
         return RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)
 
     def action_repeat(self, config: BaselineConfig) -> int:
-        """See ``Method``."""
+        """Control steps per decision."""
         return config.data.action_repeat
 
 
@@ -141,7 +109,8 @@ class Agentic:
 
     Attributes:
       attention: see ``evals.compile.llama_step``.
-      trajectories: members of a chain.
+      trajectories: members of a chain, including the current one.
+      paper, config_kind: as in ``Baseline``.
     """
 
     attention: Attention
@@ -181,22 +150,24 @@ class Agentic:
         return devices if self.attention == "ring" or devices[0].platform != "cpu" else devices[:1]
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> RunConfig:
-        """See ``Method``."""
+        """Everything that decides the result of a cell."""
         devices = self.devices()
         chains = preset.chains_of(self.trajectories)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
         return resolve(chains, task, store, self.mesh(devices), "last", seed)
 
     def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
-        """See ``Method``."""
+        """Trains the method likewise; returns policies that share the environments evenly."""
         model, mesh = Model(config.model), self.mesh(self.devices())
         state = train_on_store(config, model, mesh, directory, None)
         return in_context_policies(config, model, state.params, mesh)
 
     def action_repeat(self, config: RunConfig) -> int:
-        """See ``Method``."""
+        """Control steps per decision."""
         return config.chains.action_repeat
 
+
+Method = Baseline | Agentic
 
 _PAPER = {
     ("memory_efficient", 32): "AT+ME (32 trajectories)",

@@ -268,7 +268,7 @@ def test_the_published_recipes_reach_the_context_they_are_named_after():
 
 def test_a_frugal_stage_drops_the_models_scaling_and_works_in_parts():
     preset = PRESETS["prolong-512k"]
-    base = presets.llama(preset.shape, "bfloat16")
+    base = preset.shape.llama(dtype="bfloat16")
     mesh = make_mesh(MeshShape(ring=8))
     config = preset.model(base, preset.stages[1], mesh)
     stack = config.transformer

@@ -16,7 +16,7 @@ from evals.utilisation import measured_mfu, measured_rates
 from evals.utilisation.measured_mfu import Candidate, known_peak, measure
 from evals.utilisation.measured_rates import Probe, probes, rates
 from evals.utilisation.projection import Overlap, Step, hop_bytes, project
-from evals.utilisation.rates import rate_columns, read_rates
+from evals.utilisation.rates import read_rates
 from experiments.table4.plot import Bar, plot_mfu
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
@@ -94,7 +94,7 @@ def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
     assert found["full_backward"].work == 2.5 * found["causal_forward"].work == 2.5 * 8 * 4 * 16**2 / 2 * 8
     times = time_interleaved(1, *(probe.make() for probe in found.values()))
     reached = rates(found, {name: seconds[0] for name, seconds in zip(found, times, strict=True)}, None)
-    write_rows(tmp_path / "rates.csv", [rate_columns(reached)])
+    write_rows(tmp_path / "rates.csv", [vars(reached)])
     assert read_rates(tmp_path / "rates.csv") == reached
     assert reached.peak == found["matmul"].work / times[0][0]
 

@@ -7,7 +7,7 @@ import pytest
 from agentic_ring.errors import ArgumentError
 from agentic_ring.models.transformer import TransformerConfig
 from evals.utilisation.projection import Overlap, Step, hop_bytes, project
-from evals.utilisation.rates import KernelRates, Rates
+from evals.utilisation.rates import Rates
 from experiments import paper
 from experiments.table4.table2 import minimum_block
 
@@ -15,13 +15,16 @@ STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 RATES = Rates(
     products=100.0,
     head=50.0,
-    causal=KernelRates(20.0, 10.0),
-    full=KernelRates(40.0, 30.0),
     link=1e9,
     collective=1e9,
     memory=64.0,
     peak=200.0,
+    causal_forward=20.0,
+    causal_backward=10.0,
+    full_forward=40.0,
+    full_backward=30.0,
 )
+MASK_IS_FREE = replace(RATES, causal_forward=RATES.full_forward, causal_backward=RATES.full_backward)
 STEP = Step(STACK, vocab_size=10, context=64, ring=4, devices=4)
 KEPT = ("full", "attention")
 PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
@@ -56,17 +59,16 @@ def test_groups_of_heads_project_once_more():
 
 
 def test_equal_rates_make_a_ring_of_whole_sequences_as_fast_as_its_share():
-    rates = replace(RATES, causal=RATES.full)
-    alone = project(replace(STEP, ring=1, devices=1), rates)
-    ring = project(STEP, rates)
+    alone = project(replace(STEP, ring=1, devices=1), MASK_IS_FREE)
+    ring = project(STEP, MASK_IS_FREE)
     # A causal mask has half of all pairs, and a balanced ring computes exactly those.
     for part in ("products", "head", "attention", "optimizer"):
         assert getattr(ring, part) == pytest.approx(getattr(alone, part) / 4)
 
 
 def test_unbalanced_order_waits_for_the_last_device():
-    rates = replace(RATES, causal=RATES.full)
-    balanced, contiguous = project(STEP, rates), project(STEP, rates, Overlap(zigzag=False))
+    balanced = project(STEP, MASK_IS_FREE)
+    contiguous = project(STEP, MASK_IS_FREE, Overlap(zigzag=False))
     # A block's own half and three whole blocks, against four halves.
     assert contiguous.attention / balanced.attention == pytest.approx((0.5 + 3) / (4 * 0.5))
 
@@ -128,13 +130,13 @@ def test_accumulation_repeats_everything_but_the_update():
 
 def test_rates_scale_with_the_peak():
     other = RATES.of_machine(peak=2000.0, link=7.0, memory=8.0)
-    assert (other.products, other.head, other.causal.backward) == (1000.0, 500.0, 100.0)
+    assert (other.products, other.head, other.causal_backward) == (1000.0, 500.0, 100.0)
     assert (other.link, other.collective, other.memory, other.peak) == (7.0, 7.0, 8.0, 2000.0)
 
 
 def test_simulated_devices_share_their_processor():
     # Eight devices with an eighth of the rates each take as long as one with all of the work.
-    rates = replace(RATES, link=1e12, collective=1e12, causal=RATES.full)
+    rates = replace(MASK_IS_FREE, link=1e12, collective=1e12)
     simulated = project(STEP, rates.shared_by(4))
     assert simulated.seconds == pytest.approx(project(replace(STEP, ring=1, devices=1), rates).seconds)
 
@@ -167,7 +169,8 @@ def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     found = minimum_block(STACK, rate, link)
     assert found.forward == pytest.approx(2 * found.paper)
     assert found.block == found.backward == pytest.approx(2.4 * found.paper)
-    rates = replace(RATES, causal=KernelRates(rate, rate), full=KernelRates(rate, rate), link=link)
+    kernels = ("causal_forward", "causal_backward", "full_forward", "full_backward")
+    rates = replace(RATES, link=link, **dict.fromkeys(kernels, rate))
     block = 2 * round(found.block / 2)
     final = 2 * hop_bytes(STACK, block, 2) / link
     assert project(replace(STEP, context=4 * block), rates).hops == pytest.approx(final, rel=0.01)
