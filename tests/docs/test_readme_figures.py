@@ -74,6 +74,10 @@ ROWS = {
         "walker_run-demo.json",
         lambda file: spread(figure(file, "return/last_trial")),
     ),
+    "the same on another CPU (Intel Xeon)": (
+        "walker_run-demo-intel_xeon.json",
+        lambda file: spread(figure(file, "return/last_trial")),
+    ),
     "Table 5 at demo size, interquartile mean: ring AT / best (TD3)": ("table5_demo.md", interquartile_means),
     "hidden tasks on cheetah, fraction of the target: trial 1 / trial 4": (
         "hidden_cheetah-demo.json",
