@@ -34,7 +34,7 @@ class CollectiveTotal:
     """Sum over all collectives of one kind in one pass.
 
     Attributes:
-      kind: of ``KINDS``.
+      kind: one of ``KINDS``.
       backward: whether they belong to the backward pass.
       count: number of runs per step.
       size: bytes of their results per step and device.

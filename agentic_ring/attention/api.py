@@ -71,7 +71,7 @@ def attention(
       dropout_rate: share of the probabilities that is set to 0, the others divided by 1 - rate. Which
         ones depends only on the key, the row, the head and the two tokens' positions and segment ids,
         not on mesh, strategy, layout or kernel.
-      dropout_key: of ``jax.random``; needed where the rate is above 0.
+      dropout_key: a key of ``jax.random``; needed where the rate is above 0.
       strategy: "local", "ring", "all_gather", "ulysses" or "ulysses_ring" (module ``strategies``);
         "auto" follows the rule of module ``choose_strategy`` and logs what it chose.
       schedule: schedule of a ring; "bidirectional" sends half of each block each way round.
@@ -144,10 +144,10 @@ def ring_attention(
       axis_name: mesh axis that the sequence is sharded over; None where it is not. A pair
         (outer, inner) makes a double ring: blocks go round the inner axis, on fast links, for each
         hop on the outer one.
-      positions: of this device's tokens in the whole sequence, int [B, T] or [1, T], or a
-        (query, key) pair. Where absent they follow from ``layout``, and hops need no mask.
-      segment_ids: of this device's tokens; likewise. A negative id is padding.
-      sinks: of this device's query heads, float [N]; see ``attention``.
+      positions: positions of this device's tokens in the whole sequence, int [B, T] or [1, T], or
+        a (query, key) pair. Where absent they follow from ``layout``, and hops need no mask.
+      segment_ids: segment ids of this device's tokens, in the same form. A negative id is padding.
+      sinks: scores of the sinks of this device's query heads, float [N]; see ``attention``.
       dropout_key: the same on every device of the ring. Where devices hold different rows of a batch
         or different heads, fold their place in those into it.
       layout: the order in which the devices hold the sequence.

@@ -56,7 +56,7 @@ def attention_fn(
       dropout_rng: key of ``jax.random``.
       dropout_rate: share of the probabilities that is dropped, unless ``deterministic``.
       deterministic: whether to drop nothing.
-      dtype: of the computation and the result; that to which the three arrays promote where absent.
+      dtype: dtype of the computation and the result; by default that to which the three arrays promote.
       precision: refused, because the backward would not follow it; ``jax.default_matmul_precision``
         around the whole step sets both.
       module: refused: there are no attention weights to sow.
@@ -67,7 +67,7 @@ def attention_fn(
       spec: the mask.
       segment_ids: int [..., T], or a (query, key) pair; tokens attend within their segment, negative
         ids are padding.
-      positions: likewise, see ``attention``.
+      positions: int [..., T], or a (query, key) pair; see ``attention``.
       **options: further arguments of ``attention``.
 
     Returns:

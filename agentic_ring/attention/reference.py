@@ -33,7 +33,7 @@ def reference_attention(
       mask: static part of the mask.
       positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
       segment_ids: int [B, T], or a (query, key) pair.
-      scale: of the scores; 1 / sqrt(H) where absent.
+      scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap, sinks, dropout_rate, dropout_key: see ``attention``. Which probabilities are dropped
         follows the same hash of positions.
 

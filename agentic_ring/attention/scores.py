@@ -92,7 +92,7 @@ class Scores:
     Attributes:
       scale: the product is multiplied by it.
       soft_cap: then scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
-      dropout: of the probabilities; needs positions in the labels of the mask.
+      dropout: dropout of the probabilities; needs positions in the labels of the mask.
     """
 
     scale: float

@@ -31,7 +31,7 @@ class ShardedAttention:
     """Attention over a sequence that is sharded over devices: everything static about it.
 
     Attributes:
-      options: of the call; strategy and layout are chosen, neither is "auto".
+      options: the options of the call; neither strategy nor layout is "auto".
       inner: size of the inner rings of a double ring; 1 for a plain one.
       ulysses: devices that exchange heads for tokens; 1 for none.
     """
@@ -61,7 +61,7 @@ class ShardedAttention:
           axis: the devices that share the sequence.
           inputs: this device's shards.
           first_row: row of the whole batch that this device's first row is; for dropout.
-          first_head: likewise of the query heads.
+          first_head: index among all query heads of this device's first one; for dropout.
 
         Returns:
           [B, T, N, H] in q's dtype.

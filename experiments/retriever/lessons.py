@@ -153,12 +153,12 @@ class Lessons:
     """An endless iterator of batches.
 
     Attributes:
-      vocabulary: of the tokenizer.
-      tokens: of a row.
-      rows: of a batch.
-      questions: of a row, at most.
-      seed: decides all of them.
-      drawn: batches so far.
+      vocabulary: vocabulary of the tokenizer.
+      tokens: tokens per row.
+      rows: rows per batch.
+      questions: maximum number of questions per row.
+      seed: seed of all random draws.
+      drawn: number of batches drawn so far.
     """
 
     vocabulary: Vocabulary

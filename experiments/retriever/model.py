@@ -47,7 +47,7 @@ class RetrieverConfig:
     Attributes:
       llama: the model.
       first_adjective, adjectives: first token of the adjectives, which are adjacent, and their number.
-      first_noun, nouns: likewise.
+      first_noun, nouns: the same of the nouns.
     """
 
     llama: LlamaConfig

@@ -44,10 +44,10 @@ class KVCache:
     """Keys and values of every layer, and the positions of their tokens.
 
     Attributes:
-      keys, values: of each layer, numbers [B, K, S, H] and scales [B, K, S], S sharded over the ring. A
-        head's slots lie together, as decoding reads them; the other order would be transposed, whole,
-        at every step. Layers are arrays of their own: out of one array for all, a step would copy every
-        layer before it reads it (6 times the time of reading it once, measured on a CPU, against 1.3).
+      keys, values: one entry per layer: numbers [B, K, S, H] and scales [B, K, S], S sharded over the
+        ring. A head's slots lie together, as decoding reads them; in the other order every step would
+        transpose them all. Layers are arrays of their own: out of one array for all, a step would copy
+        every layer before it reads it (6 times the time of reading it once, measured on a CPU, against 1.3).
       positions: int32 [B, S]; ``EMPTY_SLOT`` where there is no token. All layers share them.
       filled: int32 [ring], the slots in use on each device.
       calls: int32 scalar, how many calls of ``append`` there were; it picks the next device.

@@ -40,9 +40,9 @@ class CachedAttentionInputs:
     """The arrays of attention of new tokens to the cached ones and to each other.
 
     Attributes:
-      query: of the new tokens, [B, C, N, H].
-      key, value: [B, C, K, H], likewise.
-      positions: int32 [B, C], of each row's own sequence; ``EMPTY_SLOT`` for a token that is only padding.
+      query: queries of the new tokens, [B, C, N, H].
+      key, value: their keys and values, [B, C, K, H].
+      positions: int32 [B, C], counted in each row's own sequence; ``EMPTY_SLOT`` for padding tokens.
       past: one layer of the cache, sharded over the ring.
       prefix: what all rows have in common before ``past``: a cache of batch 1, read once for all rows
         (of a device: it is whole on each of those that the batch is spread over).
@@ -73,7 +73,7 @@ def attend_to_shard(
     Args:
       query: [B, C, N, H].
       positions: int32 [B, C]; negative for padding.
-      shard: of batch B; or of batch 1, which all rows of the queries then share: their queries
+      shard: its batch is B, or it is 1 and all rows of the queries share the shard: their queries
         become those of one row, and no copy of the shard is made.
 
     Returns:

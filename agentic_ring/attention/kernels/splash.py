@@ -315,7 +315,7 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     one round: ``jax.checkpoint`` goes through everything else once more, with the check on.
 
     Args:
-      function: of q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
+      function: takes q [N, T, H], k [K, S, H], further arrays [N, T, ...] and segment ids, of any N and K.
       arrays: the same with a batch before, q and k the first two.
 
     Returns:
