@@ -157,12 +157,13 @@ def test_particle_reward_is_that_of_every_distance_measured(neighbours):
 
 def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
     """The action is what can be seen next: two skills end at actions far apart."""
-    config = TD3Config(hidden=32, batch=64, horizon=1, discount=0.0)
+    # Smaller batches leave the distance of the actions to chance: it then differs with the compiler.
+    config = TD3Config(hidden=32, batch=256, horizon=1, discount=0.0)
     learner = IntrinsicRewardLearner(DIAYN(skills=2, hidden=32), config, 1 + 2, 1, seeds=[0, 1], skills=2)
     generator = np.random.default_rng(0)
     one_hot = np.eye(2, dtype=np.float32)
     learner.begin_round(np.zeros((10, 3), np.float32))
-    for _ in range(10):
+    for _ in range(25):
         shape = learner.batch_shape(40)
         skill = one_hot[generator.integers(2, size=shape)]
         observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
