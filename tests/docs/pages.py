@@ -29,7 +29,7 @@ class Block:
 
     Attributes:
       language: named after the fence, or empty.
-      line: of the page, at which the code begins.
+      line: number of the line at which the code begins.
     """
 
     language: str
