@@ -24,7 +24,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.mesh import batch_shards, devices_along
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 
 
@@ -59,8 +59,9 @@ class ContextBytes:
             fresh = partial(new_cache, config.transformer, batch, slots, ring, cache_dtype)
             return array_bytes(jax.eval_shape(fresh))
 
-        prompt = size(1, _prompt_slots(prompt_steps, ring)) if prompt_steps else 0
-        return cls(prompt, size(num_environments, _trial_slots(decisions, ring)))
+        tokens = config.tokens_per_step
+        prompt = size(1, slots_needed(tokens * prompt_steps, 0, 0, ring)) if prompt_steps else 0
+        return cls(prompt, size(num_environments, slots_needed(0, decisions, tokens, ring)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class _Programs(CachedModel):
         rows = chunks[0].position.shape[0]
         copies = self.copies if rows == 1 else 1
         ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
-        cache = self.placed_cache(copies * rows, _prompt_slots(ends[-1], self.ring))
+        slots = slots_needed(self.module.config.tokens_per_step * ends[-1], 0, 0, self.ring)
+        cache = self.placed_cache(copies * rows, slots)
         encode = self._encoders[len(chunks) == 1]
         for chunk, end in zip(chunks, ends, strict=True):
             cache = encode(self.weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache)
@@ -244,11 +246,12 @@ class InContextPolicy:
         A call reads all slots, so a cache that grows with the context takes half the time. Each size is
         compiled once; they grow by half, so that there are few.
         """
-        ring, unit = self._programs.ring, SLOTS_UNIT // TOKENS_PER_STEP
+        ring, tokens = self._programs.ring, self._programs.module.config.tokens_per_step
+        unit = SLOTS_UNIT // tokens
         size = unit
         while size * ring < steps:
             size += -(-size // (2 * unit)) * unit
-        return _trial_slots(min(size * ring, self._decisions), ring)
+        return slots_needed(0, min(size * ring, self._decisions), tokens, ring)
 
     @property
     def context_bytes(self) -> ContextBytes:
@@ -353,11 +356,3 @@ def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
         jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
         for first in range(0, length, size or length)
     ]
-
-
-def _prompt_slots(steps: int, ring: int) -> int:
-    return slots_needed(TOKENS_PER_STEP * steps, 0, 0, ring)
-
-
-def _trial_slots(decisions: int, ring: int) -> int:
-    return slots_needed(0, decisions, TOKENS_PER_STEP, ring)

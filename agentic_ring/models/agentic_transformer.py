@@ -9,6 +9,10 @@ A chain of trajectories is the token sequence
     | state: the action is predicted from this token
     return-to-go
 
+With ``paired_tokens`` a step has 2 tokens: its state, and its outcome, which carries the state, the action,
+the reward and the completion bit together. There is less to attend to, and no layer is needed to combine an
+action with its reward. There are no returns-to-go then: only rewards tell how good a step was.
+
 The embedding of the timestep within the trajectory is added to all tokens of a step; rotary positions run
 over the whole chain. The index of the trajectory in the chain is not embedded: in ascending chains the index
 itself tells "later is better", and returns would rise over trials without learning from context.
@@ -32,8 +36,7 @@ from agentic_ring.models.layers import Linear, embedding_table, gather_param, in
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
-STATE_TOKEN = 1
-"""Index of the state token within the tokens of a step."""
+"""Tokens of a step that are not paired."""
 COMPLETION_ROW = 1
 """Row of the completion bit in the input weights of the reward token [2, D]."""
 
@@ -49,11 +52,8 @@ class AgenticTransformerConfig:
     """Number of steps of the longest trajectory, and of rows in the table of timestep embeddings."""
     trajectory_index: int = 0
     """Number of trajectory indices to embed; 0 embeds none. An ablation."""
-    return_conditioning: bool = True
-    """Whether returns-to-go are an input; otherwise they are 0 and only rewards tell how good a step was."""
-    fused_reward: bool = False
-    """Whether the reward token also carries the state and action of its step, so that no layer is needed to
-    combine an action with its reward."""
+    paired_tokens: bool = False
+    """Whether a step has 2 tokens, state and outcome, and no return-to-go."""
     action_modes: int = 1
     """Number of mixture components of the action head; one of them is executed, by default the one with the
     highest log probability. One component would average the good actions of several tasks into one that is
@@ -62,6 +62,16 @@ class AgenticTransformerConfig:
     def __post_init__(self) -> None:
         optional = ("trajectory_index",) if self.trajectory_index != 0 else ()
         check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes", *optional)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of tokens of a step."""
+        return 2 if self.paired_tokens else TOKENS_PER_STEP
+
+    @property
+    def state_token(self) -> int:
+        """Index of the state token within the tokens of a step."""
+        return 0 if self.paired_tokens else 1
 
     def build(self, key: jax.Array) -> "AgenticTransformer":
         """Returns the model with fresh parameters."""
@@ -104,11 +114,13 @@ class AgenticTransformer(nnx.Module):
     def __init__(self, key: jax.Array, config: AgenticTransformerConfig):
         keys = iter(jax.random.split(key, 8))
         width, rules = config.transformer.width, config.transformer.rules
-        # Reward and completion share one token, so a step has 4 tokens.
+        # Reward and completion share one token.
         sizes = 1, config.observation_dim, config.action_dim, 2
         self.embed_return, self.embed_observation, self.embed_action, self.embed_reward = input_projections(
             keys, sizes, width, rules
         )
+        if config.paired_tokens:
+            self.embed_return = None
         self.embed_reward.kernel[...] = self.embed_reward.kernel[...].at[COMPLETION_ROW].set(0.0)
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         self.embed_trajectory = (
@@ -136,17 +148,18 @@ class AgenticTransformer(nnx.Module):
 
     def action_mixture(self, steps: ChainSteps, layout: Layout | None = None) -> tuple[jax.Array, jax.Array]:
         """Components: actions float32 [B, S, K, A] in [-1, 1] and their log probabilities [B, S, K]."""
-        positions, segment_ids = token_positions(steps.position)
+        positions, segment_ids = self.positions(steps)
         if layout is not None:
             segment_ids = None  # padding comes last, so no step attends to it
         encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout)
         batch, tokens, width = encoded.shape
-        encoded = encoded.reshape(batch, tokens // TOKENS_PER_STEP, TOKENS_PER_STEP, width)
-        return self._head(encoded[:, :, STATE_TOKEN])
+        per_step = self.config.tokens_per_step
+        encoded = encoded.reshape(batch, tokens // per_step, per_step, width)
+        return self._head(encoded[:, :, self.config.state_token])
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
         """Encodes whole steps and stores them in an empty cache."""
-        positions, segment_ids = token_positions(steps.position)
+        positions, segment_ids = self.positions(steps)
         return self.transformer.prefill(self.tokens(steps), positions, segment_ids, cache)[1]
 
     def prefill_chunk(self, steps: ChainSteps, cache: KVCache) -> KVCache:
@@ -154,19 +167,19 @@ class AgenticTransformer(nnx.Module):
 
         The number of tokens of the steps [B, S] is a multiple of the ring; the last ones may be padding.
         """
-        positions, _ = token_positions(steps.position)
+        positions, _ = self.positions(steps)
         return self.transformer.prefill_chunk(self.tokens(steps), positions, cache)[1]
 
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[tuple[jax.Array, jax.Array], KVCache]:
-        """Encodes the 4 tokens of one environment step and returns the mixture of its action.
+        """Encodes the tokens of one environment step and returns the mixture of its action.
 
-        The action and reward of a step are known only after it, so a call takes the last two tokens
-        of the previous step and the first two of the current one.
+        The action and reward of a step are known only after it, so a call takes the tokens of the previous
+        step behind its state, and those of the current one up to its state.
 
         Args:
-          previous: [B, 1] steps; action, reward, completion and, with ``fused_reward``, the observation
+          previous: [B, 1] steps; action, reward, completion and, with ``paired_tokens``, the observation
             are used. At the first step of a chain its ``position`` is negative and nothing is stored.
           current: [B, 1] steps; return-to-go and observation are used.
           cache: all earlier tokens, or those after the prefix.
@@ -176,36 +189,49 @@ class AgenticTransformer(nnx.Module):
           The components: actions float32 [B, K, A] and log probabilities [B, K]; and the cache with the new
           tokens.
         """
-        tokens = jnp.concatenate([self.tokens(previous)[:, 2:], self.tokens(current)[:, :2]], axis=1)
+        known = self.config.state_token + 1
+        tokens = jnp.concatenate([self.tokens(previous)[:, known:], self.tokens(current)[:, :known]], axis=1)
         positions = jnp.concatenate(
-            [token_positions(previous.position)[0][:, 2:], token_positions(current.position)[0][:, :2]],
-            axis=1,
+            [self.positions(previous)[0][:, known:], self.positions(current)[0][:, :known]], axis=1
         )
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
         return self._head(encoded[:, -1]), cache
 
     def tokens(self, steps: ChainSteps) -> jax.Array:
-        """Embeds steps [B, S] as tokens [B, 4 S, D]."""
+        """Embeds steps [B, S] as tokens [B, S x tokens per step, D]."""
         dtype = jnp.dtype(self.config.transformer.dtype)
-        returns = (
-            steps.return_to_go if self.config.return_conditioning else jnp.zeros_like(steps.return_to_go)
-        )
         scalars = jnp.stack([steps.reward, steps.completion], axis=-1)
         observed = self.embed_observation(steps.observation.astype(dtype))
         acted = self.embed_action(steps.action.astype(dtype))
         rewarded = self.embed_reward(scalars.astype(dtype))
-        if self.config.fused_reward:
-            rewarded = rewarded + observed + acted
-        tokens = jnp.stack(
-            [self.embed_return(returns[..., None].astype(dtype)), observed, acted, rewarded], axis=2
-        )
+        if self.embed_return is None:
+            parts = [observed, observed + acted + rewarded]
+        else:
+            parts = [
+                self.embed_return(steps.return_to_go[..., None].astype(dtype)),
+                observed,
+                acted,
+                rewarded,
+            ]
+        tokens = jnp.stack(parts, axis=2)
         rules = self.config.transformer.rules
         place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
             place = place + gather_param(self.embed_trajectory, rules, dtype)[steps.trajectory]
         tokens = tokens + place[:, :, None]
         batch, length = steps.position.shape
-        return tokens.reshape(batch, TOKENS_PER_STEP * length, -1)
+        return tokens.reshape(batch, self.config.tokens_per_step * length, -1)
+
+    def positions(self, steps: ChainSteps) -> tuple[jax.Array, jax.Array]:
+        """Positions and segment ids, int32 [B, S x tokens per step], of the tokens of steps [B, S].
+
+        Padding (a negative step position) gets ``EMPTY_SLOT`` and segment -1.
+        """
+        per_step = self.config.tokens_per_step
+        tokens = per_step * steps.position[..., None] + jnp.arange(per_step, dtype=jnp.int32)
+        tokens = jnp.where(steps.position[..., None] < 0, EMPTY_SLOT, tokens)
+        tokens = tokens.reshape(steps.position.shape[0], -1)
+        return tokens, jnp.where(tokens < 0, -1, 0)
 
     def _head(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Components from encoded [..., D]: actions [..., K, A] and log probabilities [..., K]."""
@@ -221,14 +247,3 @@ def most_likely_action(actions: jax.Array, log_probs: jax.Array) -> jax.Array:
     """Selects from actions [..., K, A] the one with the highest of the ``log_probs`` [..., K]: [..., A]."""
     best = jnp.argmax(log_probs, axis=-1)[..., None, None]
     return jnp.take_along_axis(actions, best, axis=-2)[..., 0, :]
-
-
-def token_positions(step_position: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Positions and segment ids, int32 [B, 4 S], of the tokens of steps at ``step_position`` [B, S].
-
-    Padding (a negative step position) gets ``EMPTY_SLOT`` and segment -1.
-    """
-    tokens = TOKENS_PER_STEP * step_position[..., None] + jnp.arange(TOKENS_PER_STEP, dtype=jnp.int32)
-    tokens = jnp.where(step_position[..., None] < 0, EMPTY_SLOT, tokens)
-    tokens = tokens.reshape(step_position.shape[0], -1)
-    return tokens, jnp.where(tokens < 0, -1, 0)

@@ -70,7 +70,7 @@ class CueRolloutConfig:
     measured: int = 16
     stored: int = 112
     pay: Pay = "dense"
-    temperature: float = 1.0
+    temperature: float = 0.5
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "tasks", "trials", "measured", "stored")

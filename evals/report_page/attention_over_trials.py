@@ -15,13 +15,7 @@ import numpy as np
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.data.hindsight_chains import completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
-from agentic_ring.models.agentic_transformer import (
-    STATE_TOKEN,
-    TOKENS_PER_STEP,
-    AgenticTransformerConfig,
-    ChainSteps,
-    token_positions,
-)
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import Block
 from evals.report_page.filmstrip import evenly_spaced
@@ -102,8 +96,9 @@ def attention_over_trials(
             for places in (np.flatnonzero(trajectory == index),)
         ]
     )
-    token_trajectory = np.repeat(trajectory, TOKENS_PER_STEP)
-    tokens = TOKENS_PER_STEP * places + STATE_TOKEN
+    config = model.config
+    token_trajectory = np.repeat(trajectory, config.tokens_per_step)
+    tokens = config.tokens_per_step * places + config.state_token
     shares = jax.jit(partial(_shares, model, int(trajectory.max()) + 1))(
         params, steps, tokens, token_trajectory
     )
@@ -136,7 +131,7 @@ def _shares(
       token_trajectory: int [tokens], trajectory of each token.
     """
     bound = model.bind(params)
-    positions, segment_ids = token_positions(jnp.asarray(steps.position))
+    positions, segment_ids = bound.positions(steps)
     member = jax.nn.one_hot(token_trajectory, trajectories, dtype=jnp.float32)  # [tokens, J]
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, jax.Array]:

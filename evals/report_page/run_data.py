@@ -15,7 +15,6 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import read_metrics
@@ -133,7 +132,7 @@ def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) 
         with TrajectoryStore.open(config.store) as store:
             prompt = read_prompt(store, config, ring=1)
     steps = rollout_chain(record.rollout, config.target, config.scaling, prompt)
-    tokens = TOKENS_PER_STEP * steps.position.shape[1]
+    tokens = config.model.tokens_per_step * steps.position.shape[1]
     if tokens > MAX_ATTENTION_TOKENS:
         raise DataError(f"the chain has {tokens:,} tokens; a report encodes at most {MAX_ATTENTION_TOKENS:,}")
     params, _ = load_params(directory, config, mesh)

@@ -14,7 +14,7 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
 from agentic_ring.training.loop import TrainConfig, train
@@ -22,7 +22,7 @@ from agentic_ring.training.losses import action_loss
 from evals.in_context.rollouts import CueRolloutConfig
 from evals.in_context.verdict import CUES
 from experiments.common.training_outputs import train_stages, training_outputs
-from experiments.cue_runs.presets import CURRICULUM_SHARE, Arm, CuePreset
+from experiments.cue_runs.presets import CURRICULUM_SHARE, GRADED, Arm, CuePreset
 
 TASK_SEEDS = 10_000
 """Distance of the first tasks of consecutive training seeds."""
@@ -76,10 +76,12 @@ def resolve_arm(
     shares = CURRICULUM_SHARE, 1 - CURRICULUM_SHARE
     stages = tuple(
         ArmStage(
-            CueChainConfig(family.name, trials, arm.cues, told=arm.told, seed=2 * seed + number),
+            CueChainConfig(
+                family.name, trials, arm.cues, graded=graded, told=arm.told, seed=2 * seed + number
+            ),
             preset.training(trials, share, family, mesh, seed),
         )
-        for number, (trials, share) in enumerate(zip(arm.stages(), shares, strict=True))
+        for number, (trials, share, graded) in enumerate(zip(arm.stages(), shares, GRADED, strict=True))
     )
     return ArmConfig(
         arm=arm.name,
@@ -124,6 +126,6 @@ def _train_stage(config: ArmConfig, mesh: Mesh, number: int, folder: Path, param
             ChainPipeline(chains, chains.plan, stage.training.batch_size, mesh),
             mesh,
             *outputs,
-            tokens_per_place=TOKENS_PER_STEP,
+            tokens_per_place=config.model.tokens_per_step,
             start=None if params is None else lambda: params,
         ).params

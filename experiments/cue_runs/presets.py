@@ -10,13 +10,16 @@ from agentic_ring.data.families.cue_chains import CueChainConfig
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 
 CURRICULUM_SHARE = 0.3
 """Share of an arm's tokens in its first stage."""
+GRADED = 0.0, CueChainConfig.graded
+"""Share of partly successful trials among the poor ones in each stage: the first teaches to tell success from
+failure, the second to approach from near misses."""
 PART_TOKENS = 1024
 """Tokens whose gradients are computed at a time on a CPU, or one chain. Their activations stay in the cache
 of a core: with n = 4, parts of 8,192 tokens take 1.6 times as long."""
@@ -99,15 +102,14 @@ class CuePreset:
             family.observation_dim,
             family.action_dim,
             max_timestep=family.decisions,
-            return_conditioning=False,
-            fused_reward=True,
+            paired_tokens=True,
             action_modes=6,
         )
 
     def training(self, trials: int, share: float, family: Family, mesh: Mesh, seed: int) -> TrainConfig:
         """How to train on chains of this length with a share of the arm's tokens."""
         shards = batch_shards(mesh)
-        chain_tokens = trials * family.decisions * TOKENS_PER_STEP
+        chain_tokens = trials * family.decisions * self.model(family).tokens_per_step
         batch_size = shards * max(1, round(self.tokens_per_update / chain_tokens / shards))
         steps = max(1, round(share * self.tokens / (batch_size * chain_tokens)))
         parts = 1
@@ -141,7 +143,7 @@ CUE_PRESETS = {
         name="full",
         arms=(N128, N32, Arm("n16", 16), N4, Arm("n4_one_cue", 4, cues=(1,)), Arm("n1", 1), ORACLE),
         seeds=5,
-        tokens=27_500_000,
+        tokens=14_000_000,
         checkpoint_every=250,
     ),
 }

@@ -9,7 +9,6 @@ from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.run_folder import write_config
 from agentic_ring.training.metrics_log import read_metrics
 from data_prep.explore import ExploreConfig, explore
@@ -82,7 +81,7 @@ def test_all_arms_train_on_equally_many_tokens_and_only_the_longest_begins_with_
                 * stage.training.batch_size
                 * stage.chains.trials
                 * store.family.decisions
-                * TOKENS_PER_STEP
+                * config.model.tokens_per_step
                 for stage in config.stages
             ]
             assert sum(tokens) == pytest.approx(preset.tokens, rel=0.01)

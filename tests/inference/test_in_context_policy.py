@@ -113,7 +113,7 @@ def test_the_rules_name_the_axes_that_share_environments_and_steps():
 @cache
 def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], jax.Array]]:
     """A policy with all options of hidden tasks, and the same model encoding whole contexts."""
-    config = replace(tiny_config(layers=1), return_conditioning=False, fused_reward=True, action_modes=3)
+    config = replace(tiny_config(layers=1), paired_tokens=True, action_modes=3)
     return make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=config)
 
 

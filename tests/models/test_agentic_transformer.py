@@ -120,13 +120,15 @@ def test_the_trajectory_index_is_no_input_by_default():
     assert not np.allclose(predict(other, ablation), predict(STEPS, ablation))
 
 
-def test_returns_to_go_are_no_input_without_return_conditioning():
-    other = dataclasses.replace(STEPS, return_to_go=STEPS.return_to_go + 1)
-    blind = dataclasses.replace(tiny_config(layers=1), return_conditioning=False)
-    model = Model(blind)
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    seen, changed = (np.asarray(model.bind(params).tokens(steps)) for steps in (STEPS, other))
-    np.testing.assert_array_equal(seen, changed)
+@pytest.mark.parametrize("name", ["return_to_go", "action", "reward", "observation"])
+def test_paired_tokens_are_state_and_outcome_without_a_return(name):
+    model = Model(dataclasses.replace(tiny_config(layers=1), paired_tokens=True))
+    bound = model.bind(fresh_params(model))
+    other = dataclasses.replace(STEPS, **{name: getattr(STEPS, name) + 1})
+    tokens, changed = (np.asarray(bound.tokens(steps)) for steps in (STEPS, other))
+    assert tokens.shape[1] == 2 * STEPS.position.shape[1]
+    states, outcomes = ((tokens != changed).any(axis=-1)[:, start::2].all() for start in (0, 1))
+    assert (states, outcomes) == (name == "observation", name != "return_to_go")
 
 
 def test_the_most_likely_of_several_actions_is_taken():

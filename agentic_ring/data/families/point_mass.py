@@ -4,8 +4,8 @@ import numpy as np
 
 from agentic_ring.data.families.family import Family, HeldNoise
 
-_WALL = 0.29
-"""Distance of the walls from the centre in metres."""
+_REACH = 0.25
+"""Largest distance of spots and starts from the centre along each axis in metres; the walls are at 0.29 m."""
 _CELLS = 5
 """Cells along each side of the square."""
 CHECKERBOARD = tuple(_CELLS * row + 2 * row % _CELLS for row in range(_CELLS))
@@ -31,7 +31,7 @@ class PointMass(Family):
 
     def draw_starts(self, random: np.random.Generator, count: int) -> np.ndarray:
         """Draws positions anywhere in the square."""
-        position = random.uniform(-_WALL, _WALL, (count, 2))
+        position = random.uniform(-_REACH, _REACH, (count, 2))
         return np.concatenate([position, np.zeros((count, 2))], axis=1).astype(np.float32)
 
     def start_cell(self, starts: np.ndarray) -> np.ndarray:
@@ -40,11 +40,11 @@ class PointMass(Family):
 
     def draw_any_goals(self, random: np.random.Generator, count: int) -> np.ndarray:
         """Draws spots anywhere in the square."""
-        return random.uniform(-_WALL, _WALL, (count, 2))
+        return random.uniform(-_REACH, _REACH, (count, 2))
 
     def region(self, goals: np.ndarray) -> np.ndarray:
         """Returns 5 x row + column of each spot's cell."""
-        cells = ((goals + _WALL) / (2 * _WALL) * _CELLS).astype(int).clip(0, _CELLS - 1)
+        cells = ((goals + _REACH) / (2 * _REACH) * _CELLS).astype(int).clip(0, _CELLS - 1)
         return cells @ np.array([_CELLS, 1])
 
     def observe(self, physics: np.ndarray) -> np.ndarray:

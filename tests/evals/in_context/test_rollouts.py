@@ -30,8 +30,7 @@ def arm(shape: MeshShape = MeshShape()) -> TrainedArm:
             family.observation_dim,
             family.action_dim,
             family.decisions,
-            return_conditioning=False,
-            fused_reward=True,
+            paired_tokens=True,
             action_modes=3,
         )
     )

@@ -23,7 +23,7 @@ SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_sca
 @cache
 def tiny_policy() -> InContextPolicy:
     """A policy on a ring of 2; 9 steps of context, which do not divide over it."""
-    config = replace(tiny_config(layers=2), return_conditioning=False, fused_reward=True, action_modes=3)
+    config = replace(tiny_config(layers=2), paired_tokens=True, action_modes=3)
     model = Model(config)
     mesh = mesh_on_first_devices(MeshShape(ring=2))
     return InContextPolicy(model, fresh_params(model), mesh, SCALING, 0.0, ENVIRONMENTS, TRIALS * DECISIONS)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.models.agentic_transformer import token_positions
 from agentic_ring.models.model import Model
 from evals.report_page.attention_over_trials import attention_over_trials, rollout_chain
 from evals.rollouts.policies import read_prompt
@@ -42,7 +41,7 @@ def test_shares_are_those_of_plain_softmax_and_add_up_to_1(small_run, chain):
 
     # The first layer again, with the whole matrix of scores.
     bound = model.bind(small_run.params)
-    positions, _ = token_positions(jnp.asarray(chain.position))
+    positions, _ = bound.positions(chain)
     first = jax.tree.map(lambda x: x[0], bound.transformer.blocks)
     query, key, _ = first.attention.project(bound.tokens(chain), positions)
     key = jnp.repeat(key, 2, axis=2)  # 4 query heads on 2 key heads
