@@ -48,6 +48,7 @@ from data_prep.episodes.exorl_archive import Provenance, fetch_episodes, unpack_
 from data_prep.explore import ExploreConfig, explore
 from evals.common.results import Figure, Results, read_results, write_results
 from evals.common.rows import write_rows
+from evals.in_context.rollouts import CueRolloutConfig, kept_returns
 from evals.lines.evaluation_run import LineRunConfig
 from evals.lines.longchat_files import read_cases, write_cases
 from evals.lines.longchat_prompt import HEADER, LineDocument, LineQuestion, line_text, question_text
@@ -330,6 +331,21 @@ def _evaluation(folder: Path) -> Path:
     return folder / "evaluation.npz"
 
 
+_ROLLOUT = CueRolloutConfig("point_mass", cues=4, tasks=2, trials=5)
+
+
+def _returns(folder: Path) -> Path:
+    kept_returns(folder / "returns.npz", _ROLLOUT, lambda: np.random.default_rng(0).random((2, 5)))
+    return folder / "returns.npz"
+
+
+def _read_returns(path: Path) -> Any:
+    def absent() -> np.ndarray:
+        raise DataError(f"{path} does not exist")
+
+    return kept_returns(path, _ROLLOUT, absent)
+
+
 def _point(folder: Path) -> Path:
     write_point(folder / "point.json", Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5)))
     return folder / "point.json"
@@ -459,6 +475,7 @@ READERS = (
     FileReader("metrics.jsonl", _metrics, read_metrics, "rows"),
     FileReader("results.json", _results, read_results),
     FileReader("evaluation.npz", _evaluation, lambda path: read_record(path.parent)),
+    FileReader("returns of a rollout", _returns, _read_returns),
     FileReader("point of a context curve", _point, read_point),
     FileReader("config.json of a LLaMA", _llama_config, _read_llama, "legal"),
     FileReader("model.safetensors", _safetensors, _read_tensors, "legal"),
