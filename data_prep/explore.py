@@ -21,6 +21,7 @@ from mujoco.rollout import Rollout
 from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.families import Family, family_named
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
+from agentic_ring.data.families.family import TRIAL_DECISIONS
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.progress import progress
 from data_prep.folders import data_root, exploration_path
@@ -34,7 +35,8 @@ class ExploreConfig:
     """Settings of an exploration.
 
     Attributes:
-      family: Task family to explore: point_mass, reacher or cheetah.
+      family: Task family to explore: point_mass, reacher or cheetah; or such as point_mass-128 with 128
+        decisions a trial.
       trials: Number of trials. Default: 200,000.
       seed: Seed of initial states and actions. Default: 0.
       data: Data folder. Default: $AGENTIC_RING_DATA or ./data.
@@ -54,13 +56,14 @@ class ExploreConfig:
 
 def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np.ndarray:
     """Draws held random actions, float32 [trials, D, A]."""
-    shape = trials, family.decisions, family.action_dim
+    shape = trials, TRIAL_DECISIONS, family.action_dim
     drawn = (family.noise.gain * random.uniform(-1, 1, shape)).clip(-1, 1)
     drawn[random.random(drawn.shape[:2]) < family.noise.idle] = 0
     redrawn = random.random(drawn.shape[:2]) < family.noise.redraw
     redrawn[:, 0] = True
-    source = np.maximum.accumulate(np.where(redrawn, np.arange(family.decisions), 0), axis=1)
-    return np.take_along_axis(drawn, source[..., None], axis=1).astype(np.float32)
+    source = np.maximum.accumulate(np.where(redrawn, np.arange(TRIAL_DECISIONS), 0), axis=1)
+    actions = np.take_along_axis(drawn, source[..., None], axis=1).astype(np.float32)
+    return actions.repeat(family.decisions // TRIAL_DECISIONS, axis=1)
 
 
 def explore_parts(family: Family, trials: int, seed: int, threads: int) -> Iterator[ExploredTrials]:

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from agentic_ring.data.families.environments import CueEnvironments
-from agentic_ring.data.families.family import Region
+from agentic_ring.data.families.family import TRIAL_DECISIONS, Family, Pay, Region
 from agentic_ring.errors import ConfigError, UnknownNameError
 from evals.in_context.planner import Planner, linear_dynamics
 from evals.rollouts.trials import RandomPolicy
@@ -121,6 +121,25 @@ class ThompsonPolicy:
             self._earlier.append((self._cues, self._found))
 
 
+def check_reference(name: str, family: Family, pay: Pay) -> None:
+    """Checks that a reference policy, told or thompson with any memory, knows what it is meant to know.
+
+    Raises:
+      ConfigError: the body's dynamics are not linear, so there is no planner; trials do not have 8 decisions,
+        which its horizon is made for; or Thompson sampling would weigh goals by rewards that are not dense.
+    """
+    if pay != "dense" and name.startswith("thompson"):
+        raise ConfigError(
+            f"Thompson sampling weighs goals by dense rewards, and decisions are paid {pay}; leave it out"
+        )
+    if family.decisions != TRIAL_DECISIONS:
+        raise ConfigError(
+            f"the reference policies plan for trials of {TRIAL_DECISIONS} decisions, and those of "
+            f"{family.name} have {family.decisions}; leave them out"
+        )
+    linear_dynamics(family)
+
+
 def reference_policy(
     name: str, environments: CueEnvironments, region: Region, seed: int
 ) -> RandomPolicy | ToldPolicy | ThompsonPolicy:
@@ -134,13 +153,14 @@ def reference_policy(
 
     Raises:
       UnknownNameError: there is no such policy.
-      ConfigError: the body's dynamics are not linear, so there is no planner; or a memory of 0 trials.
+      ConfigError: see ``check_reference``; or a memory of 0 trials.
     """
     if name == "random":
         return RandomPolicy(environments.num_envs, environments.family.action_dim, seed)
     memory = name.removeprefix("thompson_")
     if name != "told" and not (memory != name and memory.isdecimal()):
         raise UnknownNameError("reference", name, ("random", "told", "thompson_1, thompson_2, ..."))
+    check_reference(name, environments.family, environments.pay)
     planner = Planner(
         environments.family, linear_dynamics(environments.family), np.random.default_rng((seed, 1))
     )

@@ -4,7 +4,8 @@ The unit is a training seed and a task. A score is a return over the learned ora
 training seed, number of cues and regions: the oracle has the same leaders and is told the goal. Every
 quantity is the interquartile mean over the units, of paired differences where arms or blocks of trials are
 compared; the order of the arms is that of their means. Intervals are 95% and hierarchical, over seeds and
-tasks within them. A target whose arms were not trained is not met.
+tasks within them. A target whose arms were not trained is not met. The levels were set for point_mass with
+dense rewards; what another body or pay must show is the gain over n = 32, the controls and unseen regions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring.data.families import Region
+from agentic_ring.data.families import Pay, Region
 from evals.common.intervals import Interval, hierarchical_interval, interquartile_means
 from evals.common.results import Figure, short_number
 
@@ -93,6 +94,7 @@ class Target:
       required: what the claim needs.
       aim: what we hope for.
       aim_measure: another quantity for the aim; None is ``measure``.
+      everywhere: whether another body than point_mass, or another pay than "dense", must meet it too.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Target:
     required: Bound
     aim: Bound
     aim_measure: Measure | None = None
+    everywhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,8 +218,8 @@ def _tasks(returns: Returns) -> Interval:
 
 _ABOVE_ZERO = Bound(least=float(np.nextafter(0.0, 1.0)))
 TARGETS = (
-    Target("training seeds", _seeds, Bound(least=3), Bound(least=5)),
-    Target("tasks", _tasks, Bound(least=32), Bound(least=32)),
+    Target("training seeds", _seeds, Bound(least=3), Bound(least=5), everywhere=True),
+    Target("tasks", _tasks, Bound(least=32), Bound(least=32), everywhere=True),
     Target(
         "K=16, n=128, trials 113-128",
         lambda returns: level(scores(returns, _long())),
@@ -225,8 +228,8 @@ TARGETS = (
     ),
     Target("last 16 minus first 16 trials", _rise(0), Bound(low=0.30), Bound(low=0.50)),
     Target("last 16 minus trials 49-64", _rise(48), Bound(least=0.08, low=0.0), Bound(least=0.15)),
-    Target("n=128 minus n=32", _gain("n32"), Bound(least=0.10, low=0.0), Bound(least=0.20)),
-    Target("n=128 minus n=32, worst seed", _worst_seed, _ABOVE_ZERO, _ABOVE_ZERO),
+    Target("n=128 minus n=32", _gain("n32"), Bound(least=0.10, low=0.0), Bound(least=0.20), everywhere=True),
+    Target("n=128 minus n=32, worst seed", _worst_seed, _ABOVE_ZERO, _ABOVE_ZERO, everywhere=True),
     Target("n=128 minus n=4", _gain("n4"), Bound(least=0.40), Bound(least=0.60)),
     Target(
         "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)",
@@ -235,16 +238,29 @@ TARGETS = (
         _ABOVE_ZERO,
         lambda returns: _smallest_step(returns, (1,)),
     ),
-    Target("K=1: distance of n=128 and n=32", _distance(1), Bound(most=0.05), Bound(most=0.02)),
-    Target("K=4: distance of n=128 and n=32", _distance(4), Bound(most=0.05), Bound(most=0.02)),
-    Target("112 random trials: right over best spoiled", _right_over_spoiled, Bound(least=2), Bound(least=3)),
+    Target(
+        "K=1: distance of n=128 and n=32", _distance(1), Bound(most=0.05), Bound(most=0.02), everywhere=True
+    ),
+    Target(
+        "K=4: distance of n=128 and n=32", _distance(4), Bound(most=0.05), Bound(most=0.02), everywhere=True
+    ),
+    Target(
+        "112 random trials: right over best spoiled",
+        _right_over_spoiled,
+        Bound(least=2),
+        Bound(least=3),
+        everywhere=True,
+    ),
     Target(
         "112 random trials: spoiled from no context",
         _spoiled_from_nothing,
         Bound(most=0.05),
         Bound(most=0.05),
+        everywhere=True,
     ),
-    Target("unseen over seen regions", _unseen_over_seen, Bound(least=0.90), Bound(least=0.97)),
+    Target(
+        "unseen over seen regions", _unseen_over_seen, Bound(least=0.90), Bound(least=0.97), everywhere=True
+    ),
 )
 
 
@@ -302,9 +318,10 @@ def in_words(interval: Interval | None) -> str:
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
 
 
-def judge(returns: Returns) -> Verdict:
-    """Compares the returns of all arms with every target."""
-    return Verdict(tuple(_check(target, returns) for target in TARGETS))
+def judge(returns: Returns, family: str = "point_mass", pay: Pay = "dense") -> Verdict:
+    """Compares the returns of all arms, in tasks of a family that are paid so, with the targets of both."""
+    every = (family, pay) == ("point_mass", "dense")
+    return Verdict(tuple(_check(target, returns) for target in TARGETS if every or target.everywhere))
 
 
 def _check(target: Target, returns: Returns) -> Check:

@@ -3,6 +3,8 @@
 To add a family, write a subclass of ``Family`` and enter it in ``FAMILIES``.
 """
 
+from dataclasses import replace
+
 from agentic_ring.data.families.cheetah import Cheetah
 from agentic_ring.data.families.family import CODE_BITS, CODES, Family, Pay, Region
 from agentic_ring.data.families.point_mass import CHECKERBOARD, PointMass
@@ -18,11 +20,17 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_named(name: str) -> Family:
-    """Returns the family with this name.
+    """Returns the family with this name, such as point_mass, or point_mass-128 with 128 decisions a trial.
 
     Raises:
       UnknownNameError: there is no such family.
+      ConfigError: its trials cannot have this number of decisions.
     """
-    if name not in FAMILIES:
-        raise UnknownNameError("family", name, tuple(FAMILIES))
-    return FAMILIES[name]
+    if name in FAMILIES:
+        return FAMILIES[name]
+    body, _, decisions = name.partition("-")
+    if body in FAMILIES and decisions.isdecimal() and decisions.isascii():
+        family = replace(FAMILIES[body], decisions=int(decisions))
+        if family.name == name:
+            return family
+    raise UnknownNameError("family", name, tuple(FAMILIES))

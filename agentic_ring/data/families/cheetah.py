@@ -11,8 +11,8 @@ _FASTEST = 1.5
 _BANDS = 10
 _POSES = 64
 _SETTLING_STEPS = 200
-_SECONDS = 0.12
-"""Duration of a decision."""
+_TIMESTEP = 0.01
+"""Seconds of a physics step."""
 
 
 class Cheetah(Family):
@@ -23,14 +23,14 @@ class Cheetah(Family):
     random torques in each decision explore speeds of about 1 m/s; held ones make the body fall over.
     """
 
-    name = "cheetah"
+    body = "cheetah"
     suite_task = ("cheetah", "run")
     physics_dim = 18
     body_dim = 17
     action_dim = 6
     goal_dim = 1
-    substeps = 1
-    physics_steps = 12
+    standard_substeps = 1
+    standard_physics_steps = 12
     near, far = 0.1, 0.5
     goal_scale = 1.0
     regions = _BANDS
@@ -59,7 +59,7 @@ class Cheetah(Family):
 
     def outcome(self, paths: np.ndarray) -> np.ndarray:
         """Returns the mean speed of each sub-step in metres per second."""
-        return np.diff(paths[..., :1], axis=-2) / _SECONDS
+        return np.diff(paths[..., :1], axis=-2) / (self.physics_steps * _TIMESTEP)
 
     @cache  # noqa: B019 - there is one cheetah in a process
     def _poses(self) -> np.ndarray:

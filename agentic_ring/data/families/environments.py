@@ -26,7 +26,7 @@ class CueEnvironments(VectorEnv):
 
     def __init__(self, family: Family, tasks: Sequence[CueTask], pay: Pay, told: bool):
         self.family, self.tasks = family, tuple(tasks)
-        self._pay: Pay = pay
+        self.pay: Pay = pay
         self._told = told
         self._physics = [family.load_physics() for _ in tasks]
         self.num_envs = len(tasks)
@@ -87,8 +87,8 @@ class CueEnvironments(VectorEnv):
                 physics.step(family.physics_steps)
                 states[substep] = physics.get_state()
         self._states = path[:, -1]
-        rewards = family.rewards(path, self._goals, self._pay)[:, 0]
-        if self._pay == "coin":
+        rewards = family.rewards(path, self._goals, self.pay)[:, 0]
+        if self.pay == "coin":
             coins = [task.coin(self._trial, self._decision) for task in self.tasks]
             rewards = (np.array(coins) < rewards).astype(np.float64)
         self._decision += 1

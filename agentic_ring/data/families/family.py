@@ -27,6 +27,8 @@ Pay = Literal["dense", "sparse", "coin"]
 """How a decision is paid: "dense", the mean of a reward that falls with the error; "sparse", the share of
 sub-steps with full reward; "coin", 1 with the probability that is the dense reward, else 0."""
 PAYS: tuple[Pay, ...] = get_args(Pay)
+TRIAL_DECISIONS = 8
+"""Decisions of a trial, and of the exploring actions, where a family's name does not say another number."""
 Region = Literal["seen", "unseen"]
 """Where goals are drawn: in regions that are trained on, or in held-out ones."""
 
@@ -52,14 +54,20 @@ class Family(ABC):
 
     Attributes:
       held_out: regions of goals that are never trained on, to evaluate on goals of unseen regions.
+      decisions: decisions D in a trial, a multiple of 8. With more than 8 a decision is shorter, of whole
+        physics steps, so that a trial lasts about as long, and it is one reward sub-step. Exploring actions
+        are drawn as for 8 decisions and held for D / 8.
 
     Raises:
-      ConfigError: a held-out region does not exist, or no region is left to train on.
+      ConfigError: a held-out region does not exist, no region is left to train on, or the number of decisions
+        is no multiple of 8.
     """
 
     held_out: tuple[int, ...]
+    decisions: int = TRIAL_DECISIONS
 
-    name: ClassVar[str]
+    body: ClassVar[str]
+    """Name of the body, and of the family with trials of 8 decisions."""
     suite_task: ClassVar[tuple[str, str]]
     """Domain and task of dm_control's suite whose environment is stepped."""
     physics_dim: ClassVar[int]
@@ -68,12 +76,10 @@ class Family(ABC):
     """Length of the body's observation."""
     action_dim: ClassVar[int]
     goal_dim: ClassVar[int]
-    decisions: ClassVar[int] = 8
-    """Decisions in a trial."""
-    substeps: ClassVar[int] = 3
-    """Reward sub-steps in a decision."""
-    physics_steps: ClassVar[int]
-    """Physics steps in a sub-step."""
+    standard_substeps: ClassVar[int] = 3
+    """Reward sub-steps in a decision, of trials of 8 decisions."""
+    standard_physics_steps: ClassVar[int]
+    """Physics steps in such a sub-step."""
     near: ClassVar[float]
     """Largest error that earns the full reward of 1."""
     far: ClassVar[float]
@@ -88,6 +94,11 @@ class Family(ABC):
     """Actions that explore this body."""
 
     def __post_init__(self) -> None:
+        if self.decisions < 1 or self.decisions % TRIAL_DECISIONS:
+            raise ConfigError(
+                f"{self.body} cannot have trials of {self.decisions} decisions; use a multiple of "
+                f"{TRIAL_DECISIONS}, as explored actions are drawn {TRIAL_DECISIONS} times in a trial"
+            )
         unknown = sorted(set(self.held_out) - set(range(self.regions)))
         if unknown:
             raise ConfigError(
@@ -122,6 +133,24 @@ class Family(ABC):
     @abstractmethod
     def outcome(self, paths: np.ndarray) -> np.ndarray:
         """Returns what a goal asks for, in each sub-step of paths float64 [..., S + 1, P]: [..., S, G]."""
+
+    @property
+    def name(self) -> str:
+        """Name that files and settings carry: point_mass, or point_mass-128 with 128 decisions a trial."""
+        return self.body if self.decisions == TRIAL_DECISIONS else f"{self.body}-{self.decisions}"
+
+    @property
+    def substeps(self) -> int:
+        """Reward sub-steps in a decision."""
+        return self.standard_substeps if self.decisions == TRIAL_DECISIONS else 1
+
+    @property
+    def physics_steps(self) -> int:
+        """Physics steps in a sub-step."""
+        if self.decisions == TRIAL_DECISIONS:
+            return self.standard_physics_steps
+        trial = TRIAL_DECISIONS * self.standard_substeps * self.standard_physics_steps
+        return max(1, round(trial / self.decisions))
 
     @property
     def observation_dim(self) -> int:

@@ -18,12 +18,12 @@ class PointMass(Family):
     A trial starts anywhere at rest and has 8 decisions of 0.6 s. Held random actions explore the square.
     """
 
-    name = "point_mass"
+    body = "point_mass"
     suite_task = ("point_mass", "easy")
     physics_dim = body_dim = 4
     action_dim = 2
     goal_dim = 2
-    physics_steps = 10
+    standard_physics_steps = 10
     near, far = 0.02, 0.12
     goal_scale = 0.15
     regions = start_cells = _CELLS**2

@@ -17,14 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import Family
+from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one
 from agentic_ring.files import replacing
 from agentic_ring.npz_files import read_npz
 from agentic_ring.progress import progress
 
 BANDS = (0.05, 0.5, 1.0, 2.0, 3.5)
-"""Bounds of the dense return of graded trials, of four bands."""
+"""Bounds of the dense return of graded trials, of four bands, for trials of 8 decisions; they grow with their
+number."""
 _GRADED = 64
 """Graded trials that are kept for each goal and band."""
 _GOALS_AT_A_TIME, _TRIALS_AT_A_TIME = 20, 8192
@@ -102,12 +103,13 @@ def _rank(store: ExplorationStore, config: RankingConfig) -> RankedTrials:
     random = np.random.default_rng(config.seed)
     goals = store.family.draw_goals(random, config.goals, "seen")
     order, bounds = _cells(store, config.leaders)
+    bands = store.family.decisions / TRIAL_DECISIONS * np.array(BANDS)
     leaders, graded = [], []
     with progress("ranking trials", config.goals) as advance:
         for returns in _returns(store, order, goals):
             best = [first + _best(returns[first:end], config.leaders) for first, end in pairwise(bounds)]
             leaders.append(order[np.stack(best)])
-            graded.append(order[_graded(returns, random, goals[len(graded)])])
+            graded.append(order[_graded(returns, random, bands, goals[len(graded)])])
             advance(len(graded), "goals")
     return RankedTrials(goals, np.stack(leaders).astype(np.int32), np.stack(graded).astype(np.int32))
 
@@ -149,14 +151,16 @@ def _best(returns: np.ndarray, count: int) -> np.ndarray:
     return best[np.argsort(-returns[best], kind="stable")]
 
 
-def _graded(returns: np.ndarray, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
+def _graded(
+    returns: np.ndarray, random: np.random.Generator, limits: np.ndarray, goal: np.ndarray
+) -> np.ndarray:
     """Chooses graded trials of each band, int [4, 64]; see ``RankedTrials``."""
-    bands = [np.flatnonzero((returns >= low) & (returns < high)) for low, high in pairwise(BANDS)]
+    bands = [np.flatnonzero((returns >= low) & (returns < high)) for low, high in pairwise(limits)]
     filled = [number for number, band in enumerate(bands) if len(band)]
     if not filled:
         raise DataError(
-            f"no trial earns a return of {BANDS[0]} to {BANDS[-1]} for the goal {goal.tolist()}; explore "
-            "with more --trials"
+            f"no trial earns a return of {limits[0]:g} to {limits[-1]:g} for the goal {goal.tolist()}; "
+            "explore with more --trials"
         )
     nearest = [max((f for f in filled if f <= number), default=filled[0]) for number in range(len(bands))]
     return np.stack([random.choice(bands[number], _GRADED) for number in nearest])

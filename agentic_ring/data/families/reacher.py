@@ -21,12 +21,12 @@ class Reacher(Family):
     the joints' damping turns a held torque into a nearly constant speed.
     """
 
-    name = "reacher"
+    body = "reacher"
     suite_task = ("reacher", "easy")
     physics_dim = 4
     body_dim = 8
     action_dim = goal_dim = 2
-    physics_steps = 5
+    standard_physics_steps = 5
     near, far = 0.015, 0.085
     goal_scale = 0.1
     regions = _RINGS * _SECTORS

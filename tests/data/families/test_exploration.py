@@ -19,7 +19,9 @@ from tests.data.families.exploration import explored, ranked
 families = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 
-@families
+@pytest.mark.parametrize(
+    "family", [*FAMILIES.values(), family_named("point_mass-16")], ids=lambda family: family.name
+)
 @pytest.mark.parametrize("pay", ["dense", "sparse"])
 def test_relabelled_rewards_equal_what_the_environments_pay(family: Family, pay: Pay, monkeypatch):
     store = explored(family.name)
@@ -60,6 +62,34 @@ def test_actions_are_held_and_idle_as_often_as_declared():
     assert abs(held - (1 - family.noise.redraw) - both_idle) < 0.01
     assert abs((actions == 0).all(-1).mean() - family.noise.idle) < 0.01
     assert np.abs(actions).max() == 1
+
+
+def test_trials_of_more_decisions_last_as_long_and_hold_their_actions_longer():
+    family, long = family_named("reacher"), family_named("reacher-24")
+    assert long.decisions * long.physics_steps == 8 * family.substeps * family.physics_steps
+    ours, theirs = (draw_actions(each, np.random.default_rng(0), 50) for each in (long, family))
+    np.testing.assert_array_equal(ours, theirs.repeat(3, axis=1))
+    longer, parts = (next(explore_parts(each, 20, 3, 1)) for each in (long, family))
+    np.testing.assert_array_equal(longer.physics, parts.physics)
+    for cheetah in (family_named("cheetah"), family_named("cheetah-16")):
+        at_one_metre_per_second = 0.01 * cheetah.physics_steps * np.arange(4.0)[:, None]
+        np.testing.assert_allclose(cheetah.outcome(at_one_metre_per_second), 1)
+
+
+def test_chains_refuse_trials_with_another_number_of_decisions(tmp_path: Path):
+    path = explore(ExploreConfig("point_mass-16", 40, data=tmp_path))
+    with ExplorationStore.open(path) as store:
+        assert store.family.decisions == 16
+        with pytest.raises(AgenticRingError, match=r"trials of point_mass-16, but chains of point_mass are"):
+            store.require_family("point_mass")
+
+
+@pytest.mark.parametrize(
+    "name", ["point_mass-12", "point_mass-0", "point_mass-8", "point_mass-016", "ant-16"]
+)
+def test_other_numbers_of_decisions_are_refused(name: str):
+    with pytest.raises(AgenticRingError, match=r"multiple of 8|unknown family"):
+        family_named(name)
 
 
 def test_a_ranking_holds_the_best_of_each_start_cell_and_graded_trials_of_each_band():

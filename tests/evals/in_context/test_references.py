@@ -53,6 +53,18 @@ def test_regret_adds_up_what_is_missed():
     assert regret(np.array([[1.0, 2.0, 4.0]]), np.array([[4.0, 4.0, 4.0]])).tolist() == [[3.0, 5.0, 5.0]]
 
 
+def test_references_that_would_not_be_exact_are_refused():
+    task = draw_cue_task(POINT_MASS, 1, 0)
+    coins = make_cue_environments(POINT_MASS, [task], "coin")
+    with pytest.raises(ConfigError, match="dense rewards, and decisions are paid coin"):
+        reference_policy("thompson_4", coins, "seen", 0)
+    reference_policy("told", coins, "seen", 0)
+    family = family_named("point_mass-16")
+    environments = make_cue_environments(family, [draw_cue_task(family, 1, 0)])
+    with pytest.raises(ConfigError, match="of 8 decisions, and those of point_mass-16 have 16"):
+        reference_policy("told", environments, "seen", 0)
+
+
 def test_unknown_references_are_refused():
     environments = make_cue_environments(POINT_MASS, [draw_cue_task(POINT_MASS, 1, 0)])
     for name in ("oracle", "thompson", "thompson_x"):

@@ -99,6 +99,24 @@ def test_arms_and_seeds_that_are_missing_are_not_a_pass():
     assert verdict.table().row_count == len(TARGETS)
 
 
+@pytest.mark.parametrize(("family", "pay"), [("reacher", "dense"), ("point_mass", "coin")])
+def test_another_body_or_pay_is_judged_by_the_gain_over_32_controls_and_unseen_regions(family, pay):
+    def two_arms(**changes: float) -> dict[Case, np.ndarray]:
+        found = {
+            case: each for case, each in made_up(**changes).items() if case.arm not in ("n1", "n4", "n16")
+        }
+        return found | {Case("oracle", 16): np.full((SEEDS, TASKS, TRIALS), 1.4 * ORACLE)}
+
+    verdict = judge(two_arms(), family, pay)
+    assert verdict.claimed
+    assert {"n=128 minus n=32", "n=128 minus n=32, worst seed", "unseen over seen regions"} <= {
+        check.target.name for check in verdict.checks
+    }
+    assert not judge(two_arms()).claimed
+    for changes in ({"n32": 0.2}, {"zeroed": 0.15}, {"unseen": -0.6}):
+        assert not judge(two_arms(**changes), family, pay).claimed
+
+
 def test_the_hierarchical_interval_has_the_chance_of_seeds():
     random = np.random.default_rng(1)
 
