@@ -7,7 +7,7 @@ never had, online and behind stored trials, and prints which of the pre-register
 same command again after an interruption: finished arms are kept, stopped ones continue.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ import rich
 import tyro
 
 from agentic_ring import cli
-from agentic_ring.data.families import FAMILIES, family_named
+from agentic_ring.data.families import FAMILIES, Pay, family_named
 from agentic_ring.data.families.cue_chains import CueChains, measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import rank_trials
@@ -33,7 +33,7 @@ from experiments.cue_runs.arms import ArmConfig, resolve_arm
 from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
 from experiments.cue_runs.evaluation import all_returns
 from experiments.cue_runs.presets import CUE_PRESETS, CuePreset
-from experiments.cue_runs.report import write_report
+from experiments.cue_runs.report import differences_table, write_report
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ExperimentConfig:
 
     family: str
     preset: str
+    pay: Pay
     store: str
 
 
@@ -56,7 +57,9 @@ def prepare_exploration(preset: CuePreset, family: str, root: Path) -> Path:
     return path
 
 
-def prepare_cells(preset: CuePreset, seeds: int, store_path: Path, output: Path) -> dict[CueCell, ArmConfig]:
+def prepare_cells(
+    preset: CuePreset, seeds: int, store_path: Path, output: Path, pay: Pay = "dense"
+) -> dict[CueCell, ArmConfig]:
     """Writes the configuration of every arm, seed by seed, so that an early stop leaves whole seeds.
 
     Raises:
@@ -65,7 +68,7 @@ def prepare_cells(preset: CuePreset, seeds: int, store_path: Path, output: Path)
     with ExplorationStore.open(store_path) as store:
         scaling, ranked = measure_cue_scaling(store), rank_trials(store, preset.ranking)
         cells = {
-            CueCell(arm.name, seed): resolve_arm(preset, arm, store, seed, scaling)
+            CueCell(arm.name, seed): resolve_arm(preset, arm, store, seed, scaling, pay)
             for seed in range(seeds)
             for arm in preset.arms
         }
@@ -81,7 +84,11 @@ def main(
         Literal[tuple(FAMILIES)],  # pyright: ignore[reportInvalidTypeForm]
         tyro.conf.arg(metavar="NAME"),
     ] = "point_mass",
-    preset: Annotated[Literal["demo", "full"], tyro.conf.arg(metavar="{demo,full}")] = "demo",
+    preset: Annotated[
+        Literal[tuple(CUE_PRESETS)],  # pyright: ignore[reportInvalidTypeForm]
+        tyro.conf.arg(metavar="NAME"),
+    ] = "demo",
+    pay: Pay = "dense",
     seeds: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     resume: bool = True,
     output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
@@ -93,8 +100,12 @@ def main(
 
     Args:
       family: Body of the tasks.
-      preset: Size of the experiment: demo (chains of 4, 32 and 128 trials, two cores, 25 minutes) or full
-        (chains of 1 to 128 trials, 5 training seeds, two cores, hours).
+      preset: Size of the experiment: demo (chains of 4, 32 and 128 trials, two cores, 25 minutes), full
+        (chains of 1 to 128 trials, 5 training seeds, two cores, hours), ablations (settings of the training
+        data, at n = 128, two cores, an hour) or long (128 trials of 128 decisions, 65,536 tokens, on a ring
+        of 8, two cores, days).
+      pay: How a decision is paid: with a reward that falls with the error, with 1 or 0, or by a coin whose
+        odds are the first.
       seeds: Number of training seeds. Default: the preset's.
       resume: Continue the run in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the run. Default: runs/in_context-FAMILY-PRESET.
@@ -105,7 +116,9 @@ def main(
     chosen = CUE_PRESETS[preset]
     if chosen.ring > 1:
         simulate_cpu_devices(chosen.ring)
-    directory = output or Path("runs") / f"in_context-{family}-{preset}"
+    name = replace(family_named(family), decisions=chosen.decisions).name
+    suffix = "" if pay == "dense" else f"-{pay}"
+    directory = output or Path("runs") / f"in_context-{name}-{preset}{suffix}"
     if cell is not None:
         run_cell(CueCell(*cell), directory)
         return
@@ -115,19 +128,20 @@ def main(
         raise ConfigError(f"workers is {workers} and seeds {seeds}; both must be at least 1")
     stages = Stages()
     with stages.stage("data"):
-        store_path = prepare_exploration(chosen, family_named(family).name, data or data_root())
-    config = ExperimentConfig(family, preset, str(store_path))
+        store_path = prepare_exploration(chosen, name, data or data_root())
+    config = ExperimentConfig(name, preset, pay, str(store_path))
     with enter_directory(directory, config, resume):
         stages.keep_in(directory)
-        cells = prepare_cells(chosen, seeds, store_path, directory)
+        cells = prepare_cells(chosen, seeds, store_path, directory, pay)
         share = {"NPROC": str(max(1, usable_cores() // workers))}
         with stages.stage("arms"), progress("arms", len(cells)) as advance:
             for done, each in enumerate(run_cells([*cells], directory, workers, share), start=1):
                 advance(done, str(each))
         returns = all_returns(cells, directory)
-        verdict = judge(returns)
+        verdict = judge(returns, name, pay)
         described = {**asdict(config), "seeds": seeds, "arms": [asdict(arm) for arm in chosen.arms]}
-        write_report(directory, family, described, stages.seconds, returns, verdict)
+        write_report(directory, name, described, stages.seconds, returns, verdict)
+        rich.print(differences_table(returns))
         rich.print(verdict.table())
         print(verdict)
         print(f"written to {directory}: results.json, trials.csv, plots and arms")

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.data.families import Region
+from agentic_ring.data.families import Pay, Region
 from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
@@ -22,7 +22,7 @@ from agentic_ring.training.losses import action_loss
 from evals.in_context.rollouts import CueRolloutConfig
 from evals.in_context.verdict import CUES
 from experiments.common.training_outputs import train_stages, training_outputs
-from experiments.cue_runs.presets import CURRICULUM_SHARE, GRADED, Arm, CuePreset
+from experiments.cue_runs.presets import Arm, CuePreset
 
 TASK_SEEDS = 10_000
 """Distance of the first tasks of consecutive training seeds."""
@@ -69,19 +69,27 @@ def arm_mesh(preset: CuePreset) -> Mesh:
 
 
 def resolve_arm(
-    preset: CuePreset, arm: Arm, store: ExplorationStore, seed: int, scaling: Scaling
+    preset: CuePreset, arm: Arm, store: ExplorationStore, seed: int, scaling: Scaling, pay: Pay = "dense"
 ) -> ArmConfig:
     """Everything that decides the result of an arm; ``scaling`` is that of the store."""
     family, mesh = store.family, arm_mesh(preset)
-    shares = CURRICULUM_SHARE, 1 - CURRICULUM_SHARE
     stages = tuple(
         ArmStage(
             CueChainConfig(
-                family.name, trials, arm.cues, graded=graded, told=arm.told, seed=2 * seed + number
+                family.name,
+                trials,
+                arm.cues,
+                graded=arm.graded if number else 0.0,
+                decoys=arm.decoys,
+                first_leader_weight=arm.first_leader_weight,
+                loss=arm.loss,
+                told=arm.told,
+                pay=pay,
+                seed=len(arm.stages()) * seed + number,
             ),
             preset.training(trials, share, family, mesh, seed),
         )
-        for number, (trials, share, graded) in enumerate(zip(arm.stages(), shares, GRADED, strict=True))
+        for number, (trials, share) in enumerate(arm.stages())
     )
     return ArmConfig(
         arm=arm.name,
@@ -100,6 +108,7 @@ def resolve_arm(
             first_seed=TASK_SEEDS * (seed + 1),
             trials=preset.trials,
             measured=preset.measured,
+            pay=pay,
         ),
     )
 

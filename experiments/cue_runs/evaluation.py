@@ -8,14 +8,14 @@ from typing import Any, cast
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.data.families import Family, family_named
+from agentic_ring.data.families import family_named
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
-from evals.in_context.planner import linear_dynamics
+from evals.in_context.references import check_reference
 from evals.in_context.rollouts import Condition, TrainedArm, arm_returns, kept_returns, reference_returns
-from evals.in_context.verdict import CUES, NOTHING, ORACLE, RIGHT_PAY, SPOILED, Case, Returns
+from evals.in_context.verdict import ARMS, CUES, NOTHING, ORACLE, RIGHT_PAY, SPOILED, Case, Returns
 from experiments.common.cells import RESULTS_FILE
 from experiments.cue_runs.arms import ArmConfig
 
@@ -25,8 +25,9 @@ LONGEST = "n128"
 """The arm with all controls."""
 
 
-def arm_cases(arm: str, family: Family) -> list[Case]:
+def arm_cases(config: ArmConfig) -> list[Case]:
     """The rollouts of an arm, and the references in the same tasks."""
+    arm, family = config.arm, family_named(config.family)
     cases = [Case(arm, cues) for cues in (1, 4, CUES)]
     if arm == LONGEST:
         conditions = (RIGHT_PAY, *SPOILED, NOTHING, "no_context", "no_rewards", "window_32", "likeliest")
@@ -35,18 +36,14 @@ def arm_cases(arm: str, family: Family) -> list[Case]:
             cases.append(Case(arm, CUES, region="unseen"))
     if arm == ORACLE:
         cases.append(Case(arm, CUES, RANDOM))
-    if _can_plan(family):
-        cases.append(Case(arm, CUES, TOLD if arm == ORACLE else THOMPSON))
+    if arm in (*ARMS, ORACLE):
+        name = TOLD if arm == ORACLE else THOMPSON
+        try:
+            check_reference(name, family, config.evaluation.pay)
+            cases.append(Case(arm, CUES, name))
+        except ConfigError as error:
+            say(f"left out: {error}")
     return cases
-
-
-def _can_plan(family: Family) -> bool:
-    try:
-        linear_dynamics(family)
-    except ConfigError as error:
-        say(str(error))
-        return False
-    return True
 
 
 def roll_out_cases(config: ArmConfig, params: Params, mesh: Mesh, directory: Path) -> dict[Case, np.ndarray]:
@@ -55,7 +52,7 @@ def roll_out_cases(config: ArmConfig, params: Params, mesh: Mesh, directory: Pat
     arm = TrainedArm(Model(config.model), params, mesh, config.scaling, chains.trials, chains.told)
     found = {}
     with ExplorationStore.open(config.store) as store:
-        for case in arm_cases(config.arm, store.family):
+        for case in arm_cases(config):
             rollout = config.rollout(case.cues, case.region)
             if case.condition in (RANDOM, TOLD, THOMPSON):
                 name = f"{THOMPSON}_{chains.trials}" if case.condition == THOMPSON else case.condition
@@ -79,7 +76,7 @@ def all_returns(cells: Mapping[Any, ArmConfig], output: Path) -> Returns:
     """
     found: dict[Case, list[np.ndarray]] = {}
     for cell, config in cells.items():
-        for case in arm_cases(config.arm, family_named(config.family)):
+        for case in arm_cases(config):
             path = returns_path(cell.folder(output), case)
             kept = kept_returns(path, config.rollout(case.cues, case.region), partial(_missing, path))
             found.setdefault(case, []).append(kept)

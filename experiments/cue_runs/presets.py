@@ -1,12 +1,14 @@
-"""Sizes of the experiment on trained context length: demo and full."""
+"""Sizes of the experiment on trained context length: demo, full, ablations and long."""
 
 from dataclasses import dataclass, field, replace
 from math import gcd
+from typing import Literal
 
 from jax.sharding import Mesh
 
 from agentic_ring.data.families import Family
 from agentic_ring.data.families.cue_chains import CueChainConfig
+from agentic_ring.data.families.family import TRIAL_DECISIONS
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
@@ -16,10 +18,7 @@ from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 
 CURRICULUM_SHARE = 0.3
-"""Share of an arm's tokens in its first stage."""
-GRADED = 0.0, CueChainConfig.graded
-"""Share of partly successful trials among the poor ones in each stage: the first teaches to tell success from
-failure, the second to approach from near misses."""
+"""Share of an arm's tokens in all stages before the last one, the same in each of them."""
 PART_TOKENS = 1024
 """Tokens whose gradients are computed at a time on a CPU, or one chain. Their activations stay in the cache
 of a core: with n = 4, parts of 8,192 tokens take 1.6 times as long."""
@@ -30,22 +29,29 @@ class Arm:
     """One kind of model in the comparison.
 
     Attributes:
-      name: as in ``evals.in_context.verdict``.
+      name: as in ``evals.in_context.verdict``; one that differs from such an arm in a setting is named after
+        both, such as n128_unweighted, and compared with it.
       trials: number of trials n in a chain, and in context.
-      first_trials: number of trials in the chains of the first stage; None is ``trials``.
-      told: whether the goal is observed: the learned oracle.
-      cues: numbers of cues of a chain's task, of which each chain draws one.
+      earlier: number of trials in the chains of each earlier stage; empty is one stage of ``trials``.
+      told, cues, graded, decoys, first_leader_weight, loss: see ``CueChainConfig``. The first stage has no
+        graded trials: it teaches to tell success from failure, later ones to approach from near misses.
     """
 
     name: str
     trials: int
-    first_trials: int | None = None
+    earlier: tuple[int, ...] = ()
     told: bool = False
     cues: tuple[int, ...] = CueChainConfig.cues
+    graded: float = CueChainConfig.graded
+    decoys: float = CueChainConfig.decoys
+    first_leader_weight: float = CueChainConfig.first_leader_weight
+    loss: Literal["leaders", "all"] = CueChainConfig.loss
 
-    def stages(self) -> tuple[int, int]:
-        """Number of trials in a chain of each stage."""
-        return self.first_trials or self.trials, self.trials
+    def stages(self) -> list[tuple[int, float]]:
+        """Number of trials in a chain, and share of the tokens, of each stage."""
+        earlier = self.earlier or (self.trials,)
+        shares = ((trials, CURRICULUM_SHARE / len(earlier)) for trials in earlier)
+        return [*shares, (self.trials, 1 - CURRICULUM_SHARE)]
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class CuePreset:
       trials: number of trials in a row in each task.
       measured: number of trials after a stored context.
       ring: number of devices that each chain is sharded over.
+      decisions: decisions in a trial.
+      paired_tokens: whether a step has 2 tokens, or the paper's 4.
     """
 
     name: str
@@ -83,6 +91,8 @@ class CuePreset:
     trials: int = 128
     measured: int = 16
     ring: int = 1
+    decisions: int = TRIAL_DECISIONS
+    paired_tokens: bool = True
 
     def arm(self, name: str) -> Arm:
         """The arm with this name.
@@ -102,7 +112,7 @@ class CuePreset:
             family.observation_dim,
             family.action_dim,
             max_timestep=family.decisions,
-            paired_tokens=True,
+            paired_tokens=self.paired_tokens,
             action_modes=6,
         )
 
@@ -120,7 +130,7 @@ class CuePreset:
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
 
-N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, first_trials=32)
+N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(32,))
 ORACLE = Arm("oracle", 1, told=True)
 _DEMO = CuePreset(
     name="demo",
@@ -145,5 +155,32 @@ CUE_PRESETS = {
         seeds=5,
         tokens=14_000_000,
         checkpoint_every=250,
+    ),
+    # 2 cores, about an hour.
+    "ablations": replace(
+        _DEMO,
+        name="ablations",
+        arms=(
+            N128,
+            replace(N128, name="n128_without_graded", graded=0.0),
+            replace(N128, name="n128_unweighted", first_leader_weight=1.0),
+            replace(N128, name="n128_without_decoys", decoys=0.0),
+            replace(N128, name="n128_all_trials", loss="all"),
+            ORACLE,
+        ),
+    ),
+    # 128 trials are 65,536 tokens.
+    "long": replace(
+        _DEMO,
+        name="long",
+        arms=(replace(N128, earlier=(4, 16, 32)), replace(N32, earlier=(4, 16)), ORACLE),
+        tokens=32_000_000,
+        tokens_per_update=65_536,
+        checkpoint_every=10,
+        explored=100_000,
+        tasks=8,
+        ring=8,
+        decisions=128,
+        paired_tokens=False,
     ),
 }

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
+from evals.common.intervals import Interval
 from evals.common.results import Figure, Results, write_results
 from evals.common.rows import write_rows
 from evals.in_context.learning_curves import (
@@ -15,7 +18,7 @@ from evals.in_context.learning_curves import (
     plot_learning_curves,
     plot_regret,
 )
-from evals.in_context.verdict import CUES, ONLINE, ORACLE, Case, Returns, Verdict, block
+from evals.in_context.verdict import CUES, ONLINE, ORACLE, Case, Returns, Verdict, block, in_words
 from experiments.cue_runs.evaluation import RANDOM, TOLD
 
 
@@ -39,8 +42,36 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
             if case.condition not in CONTROLS and case.arm != ORACLE
             for part, first in (("first", 0), ("last", -16))
         ),
+        *(
+            Figure.from_interval(f"difference/{name}/last16", found, "return")
+            for name, found in differences(returns).items()
+        ),
         *verdict.figures(),
     ]
+
+
+def differences(returns: Returns) -> dict[str, Interval]:
+    """Return of the last 16 trials less that of the plain arm in the same tasks, by the name of what differs.
+
+    What differs is a setting of the training data, or the likeliest action in place of a sampled one.
+    """
+    found = {}
+    for case in returns:
+        plain = Case(case.arm.partition("_")[0], case.cues)
+        comparable = case.condition in (ONLINE, "likeliest") and case.region == "seen"
+        if comparable and case != plain and plain in returns:
+            found[_name(case)] = mean_return(block(returns, case) - block(returns, plain))
+    return found
+
+
+def differences_table(returns: Returns) -> Table:
+    """Table of ``differences`` for ``rich.print``."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("setting")
+    table.add_column("return of the last 16 trials, less that of the plain arm")
+    for name, found in differences(returns).items():
+        table.add_row(name, in_words(found))
+    return table
 
 
 def _name(case: Case) -> str:

@@ -1,10 +1,11 @@
 """The experiment on trained context length, from flags to files, with models that train in seconds."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
+from agentic_ring.data.families import family_named
 from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig
@@ -14,10 +15,13 @@ from agentic_ring.training.metrics_log import read_metrics
 from data_prep.explore import ExploreConfig, explore
 from evals.common.results import read_results
 from evals.common.rows import read_rows
+from evals.in_context.verdict import Case
 from experiments import in_context
 from experiments.cue_runs.arms import arm_mesh, resolve_arm, train_arm
 from experiments.cue_runs.cells import run_cell
+from experiments.cue_runs.evaluation import arm_cases
 from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset
+from experiments.cue_runs.report import differences
 from tests.experiments.conftest import TINY
 
 DEMO = CUE_PRESETS["demo"]
@@ -56,7 +60,7 @@ def resolved(preset: CuePreset, arm, store, seed: int = 0):
 @pytest.fixture
 def tiny(monkeypatch):
     """Arms and cells in this process: others would not see the small preset."""
-    arms = (replace(N128, trials=8, first_trials=4), replace(N32, trials=4), replace(N4, trials=2), ORACLE)
+    arms = (replace(N128, trials=8, earlier=(4,)), replace(N32, trials=4), replace(N4, trials=2), ORACLE)
     monkeypatch.setitem(CUE_PRESETS, "demo", replace(SMALL, arms=arms))
     ran = []
 
@@ -86,10 +90,67 @@ def test_all_arms_train_on_equally_many_tokens_and_only_the_longest_begins_with_
             ]
             assert sum(tokens) == pytest.approx(preset.tokens, rel=0.01)
             lengths = [stage.chains.trials for stage in config.stages]
-            assert lengths == ([32, 128] if arm == N128 else [arm.trials] * 2)
+            assert lengths == [*(arm.earlier or [arm.trials]), arm.trials]
+            assert [stage.chains.graded == 0 for stage in config.stages][:2] == [True, arm.graded == 0]
     assert resolved(DEMO, ORACLE, store).chains.told
     seeds = {stage.chains.seed for seed in range(2) for stage in resolved(DEMO, N4, store, seed).stages}
     assert len(seeds) == 4
+
+
+def test_ablations_differ_from_the_plain_arm_in_one_setting(store):
+    preset = CUE_PRESETS["ablations"]
+    plain = asdict(resolved(preset, N128, store).chains)
+    changed = {}
+    for arm in preset.arms:
+        chains = asdict(resolved(preset, arm, store).chains)
+        changed[arm.name] = {name for name, value in chains.items() if value != plain[name]}
+    assert changed == {
+        "n128": set(),
+        "n128_without_graded": {"graded"},
+        "n128_unweighted": {"first_leader_weight"},
+        "n128_without_decoys": {"decoys"},
+        "n128_all_trials": {"loss"},
+        "oracle": {"trials", "told"},
+    }
+
+
+def test_differences_are_paired_by_task():
+    tasks = np.arange(8.0)[None, :, None] * np.ones((1, 8, 16))
+    returns = {Case("n128", 16): tasks, Case("n128_unweighted", 16): tasks - 0.5}
+    returns |= {Case("n128", 16, "likeliest"): tasks + 1, Case("oracle", 16): tasks}
+    found = differences(returns)
+    assert {name: (each.low, each.value, each.high) for name, each in found.items()} == {
+        "n128_unweighted": (-0.5, -0.5, -0.5),
+        "n128/likeliest": (1, 1, 1),
+    }
+
+
+def test_chains_of_the_long_preset_have_64k_tokens_after_a_curriculum():
+    preset = CUE_PRESETS["long"]
+    family = replace(family_named("point_mass"), decisions=preset.decisions)
+    longest = preset.arm("n128")
+    assert 128 * preset.decisions * preset.model(family).tokens_per_step == 65_536
+    assert [trials for trials, _ in longest.stages()] == [4, 16, 32, 128]
+    assert sum(share for _, share in longest.stages()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "pay", "planned"),
+    [
+        ("point_mass", "dense", {"told", "thompson"}),
+        ("point_mass", "coin", {"told"}),
+        ("point_mass-16", "dense", set()),
+        ("reacher", "dense", set()),
+    ],
+)
+def test_references_are_left_out_where_they_are_not_exact(name, pay, planned, store, capsys):
+    conditions = set()
+    for arm in (N128, ORACLE):
+        config = resolve_arm(SMALL, arm, store, 0, measure_cue_scaling(store), pay)
+        assert config.chains.pay == config.evaluation.pay == pay
+        conditions |= {case.condition for case in arm_cases(replace(config, family=name))}
+    assert conditions & {"told", "thompson"} == planned
+    assert ("left out: " in capsys.readouterr().err) == (len(planned) < 2)
 
 
 @pytest.mark.slow
@@ -97,7 +158,7 @@ def test_a_ring_of_8_gives_the_losses_of_one_device(store, tmp_path):
     losses = []
     for ring in (1, 8):
         preset = replace(SMALL, ring=ring)
-        config = resolved(preset, replace(N128, trials=8, first_trials=4), store)
+        config = resolved(preset, replace(N128, trials=8, earlier=(4,)), store)
         write_config(tmp_path / str(ring), config)
         train_arm(config, arm_mesh(preset), tmp_path / str(ring))
         losses.append(
@@ -128,6 +189,7 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
         assert figure.low is not None
         assert 0 <= figure.low <= figure.value
         assert figure.n == SMALL.tasks
+    assert results.figure("difference/n128/likeliest/last16").low is not None
     rows = read_rows(run / "trials.csv")
     assert {row["arm"] for row in rows} == {"n128", "n32", "n4", "oracle"}
     for plot in ("learning_curves", "by_cues", "regret", "controls"):
@@ -141,7 +203,7 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
     assert read_results(run / "results.json").figures == results.figures
 
     with pytest.raises(ConfigError, match=r"other settings \(family, store\)"):
-        write_config(run, in_context.ExperimentConfig("reacher", "demo", "reacher.h5"))
+        write_config(run, in_context.ExperimentConfig("reacher", "demo", "dense", "reacher.h5"))
         in_context.main(data=data, output=run)
 
 
