@@ -31,9 +31,9 @@ from evals.in_context.verdict import judge
 from experiments.common.cells import run_cells
 from experiments.cue_runs.arms import ArmConfig, resolve_arm
 from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
-from experiments.cue_runs.evaluation import all_returns
+from experiments.cue_runs.evaluation import LONGEST, all_returns
 from experiments.cue_runs.presets import CUE_PRESETS, CuePreset
-from experiments.cue_runs.report import differences_table, write_report
+from experiments.cue_runs.report import differences_table, leak_figures, write_report
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,14 @@ def main(
         returns = all_returns(cells, directory)
         verdict = judge(returns, name, pay)
         described = {**asdict(config), "seeds": seeds, "arms": [asdict(arm) for arm in chosen.arms]}
-        write_report(directory, name, described, stages.seconds, returns, verdict)
+        with stages.stage("leak probe"), ExplorationStore.open(store_path) as store:
+            ranked = rank_trials(store, chosen.ranking)
+            leaks = leak_figures(store, ranked, cells[CueCell(LONGEST, 0)].chains)
+        write_report(directory, name, described, stages.seconds, returns, verdict, leaks)
         rich.print(differences_table(returns))
         rich.print(verdict.table())
         print(verdict)
-        print(f"written to {directory}: results.json, trials.csv, plots and arms")
+        print(f"written to {directory}: results.json, trials.csv, returns.npz, plots and arms")
 
 
 if __name__ == "__main__":

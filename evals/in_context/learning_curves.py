@@ -1,12 +1,15 @@
 """Plots of the experiment on trained context length: returns over trials, by cues and in controls, regret."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from evals.common.intervals import Interval, hierarchical_interval
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.in_context.references import regret
 from evals.in_context.verdict import (
     ARMS,
     BLOCK,
@@ -20,7 +23,8 @@ from evals.in_context.verdict import (
     block,
 )
 
-COLOURS = {"n1": GREY, "n4": PINK, "n16": ORANGE, "n32": GREEN, "n128": BLUE, ORACLE: "black"}
+BLACK = "#000000"
+COLOURS = {"n1": GREY, "n4": PINK, "n16": ORANGE, "n32": GREEN, "n128": BLUE, ORACLE: BLACK}
 CONTROLS = (RIGHT_PAY, *SPOILED, NOTHING)
 
 
@@ -47,9 +51,8 @@ def _label(arm: str) -> str:
     return "oracle, told the goal" if arm == ORACLE else f"n = {arm[1:]} trials in training and context"
 
 
-def plot_learning_curves(path: Path, family: str, returns: Returns) -> None:
-    """Plots the mean return of blocks of trials for each arm, and its reference with the same memory."""
-    canvas, axes = titled_canvas(f"{family}, {CUES} cues: return over trials")
+def draw_learning_curves(axes: Axes, returns: Returns) -> None:
+    """Draws the mean return of blocks of trials for each arm, and its reference with the same memory."""
     for arm in (*ARMS, ORACLE):
         case = Case(arm, CUES)
         if case in returns:
@@ -69,13 +72,10 @@ def plot_learning_curves(path: Path, family: str, returns: Returns) -> None:
     axes.set_xlabel("trial")
     axes.set_ylabel(f"mean return of {BLOCK} trials; bars: 95%")
     axes.set_ylim(bottom=0)
-    legend_below(canvas, axes)
-    save(canvas, path)
 
 
-def plot_by_cues(path: Path, family: str, returns: Returns) -> None:
-    """Plots the mean return of the last block of trials over the number of cues, for each arm."""
-    canvas, axes = titled_canvas(f"{family}: return of the last {BLOCK} trials")
+def draw_by_cues(axes: Axes, returns: Returns) -> None:
+    """Draws the mean return of the last block of trials over the number of cues, for each arm."""
     for arm in (*ARMS, ORACLE):
         cues = sorted({case.cues for case in returns if case == Case(arm, case.cues)})
         if cues:
@@ -83,33 +83,58 @@ def plot_by_cues(path: Path, family: str, returns: Returns) -> None:
             _curve(axes, np.array(cues), found, arm, _label(arm))
     axes.set_xscale("log", base=2)
     axes.set_xlabel("cues of a task (what there is to learn)")
-    axes.set_ylabel("mean return; bars: 95%")
+    axes.set_ylabel(f"mean return of the last {BLOCK} trials; bars: 95%")
     axes.set_ylim(bottom=0)
-    legend_below(canvas, axes)
-    save(canvas, path)
 
 
-def plot_regret(path: Path, family: str, returns: Returns) -> None:
-    """Plots the return that each arm has lost to the oracle up to each trial."""
-    canvas, axes = titled_canvas(f"{family}, {CUES} cues: regret against the oracle")
-    oracle = returns[Case(ORACLE, CUES)].mean(axis=(0, 1))
+def draw_regret(axes: Axes, returns: Returns) -> None:
+    """Draws the return that each arm has lost up to the end of each block of trials.
+
+    It is lost to the controller that is told the goal, in the same trials of the same tasks; to the learned
+    oracle where no controller can plan.
+    """
+    told, oracle = Case(ORACLE, CUES, "told"), Case(ORACLE, CUES)
+    best = told if told in returns else oracle
     for arm in ARMS:
         case = Case(arm, CUES)
         if case in returns:
-            regret = np.cumsum(oracle - returns[case].mean(axis=(0, 1)))
-            axes.plot(np.arange(1, len(regret) + 1), regret, color=COLOURS[arm], label=_label(arm))
+            lost = regret(returns[case], returns[best])
+            ends = np.arange(min(BLOCK, lost.shape[-1]) - 1, lost.shape[-1], BLOCK)
+            _curve(axes, ends + 1, [mean_return(lost[..., end]) for end in ends], arm, _label(arm))
     axes.set_xlabel("trial")
-    axes.set_ylabel("sum of lost returns")
-    legend_below(canvas, axes)
-    save(canvas, path)
+    name = "controller that is told the goal" if best == told else "learned oracle"
+    axes.set_ylabel(f"sum of returns lost to the\n{name}; bars: 95%")
 
 
-def plot_controls(path: Path, family: str, returns: Returns) -> None:
-    """Plots the return behind stored random trials with their right pay, spoiled pay, and without them."""
-    canvas, axes = titled_canvas(f"{family}, {CUES} cues: return behind stored random trials")
+def draw_controls(axes: Axes, returns: Returns) -> None:
+    """Draws the return behind stored random trials with their right pay, spoiled pay, and without them."""
     found = [mean_return(returns[Case("n128", CUES, each)].mean(axis=-1)) for each in CONTROLS]
     values = [interval.value for interval in found]
-    names = [name.replace("_", " ") for name in CONTROLS]
+    names = [name.replace("_", "\n") for name in CONTROLS]
     axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, "#56B4E9", GREY], capsize=4)
     axes.set_ylabel("mean return; bars: 95%")
-    save(canvas, path)
+
+
+class Plot(NamedTuple):
+    """A plot of the returns of all arms: its title, and the function that draws it on axes."""
+
+    title: str
+    draw: Callable[[Axes, Returns], None]
+
+
+PLOTS = {
+    "learning_curves": Plot(f"{CUES} cues: return over trials", draw_learning_curves),
+    "by_cues": Plot(f"return of the last {BLOCK} trials by number of cues", draw_by_cues),
+    "regret": Plot(f"{CUES} cues: regret over trials", draw_regret),
+    "controls": Plot(f"{CUES} cues: return behind stored random trials", draw_controls),
+}
+"""Every plot, by the name of its file."""
+
+
+def write_plots(directory: Path, family: str, returns: Returns) -> None:
+    """Writes every plot as a PNG file."""
+    for name, plot in PLOTS.items():
+        canvas, axes = titled_canvas(f"{family}, {plot.title}")
+        plot.draw(axes, returns)
+        legend_below(canvas, axes)
+        save(canvas, directory / f"{name}.png")

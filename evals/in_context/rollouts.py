@@ -99,6 +99,12 @@ class TrainedArm:
     trials: int
     told: bool = False
 
+    def policy(self, mesh: Mesh, environments: int, decisions: int, sampling: Sampling) -> InContextPolicy:
+        """A policy without context; arguments as for ``InContextPolicy``."""
+        return InContextPolicy(
+            self.model, self.params, mesh, self.scaling, 0.0, environments, decisions, sampling=sampling
+        )
+
 
 def arm_returns(
     arm: TrainedArm, config: CueRolloutConfig, condition: Condition, store: ExplorationStore
@@ -127,15 +133,11 @@ def arm_returns(
     plan = RolloutPlan.choose(arm.mesh, len(tasks), 0)
     share = len(tasks) // plan.policies
     temperature = 0.0 if condition == "likeliest" else config.temperature
-    policy = InContextPolicy(
-        arm.model,
-        arm.params,
+    policy = arm.policy(
         plan.mesh,
-        arm.scaling,
-        0.0,
         share,
         store.family.decisions * (1 if condition in STORED_PAYS else min(window, trials)),
-        sampling=Sampling(temperature, seed=config.first_seed),
+        Sampling(temperature, seed=config.first_seed),
     )
     policies = with_copies(policy, plan.policies)
     parts = [tasks[first : first + share] for first in range(0, len(tasks), share)]

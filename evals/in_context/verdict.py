@@ -264,6 +264,10 @@ TARGETS = (
 )
 
 
+COLUMNS = ("target", "found", "required", "aim", "result")
+"""Columns of the verdict's table."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What was found for each target, in their order."""
@@ -284,13 +288,24 @@ class Verdict:
     def table(self) -> Table:
         """Table for ``rich.print``: a row for each target."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for column in ("target", "found", "required", "aim", "result"):
+        for column in COLUMNS:
             table.add_column(column)
-        for check in self.checks:
-            target, found = check.target, check.found
-            aim = f"{_words(target.aim)}{' (met)' if check.aim_met else ''}"
-            table.add_row(target.name, in_words(found), _words(target.required), aim, check.result)
+        for row in self.rows():
+            table.add_row(*row)
         return table
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The ``COLUMNS`` of each target as text."""
+        return [
+            (
+                check.target.name,
+                in_words(check.found),
+                _words(check.target.required),
+                f"{_words(check.target.aim)}{' (met)' if check.aim_met else ''}",
+                check.result,
+            )
+            for check in self.checks
+        ]
 
     def figures(self) -> list[Figure]:
         """Each measured target, and whether it is met as 1 or 0."""

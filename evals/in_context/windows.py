@@ -9,6 +9,7 @@ dropped ones. Here the kept trials are encoded again at the beginning of each tr
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ class TrialWindowPolicy:
     def begin_trial(self) -> None:
         """Removes the oldest trial from a full window, and encodes the others again."""
         if self._begun >= self._trials:
-            self._policy.start_over(_as_prompt(self._earlier))
+            self._policy.start_over(as_prompt(self._earlier))
         self._begun += 1
         self._policy.begin_trial()
 
@@ -63,7 +64,7 @@ class TrialWindowPolicy:
             self._current = []
 
 
-def _as_prompt(trials: "deque[list[ChainSteps]]") -> ChainSteps | None:
+def as_prompt(trials: Sequence[list[ChainSteps]]) -> ChainSteps | None:
     """The steps of trials as one prompt [E, S], counted from 0; None for no trials."""
     steps = [step for trial in trials for step in trial]
     if not steps:

@@ -99,9 +99,7 @@ def attention_over_trials(
     config = model.config
     token_trajectory = np.repeat(trajectory, config.tokens_per_step)
     tokens = config.tokens_per_step * places + config.state_token
-    shares = jax.jit(partial(_shares, model, int(trajectory.max()) + 1))(
-        params, steps, tokens, token_trajectory
-    )
+    shares = _shares(model, int(trajectory.max()) + 1, params, steps, tokens, token_trajectory)
     visible = np.arange(len(token_trajectory)) <= tokens[:, None]
     even = np.stack(
         [(visible & (token_trajectory == index)).sum(axis=1) for index in range(trajectory.max() + 1)], axis=1
@@ -114,6 +112,7 @@ def attention_over_trials(
     )
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _shares(
     model: Model,
     trajectories: int,

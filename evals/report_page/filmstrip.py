@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.image
@@ -27,6 +28,30 @@ WIDTH, HEIGHT = 240, 180
 BACKENDS = ("egl", "osmesa")
 """Graphics libraries that need no display: on a GPU, and in software."""
 TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a filmstrip.
+
+    Attributes:
+      source: data URI of the image.
+      seconds: simulated time since the beginning of the trial.
+      earned: sum of the rewards up to this time.
+    """
+
+    source: str
+    seconds: float
+    earned: float
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Frames of one trial of one environment; trials are counted from 1. ``note`` ends the caption."""
+
+    trial: int
+    frames: Sequence[Frame]
+    note: str = ""
 
 
 class RenderingError(AgenticRingError, RuntimeError):

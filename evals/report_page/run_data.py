@@ -3,7 +3,7 @@
 Only ``results.json`` is required. For every other part that is absent, ``missing`` gives the reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import Results, read_results
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
-from evals.report_page.filmstrip import data_uri, evenly_spaced, render
+from evals.report_page.cue_run import CueRun, is_cue_run, read_arm_losses, read_cue_run
+from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
 from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from evals.rollouts.policies import load_params, read_prompt
 
@@ -32,50 +33,29 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One frame of a filmstrip.
-
-    Attributes:
-      source: data URI of the image.
-      seconds: simulated time since the beginning of the trial.
-      earned: sum of the rewards up to this time.
-    """
-
-    source: str
-    seconds: float
-    earned: float
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Frames of one trial of one environment; trials are counted from 1."""
-
-    trial: int
-    frames: Sequence[Frame]
-
-
-@dataclass(frozen=True)
 class ReportedRun:
     """All data of a run that the report shows.
 
     Attributes:
       name: name of the run on the page.
       results: content of ``results.json``.
-      metrics: logged steps that have a loss.
+      metrics: logged steps that have a loss, by the name of their curve.
       record: content of ``evaluation.npz``.
       attention: attention of the last checkpoint over the recorded trials.
       prompt_trajectories: number of stored trajectories before the first trial.
       film: first and last trial of the recorded environment.
+      cues: what only an in-context run has; None for another run.
       missing: reason for each absent part: ``loss``, ``record``, ``attention``, ``film``.
     """
 
     name: str
     results: Results
-    metrics: Sequence[dict[str, Any]]
+    metrics: Mapping[str, Sequence[dict[str, Any]]]
     record: EvaluationRecord | None
     attention: TrialAttention | None
     prompt_trajectories: int
     film: Sequence[Strip]
+    cues: CueRun | None
     missing: dict[str, str]
 
 
@@ -91,6 +71,12 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         )
     results = read_results(directory / "results.json")
     missing: dict[str, str] = {}
+    if is_cue_run(directory):
+        cues, losses = read_cue_run(directory, results, missing), read_arm_losses(directory, results)
+        if not losses:
+            missing["loss"] = f"{directory / 'arms'} contains no losses"
+        film = cues.film(results.config["family"])
+        return ReportedRun(name, results, losses, None, None, 0, film, cues, missing)
 
     def part(name: str, make: Callable[[], Part]) -> Part | None:
         try:
@@ -116,7 +102,8 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         prompt = config.evaluation.prompt_trajectories
         attention = part("attention", lambda: run_attention(directory, config, record))
         film = part("film", lambda: filmstrip(config, record))
-    return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
+    losses = {name: metrics} if metrics else {}
+    return ReportedRun(name, results, losses, record, attention, prompt, film or (), None, missing)
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:

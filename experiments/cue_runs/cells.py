@@ -14,7 +14,7 @@ from evals.common.results import Figure, Results, write_results
 from evals.in_context.verdict import Case
 from experiments.common.cells import RESULTS_FILE
 from experiments.cue_runs.arms import ArmConfig, train_arm
-from experiments.cue_runs.evaluation import roll_out_cases
+from experiments.cue_runs.evaluation import LONGEST, record, roll_out_cases
 
 SCRIPT = Path(__file__).parents[1] / "in_context.py"
 
@@ -65,6 +65,8 @@ def run_cell(cell: CueCell, output: Path) -> None:
             params = train_arm(config, mesh, directory)
         with stages.stage("evaluation"):
             returns = roll_out_cases(config, params, mesh, directory)
+            if config.arm == LONGEST:
+                record(config, params, mesh, directory)
         figures = _figures(directory, len(config.stages), returns)
         results = Results.of_this_process(asdict(config), stages.seconds, figures)
         write_results(directory / RESULTS_FILE, results)

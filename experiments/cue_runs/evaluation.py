@@ -13,6 +13,7 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
+from evals.in_context.recorded_trials import FILE_NAME, record_trials, write_recorded_trials
 from evals.in_context.references import check_reference
 from evals.in_context.rollouts import Condition, TrainedArm, arm_returns, kept_returns, reference_returns
 from evals.in_context.verdict import ARMS, CUES, NOTHING, ORACLE, RIGHT_PAY, SPOILED, Case, Returns
@@ -46,21 +47,35 @@ def arm_cases(config: ArmConfig) -> list[Case]:
     return cases
 
 
+def trained_arm(config: ArmConfig, params: Params, mesh: Mesh) -> TrainedArm:
+    """The trained model of an arm, for rollouts."""
+    chains = config.chains
+    return TrainedArm(Model(config.model), params, mesh, config.scaling, chains.trials, chains.told)
+
+
 def roll_out_cases(config: ArmConfig, params: Params, mesh: Mesh, directory: Path) -> dict[Case, np.ndarray]:
     """Returns [tasks, trials] of every case of an arm; those in the folder ``returns/`` are kept."""
-    chains = config.chains
-    arm = TrainedArm(Model(config.model), params, mesh, config.scaling, chains.trials, chains.told)
+    arm = trained_arm(config, params, mesh)
     found = {}
     with ExplorationStore.open(config.store) as store:
         for case in arm_cases(config):
             rollout = config.rollout(case.cues, case.region)
             if case.condition in (RANDOM, TOLD, THOMPSON):
-                name = f"{THOMPSON}_{chains.trials}" if case.condition == THOMPSON else case.condition
+                name = f"{THOMPSON}_{arm.trials}" if case.condition == THOMPSON else case.condition
                 compute = partial(reference_returns, name, rollout, store.family)
             else:
                 compute = partial(arm_returns, arm, rollout, cast(Condition, case.condition), store)
             found[case] = kept_returns(returns_path(directory, case), rollout, compute)
     return found
+
+
+def record(config: ArmConfig, params: Params, mesh: Mesh, directory: Path) -> None:
+    """Records trials of the main rollout's first tasks for the report; a recording that is there is kept."""
+    path = directory / FILE_NAME
+    if not path.exists():
+        arm = trained_arm(config, params, mesh)
+        recorded = record_trials(arm, config.evaluation, family_named(config.family))
+        write_recorded_trials(path, recorded)
 
 
 def returns_path(directory: Path, case: Case) -> Path:

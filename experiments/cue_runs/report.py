@@ -1,5 +1,6 @@
 """What the experiment on trained context length reports: figures, verdict, rows and plots."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +8,20 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains, measure_cue_scaling
+from agentic_ring.data.families.exploration import ExplorationStore
+from agentic_ring.data.families.leak_probe import probe_goals
+from agentic_ring.data.families.ranked_trials import RankedTrials
 from evals.common.intervals import Interval
 from evals.common.results import Figure, Results, write_results
 from evals.common.rows import write_rows
-from evals.in_context.learning_curves import (
-    CONTROLS,
-    mean_return,
-    plot_by_cues,
-    plot_controls,
-    plot_learning_curves,
-    plot_regret,
-)
+from evals.in_context.learning_curves import CONTROLS, mean_return, write_plots
+from evals.in_context.returns_file import FILE_NAME, write_returns
 from evals.in_context.verdict import CUES, ONLINE, ORACLE, Case, Returns, Verdict, block, in_words
 from experiments.cue_runs.evaluation import RANDOM, TOLD
+
+PROBED_CHAINS = 250
+"""Number of chains from which the leak probe predicts goals."""
 
 
 def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
@@ -84,6 +86,27 @@ def _name(case: Case) -> str:
     return "/".join((case.arm, *filter(None, other)))
 
 
+def leak_figures(store: ExplorationStore, ranked: RankedTrials, config: CueChainConfig) -> list[Figure]:
+    """How much of the goals' variance contexts tell without rewards, and with them.
+
+    Args:
+      store: explored trials.
+      ranked: their ranking.
+      config: the training chains; they are probed, and chains whose poor trials are all random.
+    """
+    scaling = measure_cue_scaling(store)
+    probed = {"training_chains": config, "random_trials": replace(config, graded=0.0, decoys=0.0)}
+    figures = []
+    for name, chains in probed.items():
+        found = probe_goals(CueChains(store, ranked, chains, scaling, ring=1), PROBED_CHAINS)
+        shares = {"without_rewards": found.without_rewards, "with_rewards": found.with_rewards}
+        figures += [
+            Figure(f"leak/{name}/{pay}", share, "R squared", n=found.contexts)
+            for pay, share in shares.items()
+        ]
+    return figures
+
+
 def trial_rows(returns: Returns) -> list[dict[str, Any]]:
     """A row for each case, training seed and trial: the mean return over the tasks."""
     return [
@@ -100,12 +123,11 @@ def write_report(
     seconds: dict[str, float],
     returns: Returns,
     verdict: Verdict,
+    leaks: list[Figure],
 ) -> None:
-    """Writes ``results.json``, ``trials.csv`` and the plots."""
-    figures = all_figures(returns, verdict)
+    """Writes ``results.json``, ``trials.csv``, the returns and the plots."""
+    figures = [*all_figures(returns, verdict), *leaks]
     write_results(directory / "results.json", Results.of_this_process(config, seconds, figures))
     write_rows(directory / "trials.csv", trial_rows(returns))
-    plot_learning_curves(directory / "learning_curves.png", family, returns)
-    plot_by_cues(directory / "by_cues.png", family, returns)
-    plot_regret(directory / "regret.png", family, returns)
-    plot_controls(directory / "controls.png", family, returns)
+    write_returns(directory / FILE_NAME, returns)
+    write_plots(directory, family, returns)

@@ -1,6 +1,7 @@
 """The experiment on trained context length, from flags to files, with models that train in seconds."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +17,15 @@ from data_prep.explore import ExploreConfig, explore
 from evals.common.results import read_results
 from evals.common.rows import read_rows
 from evals.in_context.verdict import Case
+from evals.report_page.page import page
+from evals.report_page.run_data import read_run
 from experiments import in_context
 from experiments.cue_runs.arms import arm_mesh, resolve_arm, train_arm
 from experiments.cue_runs.cells import run_cell
 from experiments.cue_runs.evaluation import arm_cases
 from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset
 from experiments.cue_runs.report import differences
+from tests.evals.report_page.test_report import Page
 from tests.experiments.conftest import TINY
 
 DEMO = CUE_PRESETS["demo"]
@@ -172,6 +176,27 @@ def test_a_ring_of_8_gives_the_losses_of_one_device(store, tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
+def assert_reported(run: Path) -> None:
+    """The page of the run has curves, the verdict, attention and film, and names what is lost."""
+    reported = read_run(run, "tiny")
+    parsed = Page(page([reported]))
+    parsed.assert_loads_nothing()
+    assert reported.missing == {}
+    charts = [attrs["aria-label"] for tag, attrs in parsed.elements if tag == "svg"]
+    assert len(charts) == 6  # returns, by cues, regret, controls, loss, attention
+    assert "uniform attention: same cue, paid well" in charts[-1]
+    assert sum(tag == "img" for tag, _ in parsed.elements) == 18
+    for words in ("Verdict: not shown", "unseen over seen regions", "leak/random_trials/with_rewards"):
+        assert words in parsed.words
+    for arm in ("n128", "n32", "n4", "oracle"):
+        assert len(reported.metrics[arm]) > 1
+    (run / "arms" / "n128-seed0" / "recorded_trials.npz").unlink()
+    without = read_run(run, "tiny")
+    assert without.cues is not None
+    assert without.cues.recorded is None
+    assert Page(page([without])).words.count("recorded_trials.npz") == 2
+
+
 @pytest.mark.slow
 def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tiny, tmp_path, capsys):
     run = tmp_path / "run"
@@ -192,8 +217,13 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
     assert results.figure("difference/n128/likeliest/last16").low is not None
     rows = read_rows(run / "trials.csv")
     assert {row["arm"] for row in rows} == {"n128", "n32", "n4", "oracle"}
+    for name in ("without_rewards", "with_rewards"):
+        assert results.figure(f"leak/random_trials/{name}").value <= 1
+        assert results.figure(f"leak/training_chains/{name}").value <= 1
     for plot in ("learning_curves", "by_cues", "regret", "controls"):
         assert (run / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
+
+    assert_reported(run)
 
     tiny.clear()
     lost = run / "arms" / "n32-seed0" / "results.json"
