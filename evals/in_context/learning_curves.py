@@ -83,7 +83,7 @@ def draw_by_cues(axes: Axes, returns: Returns) -> None:
             _curve(axes, np.array(cues), found, arm, _label(arm))
     axes.set_xscale("log", base=2)
     axes.set_xlabel("cues of a task (what there is to learn)")
-    axes.set_ylabel(f"mean return of the last {BLOCK} trials; bars: 95%")
+    axes.set_ylabel("mean return; bars: 95%")
     axes.set_ylim(bottom=0)
 
 

@@ -186,7 +186,7 @@ def assert_reported(run: Path) -> None:
     assert len(charts) == 6  # returns, by cues, regret, controls, loss, attention
     assert "uniform attention: same cue, paid well" in charts[-1]
     assert sum(tag == "img" for tag, _ in parsed.elements) == 18
-    for words in ("Verdict: not shown", "unseen over seen regions", "leak/random_trials/with_rewards"):
+    for words in ("Verdict: NOT shown", "unseen over seen regions", "leak/random_trials/with_rewards"):
         assert words in parsed.words
     for arm in ("n128", "n32", "n4", "oracle"):
         assert len(reported.metrics[arm]) > 1
