@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _DPI = 2.4, 1.8, 200
 
 
 def drawn_film(family: Family, recorded: RecordedTrials) -> list[Strip]:
-    """Frames of the first and the last trial of the first recorded task, of 8 decisions or fewer each.
+    """Frames of the first and the last trial of the first recorded task, at most 9 each.
 
     A goal of two numbers is drawn in the plane. Its disc earns the full reward, and nothing is earned outside
     of the circle. A goal of one number is drawn over the decisions.
