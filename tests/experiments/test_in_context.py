@@ -194,7 +194,7 @@ def assert_reported(run: Path) -> None:
     without = read_run(run, "tiny")
     assert without.cues is not None
     assert without.cues.recorded is None
-    assert Page(page([without])).words.count("recorded_trials.npz") == 2
+    assert Page(page([without])).words.count("delete results.json beside it") == 2
 
 
 @pytest.mark.slow
