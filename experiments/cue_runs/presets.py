@@ -176,6 +176,7 @@ CUE_PRESETS = {
         arms=(replace(N128, earlier=(4, 16, 32)), replace(N32, earlier=(4, 16)), ORACLE),
         tokens=32_000_000,
         tokens_per_update=65_536,
+        optimizer=replace(_DEMO.optimizer, warmup_steps=20),
         checkpoint_every=10,
         explored=100_000,
         tasks=8,
