@@ -3,7 +3,7 @@
     python evals/dmc_returns.py --run runs/walker_run-demo-seed0
 
 rolls out a run's last checkpoint again, for example in other environments (``--first-seed``), and prints
-the returns of every trial.
+the returns of every trial, with all earlier trials in context and with an empty context.
 """
 
 from dataclasses import replace
@@ -44,6 +44,7 @@ def main(
     params, step = load_params(run, config, mesh, checkpoint)
     report = evaluate_returns(config, Model(config.model), params, mesh)
     rich.print(figure_table(report.figures(), f"{config.task}, checkpoint {step}"))
+    print(report.verdict())
 
 
 if __name__ == "__main__":

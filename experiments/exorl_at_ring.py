@@ -7,6 +7,7 @@ attention over all devices, rolls the model out trial after trial, and writes fi
 runs/NAME/. Run the same command again after an interruption: every stage continues where it stopped.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,6 +73,7 @@ def main(
     num_trajectories: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
+    dropout: float = 0.0,
     loss_extent: Literal["last", "all"] = "last",
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
@@ -91,6 +93,7 @@ def main(
         tokens. Default: the preset's.
       updates: Number of optimiser updates; the learning-rate schedule spans all of them. Default: the
         preset's.
+      dropout: Share of the entries of each residual branch that is dropped in training.
       loss_extent: Trajectories of a chain that bear loss: the last and best one, or all whose actions a
         policy chose.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -106,6 +109,7 @@ def main(
         chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
     if updates is not None:
         chosen = chosen.with_updates(updates)
+    chosen = replace(chosen, dropout=dropout)
     mesh = launch.mesh(name, chosen.transformer.layers)
     if launch.dry_run:
         print_plan(chosen, parsed, mesh, launch.absent_machine)
@@ -133,6 +137,7 @@ def main(
             return
         write_report(config, report, figures, stages, directory)
         rich.print(figure_table(figures, f"{task}, preset {name}, seed {launch.seed}"))
+        print(report.verdict())
         print(paper.RETURN_CAVEAT)
         print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
 

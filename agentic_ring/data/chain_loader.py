@@ -23,7 +23,7 @@ from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight"], meta_fields=["layout"])
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class ChainBatch:
     """Steps of several chains, and the loss weight of each step's action.
@@ -31,11 +31,13 @@ class ChainBatch:
     Attributes:
       steps: see ``ChainSteps``, [B, S].
       weight: float32 [B, S], 0 for steps without loss.
+      seed: uint32 [B, S], the seed of each step's chain, for dropout.
       layout: order of the steps over the ring.
     """
 
     steps: ChainSteps
     weight: jax.Array
+    seed: jax.Array
     layout: Layout
 
 
@@ -173,7 +175,8 @@ Plan = TypeVar("Plan")
 class ChainPipeline(ShardedBatches):
     """An endless iterator of ``ChainBatch``, with chains sharded over data and fsdp, steps over the ring.
 
-    A batch has ``batch_size`` chains, over all processes. ``sampler`` plans the chain with a given number.
+    A batch has ``batch_size`` chains, over all processes. ``sampler`` plans the chain with a given number,
+    and the chain's own seed is a function of this number and ``seed``.
     """
 
     def __init__(
@@ -183,9 +186,11 @@ class ChainPipeline(ShardedBatches):
         batch_size: int,
         mesh: Mesh,
         rules: ShardingRules = ShardingRules(),
+        seed: int = 0,
     ):
         def chain(number: int, columns: np.ndarray) -> dict[str, np.ndarray]:
-            return loader.load(sampler(number), columns)
+            own = np.random.SeedSequence((seed, number)).generate_state(1)
+            return loader.load(sampler(number), columns) | {"seed": own.repeat(len(columns))}
 
         super().__init__(chain, batch_size, loader.length, mesh, rules)
         self._layout: Layout = loader.layout
@@ -196,5 +201,5 @@ class ChainPipeline(ShardedBatches):
     def __next__(self) -> ChainBatch:
         """Returns the next batch, on the devices."""
         fields = self.next_fields()
-        weight = fields.pop("weight")
-        return ChainBatch(ChainSteps(**fields), weight, self._layout)
+        weight, seed = fields.pop("weight"), fields.pop("seed")
+        return ChainBatch(ChainSteps(**fields), weight, seed, self._layout)

@@ -31,8 +31,9 @@ from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.errors import check_at_least_one
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
+from agentic_ring.models.residual_dropout import ResidualDropout
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 TOKENS_PER_STEP = 4
@@ -59,7 +60,12 @@ class AgenticTransformerConfig:
     highest log probability. One component would average the good actions of several tasks into one that is
     good in none."""
 
+    dropout: float = 0.0
+    """Share of the entries of each residual branch that is dropped in training."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}; expected a share in [0, 1)")
         optional = ("trajectory_index",) if self.trajectory_index != 0 else ()
         check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes", *optional)
 
@@ -146,14 +152,21 @@ class AgenticTransformer(nnx.Module):
         """
         return most_likely_action(*self.action_mixture(steps, layout))
 
-    def action_mixture(self, steps: ChainSteps, layout: Layout | None = None) -> tuple[jax.Array, jax.Array]:
-        """Components: actions float32 [B, S, K, A] in [-1, 1] and their log probabilities [B, S, K]."""
+    def action_mixture(
+        self, steps: ChainSteps, layout: Layout | None = None, seeds: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Components: actions float32 [B, S, K, A] in [-1, 1] and their log probabilities [B, S, K].
+
+        ``seeds``, uint32 [B, S], are those of each chain for dropout; None drops nothing.
+        """
         positions, segment_ids = self.positions(steps)
         if layout is not None:
             segment_ids = None  # padding comes last, so no step attends to it
-        encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout)
+        per_step, dropout = self.config.tokens_per_step, None
+        if seeds is not None and self.config.dropout > 0:
+            dropout = ResidualDropout(jnp.repeat(seeds, per_step, axis=1), positions, self.config.dropout)
+        encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout, dropout)
         batch, tokens, width = encoded.shape
-        per_step = self.config.tokens_per_step
         encoded = encoded.reshape(batch, tokens // per_step, per_step, width)
         return self._head(encoded[:, :, self.config.state_token])
 

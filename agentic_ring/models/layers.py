@@ -1,6 +1,6 @@
 """Layers of the models: weight initialisation, linear maps, normalisation, feedforward."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -90,8 +90,10 @@ class FeedForward(nnx.Module):
         self.chunk = chunk
         self.rules = rules
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns x + feedforward(norm(x)) for x [B, T, D], T sharded over the ring."""
+    def __call__(
+        self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
+    ) -> jax.Array:
+        """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
         epsilon = self.norm.epsilon
 
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
@@ -103,4 +105,4 @@ class FeedForward(nnx.Module):
         added = apply_blockwise(
             feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn"
         )
-        return x + added
+        return x + drop(added)

@@ -29,6 +29,7 @@ from agentic_ring.mesh import ShardingRules, constrain
 from agentic_ring.models.blockwise import gather_param, gather_weight
 from agentic_ring.models.layers import FeedForward, RMSNorm, init_weight
 from agentic_ring.models.pipeline import ambient_stages, apply_in_stages
+from agentic_ring.models.residual_dropout import ResidualDropout
 from agentic_ring.models.rotary import DynamicScaling, RotaryScaling, apply_rotary
 
 _MAX_LAYERS = 10_000
@@ -266,10 +267,19 @@ class Block(nnx.Module):
         self.config = config
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array | None,
+        layout: Layout | None,
+        drop: Callable[[int, jax.Array], jax.Array] = lambda branch, added: added,
     ) -> jax.Array:
-        """Returns the output for x [B, T, D]; arguments as in ``Transformer``."""
-        return self.feedforward(x + self.attention(x, positions, segment_ids, layout))
+        """Returns the output for x [B, T, D]; arguments as in ``Transformer``.
+
+        ``drop`` is applied to what attention (branch 0) and feedforward (branch 1) add to x.
+        """
+        x = x + drop(0, self.attention(x, positions, segment_ids, layout))
+        return self.feedforward(x, partial(drop, 1))
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array
@@ -315,6 +325,7 @@ class Transformer(nnx.Module):
         positions: jax.Array,
         segment_ids: jax.Array | None = None,
         layout: Layout | None = None,
+        dropout: ResidualDropout | None = None,
     ) -> jax.Array:
         """Encodes whole sequences.
 
@@ -323,24 +334,31 @@ class Transformer(nnx.Module):
           positions: int32 [B, T] or [1, T], for rotary embeddings, and for the mask if ``layout`` is None.
           segment_ids: int32 [B, T]; tokens attend within their segment, negative is padding.
           layout: order of each sequence over the ring; None if only ``positions`` define it, which is slower.
+          dropout: applied to what each residual branch adds; None drops nothing.
 
         Raises:
           MeshError: the layers or the rows do not divide over the mesh's stages.
         """
 
-        def apply(blocks: Any, x: jax.Array, labels: tuple[jax.Array, jax.Array | None]) -> jax.Array:
-            def body(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
+        def apply(layers: Any, x: jax.Array, labels: tuple[Any, Any, ResidualDropout | None]) -> jax.Array:
+            positions, segment_ids, dropout = labels
+
+            def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
                 x = checkpoint_name(x, _BLOCK_INPUT)
-                return self._shard(block(x, *labels, layout)), None
+                if dropout is None:
+                    return self._shard(layer(x, positions, segment_ids, layout)), None
+                block, index = layer
+                return self._shard(block(x, positions, segment_ids, layout, partial(dropout, index))), None
 
             if self.config.remat != "none":
                 body = jax.checkpoint(body, policy=_KEPT[self.config.remat])
-            return _over_blocks(body, blocks, self._shard(x))[0]
+            return _over_blocks(body, layers, self._shard(x))[0]
 
-        labels = positions, segment_ids
+        labels = positions, segment_ids, dropout
+        layers = self.blocks if dropout is None else (self.blocks, jnp.arange(self.config.layers))
         if ambient_stages(self.config.rules) == 1:
-            return apply(self.blocks, x, labels)
-        return apply_in_stages(apply, self.blocks, x, labels, self.config.rules)
+            return apply(layers, x, labels)
+        return apply_in_stages(apply, layers, x, labels, self.config.rules)
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache

@@ -25,7 +25,7 @@ def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
     standard deviation s. This equals the squared error for one component, and is close to the error of the
     best component if that one has most of the probability.
     """
-    actions, log_probs = model.action_mixture(batch.steps, batch.layout)
+    actions, log_probs = model.action_mixture(batch.steps, batch.layout, batch.seed)
     errors = jnp.mean(jnp.square(actions - batch.steps.action[:, :, None]), axis=-1)
     scale = 2 * COMPONENT_DEVIATION**2 / actions.shape[-1]
     return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_probs - errors / scale, axis=-1))

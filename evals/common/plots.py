@@ -64,6 +64,7 @@ def plot_trial_returns(
     task: str,
     trials: Sequence[Interval],
     *,
+    no_context: Sequence[Interval],
     random_policy: Interval,
     data_median: float,
     data_best: float,
@@ -74,6 +75,7 @@ def plot_trial_returns(
       path: PNG file to write.
       task: task in the title.
       trials: an estimate for each trial, in order.
+      no_context: the same trials, each with an empty context.
       random_policy: return of uniform actions in the same environments; its interval is shaded.
       data_median: median return of the training trajectories.
       data_best: highest return of the training trajectories.
@@ -90,6 +92,17 @@ def plot_trial_returns(
         capsize=4,
         linewidth=2,
         label=f"Agentic Transformer ({trials[0].n} environments)",
+    )
+    axes.errorbar(
+        numbers,
+        [trial.value for trial in no_context],
+        yerr=error_bars(no_context),
+        color=PINK,
+        marker="s",
+        markersize=4,
+        capsize=3,
+        linestyle="--",
+        label="the same trials without context",
     )
     axes.axhline(data_best, color=GREEN, linestyle="--", label=f"best of the data, {data_best:.0f}")
     axes.axhline(data_median, color=ORANGE, linestyle="-.", label=f"median of the data, {data_median:.0f}")

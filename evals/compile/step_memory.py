@@ -133,7 +133,7 @@ def chain_batch(model: AgenticTransformerConfig, batch_size: int, steps: int) ->
             trajectory=array(jnp.int32),
             position=array(jnp.int32),
         )
-        return ChainBatch(chain, weight=array(jnp.float32), layout="zigzag")
+        return ChainBatch(chain, weight=array(jnp.float32), seed=array(jnp.uint32), layout="zigzag")
 
     return batch
 

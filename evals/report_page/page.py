@@ -20,6 +20,7 @@ from evals.report_page.trial_charts import trials_chart
 TILES = {
     "return/last_trial": "last trial",
     "return/trial_1": "first trial",
+    "return/context_gain": "gain from context",
     "return/random_policy": "random policy",
     "return/data_best": "best of the data",
     "return/n128/last16": "last 16 trials, n = 128",

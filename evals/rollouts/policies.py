@@ -31,6 +31,7 @@ from agentic_ring.run import RunConfig
 from agentic_ring.training.checkpoint import SavedCheckpoints
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import abstract_state
+from evals.in_context.windows import TrialWindowPolicy
 
 LONG_PROMPT = 8192
 """Prompts of more tokens than this occupy all cores. With 16 walker environments, the demo's model and 2
@@ -108,6 +109,14 @@ def in_context_policies(
 def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
     """``count`` policies: this one and copies that share its prompt; their environments are numbered on."""
     return [policy, *(policy.fresh_copy(number * policy.num_environments) for number in range(1, count))]
+
+
+def without_context(policies: Sequence[InContextPolicy]) -> list[TrialWindowPolicy]:
+    """Policies with the same weights that begin every trial with an empty context, without a prompt."""
+    copies = [policy.fresh_copy() for policy in policies]
+    for policy in copies:
+        policy.start_over(None)
+    return [TrialWindowPolicy(policy, 1) for policy in copies]
 
 
 def context_bytes(policies: Sequence[InContextPolicy]) -> ContextBytes:

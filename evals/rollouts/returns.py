@@ -15,8 +15,11 @@ from evals.common.intervals import Interval, mean_interval
 from evals.common.results import Figure
 from evals.rollouts.environments import shared_environments
 from evals.rollouts.evaluation_record import RecordingPolicy, Rollout
-from evals.rollouts.policies import in_context_policies
+from evals.rollouts.policies import in_context_policies, without_context
 from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
+
+CONTEXT_MARGIN = 0.05
+"""The context pays if the lower bound of its gain exceeds this share of the target."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class ReturnReport:
     """Undiscounted returns of the model, and the returns that they are compared with.
 
     Attributes:
-      trials: float64 [E, trials].
+      trials: float64 [E, trials], each with all earlier ones in context.
+      no_context: float64 [E, trials] of the same trials, each with an empty context.
       random_policy: float64 [E, trials] of uniform random actions in the same environments.
       data: float64 [episodes] of the training data.
       target: return that every trial was conditioned on.
@@ -32,6 +36,7 @@ class ReturnReport:
     """
 
     trials: np.ndarray
+    no_context: np.ndarray
     random_policy: np.ndarray
     data: np.ndarray
     target: float
@@ -51,7 +56,29 @@ class ReturnReport:
             ),
             Figure("return/target", self.target, "return"),
             *trial_figures(self.trials, paper),
+            *(
+                Figure.from_interval(f"return/control/no_context/trial_{number}", trial, "return")
+                for number, trial in enumerate(trial_intervals(self.no_context), start=1)
+            ),
+            Figure.from_interval("return/context_gain", self.context_gain, "return"),
         ]
+
+    @property
+    def context_gain(self) -> Interval:
+        """Return that the context adds to the trials after the first, paired by environment."""
+        gain = self.trials - self.no_context
+        return mean_interval(gain[:, min(1, gain.shape[1] - 1) :].mean(axis=1))
+
+    def verdict(self) -> str:
+        """One sentence that says whether the context pays."""
+        gain, margin = self.context_gain, CONTEXT_MARGIN * self.target
+        low = gain.value if gain.low is None else gain.low
+        spread = "" if gain.low is None else f" ({gain.low:.1f} to {gain.high:.1f})"
+        return (
+            f"context: trials after the first return {gain.value:.1f}{spread} more with the earlier trials "
+            f"in context than without; it {'pays' if low > margin else 'is not shown to pay'} (required: "
+            f"more than {margin:.1f}, which is {CONTEXT_MARGIN:.0%} of the target)"
+        )
 
 
 def trial_intervals(returns: np.ndarray) -> list[Interval]:
@@ -77,7 +104,7 @@ DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.
 
 
 def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> ReturnReport:
-    """Rolls out the model, and the random policy in the same environments."""
+    """Rolls out the model, with and without context, and the random policy, in the same environments."""
     task = parse_task(config.task)
     evaluation, action_repeat = config.evaluation, config.chains.action_repeat
     with TrajectoryStore.open(config.store) as store:
@@ -86,7 +113,8 @@ def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh
     policies = in_context_policies(config, model, params, mesh)
     random_returns, _ = roll_out([random_policy], "random policy", task, action_repeat, evaluation)
     returns, rollout = roll_out(policies, "agentic transformer", task, action_repeat, evaluation)
-    return ReturnReport(returns, random_returns, data, config.target, rollout)
+    control, _ = roll_out(without_context(policies), "same without context", task, action_repeat, evaluation)
+    return ReturnReport(returns, control, random_returns, data, config.target, rollout)
 
 
 def roll_out(

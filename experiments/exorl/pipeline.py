@@ -113,10 +113,9 @@ def train_on_store(
         sampler = StratifiedSampler(
             store.returns(chains.task), store.learnable, chains.trajectories, chains.top_fraction, chains.seed
         )
-        batches = ChainPipeline(loader, sampler, config.training.batch_size, mesh)
-        return train(
-            config.training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP
-        )
+        training = config.training
+        batches = ChainPipeline(loader, sampler, training.batch_size, mesh, seed=training.seed)
+        return train(training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP)
 
 
 def all_figures(
@@ -150,6 +149,7 @@ def write_report(
         directory / "trial_returns.png",
         config.task,
         trial_intervals(report.trials),
+        no_context=trial_intervals(report.no_context),
         random_policy=random_policy,
         data_median=float(np.median(report.data)),
         data_best=float(report.data.max()),

@@ -32,6 +32,7 @@ class Preset:
       accumulate: whether a batch is computed one chain per device at a time (with stages: one microbatch
         per stage), and the gradients added up: long chains need the memory.
       action_repeat: control steps per decision, by domain; 1 where it is not named.
+      dropout: see ``AgenticTransformerConfig``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Preset:
     prompt_trajectories: int = 0
     accumulate: bool = True
     action_repeat: dict[str, int] = field(default_factory=dict)
+    dropout: float = 0.0
 
     def with_trajectories(self, count: int) -> "Preset":
         """The preset with chains of ``count`` trajectories; shorter chains lose prompts, then trials."""
@@ -88,7 +90,7 @@ class Preset:
     def model(self, domain: Domain, max_timestep: int) -> AgenticTransformerConfig:
         """The configuration of the Agentic Transformer for a domain."""
         return AgenticTransformerConfig(
-            self.transformer, domain.observation_dim, domain.action_dim, max_timestep
+            self.transformer, domain.observation_dim, domain.action_dim, max_timestep, dropout=self.dropout
         )
 
 

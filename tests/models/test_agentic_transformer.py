@@ -141,7 +141,7 @@ def test_the_most_likely_of_several_actions_is_taken():
 
 def test_the_mixture_loss_needs_one_component_near_the_action():
     steps = random_steps(batch=1, length=4, valid=4)
-    batch = ChainBatch(steps, np.ones((1, 4), np.float32), "contiguous")
+    batch = ChainBatch(steps, np.ones((1, 4), np.float32), np.zeros((1, 4), np.uint32), "contiguous")
 
     def loss(actions: np.ndarray, probs: list[float]) -> float:
         log_probs = np.log(np.broadcast_to(probs, (1, 4, len(probs))))

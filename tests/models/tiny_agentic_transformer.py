@@ -51,7 +51,10 @@ def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSte
 
 
 def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBatch:
-    """The steps as a batch on the mesh, in the ring's layout; every valid step has loss weight 1."""
+    """The steps as a batch on the mesh, in the ring's layout; every valid step has loss weight 1.
+
+    The seed of a chain is its number.
+    """
     rules = ShardingRules()
     permutation = order(layout, steps.position.shape[1], mesh.shape["ring"])
 
@@ -60,4 +63,5 @@ def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBa
         return jax.device_put(array[:, permutation], rules.sharding(mesh, array.shape, axes))
 
     weight = (steps.position >= 0).astype(np.float32)
-    return jax.tree.map(place, ChainBatch(steps, weight, layout))
+    seed = np.arange(len(weight), dtype=np.uint32)[:, None].repeat(weight.shape[1], axis=1)
+    return jax.tree.map(place, ChainBatch(steps, weight, seed, layout))

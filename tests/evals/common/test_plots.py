@@ -46,13 +46,22 @@ def test_trials_rise_between_the_lines_of_the_data(tmp_path):
     generator = np.random.default_rng(0)
     trials = [mean_interval(generator.normal(60 + 20 * trial, 10, 16)) for trial in range(4)]
     reference = mean_interval(generator.normal(25, 5, 16))
-    plot_trial_returns(path, "walker_run", trials, random_policy=reference, data_median=70.0, data_best=300.0)
+    alone = [mean_interval(generator.normal(60, 10, 16))] * 4
+    plot_trial_returns(
+        path,
+        "walker_run",
+        trials,
+        no_context=alone,
+        random_policy=reference,
+        data_median=70.0,
+        data_best=300.0,
+    )
     axes_height = 520  # below it lies the legend
     heights = {
         colour: np.median([y for _, y in pixels(path, colour) if y < axes_height])
-        for colour in (BLUE, ORANGE, GREEN)
+        for colour in (BLUE, ORANGE, GREEN, PINK)
     }
-    assert heights[GREEN] < heights[BLUE]
+    assert heights[GREEN] < heights[BLUE] < heights[PINK]
     assert heights[GREEN] < heights[ORANGE]
     ours = pixels(path, BLUE)
     ours = ours[ours[:, 1] < axes_height]
@@ -62,7 +71,9 @@ def test_trials_rise_between_the_lines_of_the_data(tmp_path):
 def test_one_environment_and_one_trial_can_be_drawn(tmp_path):
     single = Interval(5.0, None, None, 1)
     path = tmp_path / "trials.png"
-    plot_trial_returns(path, "walker_run", [single], random_policy=single, data_median=3, data_best=9)
+    plot_trial_returns(
+        path, "walker_run", [single], no_context=[single], random_policy=single, data_median=3, data_best=9
+    )
     assert len(pixels(path, BLUE)) > 50
 
 

@@ -25,7 +25,7 @@ from tests.evals.conftest import SmallRun
 ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "link", "img", "wbr"}
-CONTROLS = ("no_context", "shuffled", "other_task", "zero_rewards", "descending")
+CONTROLS = ("shuffled", "other_task", "zero_rewards", "descending")
 
 
 class Page(HTMLParser):

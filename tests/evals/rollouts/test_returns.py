@@ -1,0 +1,68 @@
+"""Returns with and without context, and whether the context pays."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.inference import InContextPolicy
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.model import Model
+from evals.rollouts.environments import make_environments
+from evals.rollouts.returns import ReturnReport
+from evals.rollouts.trials import Cohort
+
+
+def test_the_control_is_the_same_trial_by_a_policy_that_has_seen_nothing(small_run):
+    config = small_run.config
+    assert config.evaluation.prompt_trajectories == 2
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    model, params = Model(config.model), jax.device_put(small_run.params, jax.devices()[0])
+    for number, returns in enumerate(small_run.report.no_context):
+        seeds = [config.evaluation.first_seed + number]
+        made = make_environments(parse_task(config.task), seeds, config.chains.action_repeat)
+        with closing(made):
+            for trial, expected in enumerate(returns):
+                policy = InContextPolicy(
+                    model, params, mesh, config.scaling, config.target, 1, config.decisions
+                )
+                cohort = Cohort(policy, made)
+                cohort.begin(trial)
+                rewards, last = [], False
+                while not last:
+                    reward, last = cohort.step()
+                    rewards.append(float(reward[0]))
+                assert sum(rewards) == pytest.approx(expected, rel=1e-6)
+    assert not np.allclose(small_run.report.no_context, small_run.report.trials, rtol=1e-3)
+
+
+def report(trials, no_context, rollout) -> ReturnReport:
+    trials, no_context = (np.array(returns, float) for returns in (trials, no_context))
+    return ReturnReport(trials, no_context, 0 * trials, np.arange(3.0), 100.0, rollout)
+
+
+@pytest.mark.parametrize(
+    ("last", "gain", "pays"),
+    [
+        # More than 5 is required, for the lower bound; the trial between gains 1.
+        ([14.0, 16.0, 15.0], "return 6.0 (5.5 to 6.5) more", True),
+        ([12.0, 14.0, 13.0], "return 5.0 (4.5 to 5.5) more", False),
+        ([10.0, 18.0, 17.0], "return 6.0 (3.5 to 7.5) more", False),
+        ([2.0, 4.0, 3.0], "return 0.0 (-0.5 to 0.5) more", False),
+    ],
+)
+def test_the_context_pays_if_the_lower_bound_of_its_gain_exceeds_the_margin(small_run, last, gain, pays):
+    trials = [[90.0, 5.0, value] for value in last]
+    verdict = report(trials, [[0.0, 4.0, 4.0]] * 3, small_run.report.rollout).verdict()
+    assert gain in verdict
+    assert ("it pays" in verdict, "it is not shown to pay" in verdict) == (pays, not pays)
+    assert "more than 5.0, which is 5% of the target" in verdict
+
+
+def test_one_trial_alone_gains_nothing(small_run):
+    made = report([[7.0]], [[7.0]], small_run.report.rollout)
+    assert made.context_gain == replace(made.context_gain, value=0.0, low=None, high=None, n=1)
+    assert "return 0.0 more" in made.verdict()
