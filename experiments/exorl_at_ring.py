@@ -74,7 +74,7 @@ def main(
     action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     dropout: float = 0.0,
-    loss_extent: Literal["last", "all"] = "last",
+    loss_extent: Literal["leaders", "all"] = "leaders",
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
 ) -> None:
@@ -94,7 +94,7 @@ def main(
       updates: Number of optimiser updates; the learning-rate schedule spans all of them. Default: the
         preset's.
       dropout: Share of the entries of each residual branch that is dropped in training.
-      loss_extent: Trajectories of a chain that bear loss: the last and best one, or all whose actions a
+      loss_extent: Trajectories of a chain that bear loss: the best ones at its end, or all whose actions a
         policy chose.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
       collector: ExoRL collector whose data is read, such as rnd. Default: the one found in the data folder;

@@ -50,9 +50,9 @@ class ChainConfig:
       trajectories: number of members of a chain.
       action_repeat: environment steps per decision; the store's actions must be held at least as long.
       top_fraction: see ``StratifiedSampler``.
-      loss_extent: members that bear loss: "last", the last and best one, or "all" in which a policy acted.
-        A poor member is relabelled to the same target as the good one, so imitating it as well teaches the
-        model to act badly on purpose (measured in docs/notebook.md).
+      loss_extent: members that bear loss: "leaders", the best ones at the end of a chain, or "all" in which a
+        policy acted. A poor member is relabelled to the same target as the leaders, so imitating it as well
+        teaches the model to act badly on purpose (measured in docs/notebook.md).
       layout: order of the steps over the ring.
       seed: seed of the sampling of chains.
     """
@@ -61,7 +61,7 @@ class ChainConfig:
     trajectories: int
     action_repeat: int
     top_fraction: float = 0.2
-    loss_extent: Literal["all", "last"] = "last"
+    loss_extent: Literal["all", "leaders"] = "leaders"
     layout: Literal["zigzag", "contiguous"] = "zigzag"
     seed: int = 0
 
@@ -139,7 +139,7 @@ class ChainLoader:
         fields["completion"][run] = completions(earned, plan.target)[timesteps]
         fields["timestep"][run] = timesteps
         fields["trajectory"][run] = index
-        bears_loss = config.loss_extent == "all" or index == len(plan.episodes) - 1
+        bears_loss = config.loss_extent == "all" or index >= len(plan.episodes) - plan.leaders
         fields["weight"][run] = bears_loss and self.learnable[episode]
 
 

@@ -1,8 +1,10 @@
 """Hindsight chains: trajectories sorted by return and relabelled to a common target return.
 
-A chain holds trajectories of one task in ascending return. All are relabelled to the best return of the
-chain, R0: a member's return-to-go starts at R0 and decreases by the rewards it collects. A poor member ends
-with most of it left, and that gap is the hindsight signal (arXiv 2305.16554).
+A chain holds trajectories of one task in ascending return and ends with one or more good ones, its leaders.
+All are relabelled to the least return of a leader, R0: a member's return-to-go starts at R0 and decreases by
+the rewards it collects. A poor member ends with most of it left, and that gap is the hindsight signal (arXiv
+2305.16554). Every leader reaches the target, so the completion bit occurs before the end of a chain too, and
+with 1 to n leaders every place of a chain holds one in some chains.
 """
 
 from collections.abc import Callable
@@ -20,10 +22,12 @@ class ChainPlan:
     Attributes:
       episodes: indices of the members.
       target: target return of all members.
+      leaders: number of members at the end that reach the target, at least 1.
     """
 
     episodes: tuple[int, ...]
     target: float
+    leaders: int = 1
 
 
 Sampler = Callable[[int], ChainPlan]
@@ -50,10 +54,10 @@ def completions(rewards: np.ndarray, target: float) -> np.ndarray:
     return bits
 
 
-def plan_chain(returns: np.ndarray, episodes: np.ndarray) -> ChainPlan:
-    """Sorts ``episodes`` by ``returns`` [E], ascending, and sets the target to the best return."""
+def plan_chain(returns: np.ndarray, episodes: np.ndarray, leaders: int = 1) -> ChainPlan:
+    """Sorts ``episodes`` by ``returns`` [E], ascending; the target is the return of the poorest leader."""
     ascending = sorted(map(int, episodes), key=lambda episode: (returns[episode], episode))
-    return ChainPlan(tuple(ascending), float(returns[ascending[-1]]))
+    return ChainPlan(tuple(ascending), float(returns[ascending[-leaders]]), leaders=leaders)
 
 
 def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fraction: float) -> np.ndarray:
@@ -73,17 +77,20 @@ def top_episodes(returns: np.ndarray, may_lead: np.ndarray, length: int, top_fra
 
 
 class StratifiedSampler:
-    """Draws chains whose returns span the data.
+    """Draws chains whose returns span the data and that end with 1 to n leaders.
 
-    The last member is drawn from the best episodes of a policy. The others are drawn from all episodes below
-    these, divided by rank into equal strata, one member from each. Uniform draws would seldom contain a good
-    episode, and a chain teaches by the contrast between its members.
+    Each number of leaders is equally probable, so that the model learns to act at every place of a chain:
+    after poor members, after good ones, and without context. Leaders are drawn from the best episodes of a
+    policy: the first one sets the target, the others return at least as much, and one may occur twice. The
+    earlier members are drawn from all episodes below these, divided by rank into equal strata, one member
+    from each. Uniform draws would seldom contain a good episode, and a chain teaches by the contrast between
+    its members.
 
     Args:
       returns: float64 [E], of one task.
-      may_lead: bool [E], whether an episode may be the last of a chain (its actions are not noise).
+      may_lead: bool [E], whether an episode may be a leader (its actions are not noise).
       length: number of members of a chain.
-      top_fraction: share of the episodes that may lead, by return, from which the last member is drawn.
+      top_fraction: share of the episodes that may lead, by return, from which leaders are drawn.
       seed: seed of the draws, together with the chain's index.
 
     Raises:
@@ -102,15 +109,22 @@ class StratifiedSampler:
         # With little data the strata would be empty, so the leaders fill them as well.
         pool = rest if len(rest) >= length - 1 else leaders
         pool = np.resize(pool, max(len(pool), length - 1))
-        pool = pool[np.argsort(returns[pool], kind="stable")]
         self._returns = returns
         self._top = top
-        self._strata = np.array_split(pool, length - 1) if length > 1 else []
+        self._pool = pool[np.argsort(returns[pool], kind="stable")]
+        self._length = length
         self._seed = seed
 
-    def __call__(self, index: int) -> ChainPlan:
-        """Plans the chain with this index: the same in every process and every run."""
+    def __call__(self, index: int, leaders: int | None = None) -> ChainPlan:
+        """Plans the chain with this index: the same in every process and every run.
+
+        ``leaders`` replaces the drawn number, from 1 to the length of a chain.
+        """
         random = np.random.default_rng((self._seed, index))
-        last = random.choice(self._top)
-        earlier = [random.choice(stratum) for stratum in self._strata]
-        return plan_chain(self._returns, np.array([*earlier, last]))
+        drawn = int(random.integers(1, self._length + 1))
+        leaders = drawn if leaders is None else leaders
+        first = int(random.integers(len(self._top)))
+        others = random.integers(first, len(self._top), leaders - 1)
+        strata = np.array_split(self._pool, self._length - leaders) if leaders < self._length else []
+        earlier = [random.choice(stratum) for stratum in strata]
+        return plan_chain(self._returns, np.array([*earlier, *self._top[[first, *others]]]), leaders)

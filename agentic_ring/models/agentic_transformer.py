@@ -17,10 +17,9 @@ The embedding of the timestep within the trajectory is added to all tokens of a 
 over the whole chain. The index of the trajectory in the chain is not embedded: in ascending chains the index
 itself tells "later is better", and returns would rise over trials without learning from context.
 
-The weights of the completion bit start at 0. In chains of a single task only the last token may carry the
-bit, and no action follows it: these weights get no gradient and stay 0, so the bit is left out, in rollouts
-too. (Chains with a target below the best return would train them, but would also teach what to do for a
-poorer return.)
+The completion bit tells the trials after it that the target was reached. It is trained by chains in which
+leaders follow leaders (``data/hindsight_chains.py``). Its weights start at 0 because chains of one trajectory
+do not train them: there only the last token may carry the bit, and no action follows it.
 """
 
 from dataclasses import dataclass

@@ -144,7 +144,7 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
         config.chains.top_fraction,
         config.evaluation.first_seed,
     )
-    plan = sampler(0)
+    plan = sampler(0, leaders=1)
     plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
     fields = loader.load(plan, slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}

@@ -76,7 +76,7 @@ def resolve(
     task: Task,
     store_path: Path,
     mesh: Mesh,
-    loss_extent: Literal["last", "all"],
+    loss_extent: Literal["leaders", "all"],
     seed: int,
     batch_size: int | None = None,
 ) -> RunConfig:

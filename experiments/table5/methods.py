@@ -154,7 +154,7 @@ class Agentic:
         devices = self.devices()
         chains = preset.chains_of(self.trajectories)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
-        return resolve(chains, task, store, self.mesh(devices), "last", seed)
+        return resolve(chains, task, store, self.mesh(devices), "leaders", seed)
 
     def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
         """Trains the method likewise; returns policies that share the environments evenly."""

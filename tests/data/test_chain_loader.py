@@ -69,12 +69,15 @@ def test_actions_that_are_not_held_long_enough_are_refused(tmp_path):
         ChainLoader(store, config(2, action_repeat=4), UNSCALED, ring=1)
 
 
-@pytest.mark.parametrize(("extent", "expected"), [("all", [0, 1, 1]), ("last", [0, 0, 1])])
-def test_noise_and_all_but_the_last_bear_no_loss(tmp_path, extent, expected):
+@pytest.mark.parametrize(
+    ("extent", "leaders", "expected"),
+    [("all", 1, [0, 1, 1]), ("leaders", 1, [0, 0, 1]), ("leaders", 2, [0, 1, 1]), ("leaders", 3, [0, 1, 1])],
+)
+def test_noise_and_all_but_leaders_bear_no_loss(tmp_path, extent, leaders, expected):
     path = random_store(tmp_path / "s.h5", [3, 3, 3], algorithms=["ou", "rnd", "td3"])
     with TrajectoryStore.open(path) as store:
         loader = ChainLoader(store, config(3, loss_extent=extent, layout="contiguous"), UNSCALED, ring=1)
-        fields = loader.load(ChainPlan((0, 1, 2), 3.0), slice(0, loader.length))
+        fields = loader.load(ChainPlan((0, 1, 2), 3.0, leaders), slice(0, loader.length))
         np.testing.assert_array_equal(fields["weight"], np.repeat(expected, 3))
 
 

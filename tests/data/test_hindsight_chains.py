@@ -38,7 +38,7 @@ def test_the_best_member_completes_its_chain(members):
 
 
 @given(st.data())
-def test_chains_ascend_and_end_with_a_leader(data):
+def test_chains_ascend_and_every_leader_reaches_the_target(data):
     count = data.draw(st.integers(4, 60))
     returns = data.draw(hnp.arrays(np.float64, count, elements=st.floats(0, 1000)))
     may_lead = data.draw(hnp.arrays(bool, count))
@@ -50,24 +50,38 @@ def test_chains_ascend_and_end_with_a_leader(data):
         ascending = returns[list(plan.episodes)]
         assert len(plan.episodes) == length
         assert (np.diff(ascending) >= 0).all()
-        assert plan.target == ascending[-1]
+        assert 1 <= plan.leaders <= length
+        assert plan.target == ascending[-plan.leaders]
         assert may_lead[plan.episodes[-1]]
 
 
-def test_members_come_from_every_stratum():
+def test_members_come_from_every_stratum_and_leaders_from_the_best():
     returns = np.arange(100.0)
     sample = StratifiedSampler(returns, np.ones(100, bool), length=5, top_fraction=0.2, seed=0)
     for index in range(50):
-        members = np.array(sample(index).episodes)
-        assert members[-1] >= 80
-        np.testing.assert_array_equal(members[:-1] // 20, [0, 1, 2, 3])
+        plan = sample(index)
+        earlier = np.array(plan.episodes[: -plan.leaders])
+        assert min(plan.episodes[-plan.leaders :]) >= 80
+        strata = np.array_split(np.arange(80), 5 - plan.leaders) if plan.leaders < 5 else []
+        assert all(member in stratum for member, stratum in zip(earlier, strata, strict=True))
+        assert sample(index, leaders=1).leaders == 1
+
+
+def test_every_place_of_a_chain_is_led_and_targets_do_not_depend_on_the_number_of_leaders():
+    sample = StratifiedSampler(np.arange(1000.0), np.ones(1000, bool), length=4, top_fraction=0.2, seed=0)
+    plans = [sample(index) for index in range(4000)]
+    for leaders in range(1, 5):
+        targets = [plan.target for plan in plans if plan.leaders == leaders]
+        assert 900 < len(targets) < 1100
+        # Uniform over the best 200, whose mean is 899.5.
+        assert abs(np.mean(targets) - 899.5) < 8
 
 
 def test_noise_never_leads():
     returns = np.arange(100.0)
     may_lead = returns < 50  # the best half of the data is noise
     sample = StratifiedSampler(returns, may_lead, length=4, top_fraction=0.2, seed=0)
-    assert all(may_lead[sample(index).episodes[-1]] for index in range(50))
+    assert all(may_lead[list(plan.episodes[-plan.leaders :])].all() for plan in map(sample, range(50)))
 
 
 def test_a_chain_depends_on_seed_and_index_alone():

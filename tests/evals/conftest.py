@@ -49,7 +49,7 @@ def small_run(tmp_path_factory) -> SmallRun:
         action_repeat={"cartpole": 1000 // DECISIONS},
     )
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    config = resolve(preset, parse_task("cartpole_swingup"), store, mesh, "last", seed=0)
+    config = resolve(preset, parse_task("cartpole_swingup"), store, mesh, "leaders", seed=0)
     config = replace(config, evaluation=replace(config.evaluation, environments=2))
     write_config(directory, config)
     model = Model(config.model)

@@ -1,9 +1,10 @@
-"""The completion bit: without effect after chains of a single task, which cannot train it."""
+"""The completion bit: trained where leaders follow leaders, without effect where no chain can train it."""
 
 from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
@@ -23,14 +24,14 @@ STACK = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none
 MODEL = Model(AgenticTransformerConfig(STACK, DOMAIN.observation_dim, DOMAIN.action_dim, max_timestep=8))
 
 
-def trained(path):
+def trained(path, trajectories: int):
     """The parameters after a few updates, the last chains, and how often they carry the bit."""
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    config = ChainConfig(TASK, 4, action_repeat=1)
+    config = ChainConfig(TASK, trajectories, action_repeat=1)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), UPDATES + 1)
     with TrajectoryStore.open(two_task_store(path, [8] * 20)) as store, jax.set_mesh(mesh):
         scaling = measure_scaling(store, TASK, 1)
-        sampler = StratifiedSampler(store.returns(TASK), store.learnable, 4, config.top_fraction, 0)
+        sampler = StratifiedSampler(store.returns(TASK), store.learnable, trajectories, 0.2, seed=0)
         batches = ChainPipeline(ChainLoader(store, config, scaling, ring=1), sampler, 8, mesh)
         state = init_state(MODEL, optimizer, 0, mesh, ShardingRules())
         update, bits = jax.jit(make_train_step(MODEL, action_loss, optimizer, 1)), 0.0
@@ -41,12 +42,14 @@ def trained(path):
     return state.params, batch.steps, bits
 
 
-def test_the_bit_counts_for_nothing_where_chains_cannot_train_it(tmp_path):
-    params, steps, bits = trained(tmp_path / "s.h5")
+@pytest.mark.parametrize("trajectories", [1, 4])
+def test_the_bit_counts_only_where_chains_train_it(trajectories, tmp_path):
+    params, steps, bits = trained(tmp_path / "s.h5", trajectories)
     row = np.asarray(params["embed_reward"]["kernel"])[COMPLETION_ROW]
     assert bits > 0
     # A rollout that reaches its target feeds the bit to all later trials.
     reached = replace(steps, completion=np.ones_like(steps.completion))
     act = jax.jit(lambda steps: MODEL.bind(params)(steps))
-    np.testing.assert_array_equal(act(reached), act(replace(steps, completion=0 * steps.completion)))
-    assert not row.any()
+    same = np.array_equal(act(reached), act(replace(steps, completion=0 * steps.completion)))
+    assert same == (trajectories == 1)
+    assert row.any() == (trajectories > 1)

@@ -19,7 +19,7 @@ def test_a_prompt_ascends_below_the_target_and_aims_at_it(tmp_path):
     path = random_store(tmp_path / "s.h5", [10] * 20)
     preset = replace(PRESETS["demo"], trials=1, prompt_trajectories=3)
     mesh = make_mesh(MeshShape(ring=8))
-    config = resolve(preset, parse_task(f"cartpole_{TASK}"), path, mesh, "last", seed=0)
+    config = resolve(preset, parse_task(f"cartpole_{TASK}"), path, mesh, "leaders", seed=0)
     with TrajectoryStore.open(path) as store:
         prompt = read_prompt(store, config, ring=8)
         assert config.target == np.quantile(store.returns(TASK), 0.95)
