@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import mujoco
 import numpy as np
 import tyro
-from mujoco.rollout import Rollout
 
 from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.families import Family, family_named
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
 from agentic_ring.data.families.family import TRIAL_DECISIONS
+from agentic_ring.data.families.physics_rollout import PhysicsRollout
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.progress import progress
 from data_prep.folders import data_root, exploration_path
@@ -68,19 +67,12 @@ def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np
 
 def explore_parts(family: Family, trials: int, seed: int, threads: int) -> Iterator[ExploredTrials]:
     """Yields trials in parts; they do not depend on the number of threads."""
-    model = family.load_physics().model.ptr
-    data = [mujoco.MjData(model) for _ in range(threads)]  # pyright: ignore[reportAttributeAccessIssue]
-    held = family.substeps * family.physics_steps
-    with Rollout(nthread=threads) as rollout:
-        for part, first in enumerate(range(0, trials, _PART)):
-            random = np.random.default_rng((seed, part))
-            starts = family.draw_starts(random, _PART)[: trials - first]
-            actions = draw_actions(family, random, _PART)[: trials - first]
-            time_and_state = np.concatenate([np.zeros((len(starts), 1)), starts], axis=1)
-            control = actions.astype(np.float64).repeat(held, axis=1)
-            states = np.asarray(rollout.rollout(model, data, time_and_state, control)[0])
-            after = states[:, family.physics_steps - 1 :: family.physics_steps, 1:].astype(np.float32)
-            yield ExploredTrials(np.concatenate([starts[:, None], after], axis=1), actions)
+    physics = PhysicsRollout(family, threads)
+    for part, first in enumerate(range(0, trials, _PART)):
+        random = np.random.default_rng((seed, part))
+        starts = family.draw_starts(random, _PART)[: trials - first]
+        actions = draw_actions(family, random, _PART)[: trials - first]
+        yield ExploredTrials(physics.paths(starts, actions).astype(np.float32), actions)
 
 
 def explore(config: ExploreConfig) -> Path:

@@ -12,14 +12,17 @@ import numpy as np
 
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family, Pay, Region
+from agentic_ring.data.families.physics_rollout import PhysicsRollout
 from agentic_ring.errors import ConfigError, UnknownNameError
-from evals.in_context.planner import Planner, linear_dynamics
+from evals.in_context.planner import Planner
 from evals.rollouts.trials import RandomPolicy
 
 _GOALS = 3000
-"""Goals that are weighed; on point_mass neighbours are 1 cm apart."""
+"""Goals that are weighed; neighbours are about 1 cm apart on point_mass, 6 mm on reacher, 1 mm/s on
+cheetah."""
 _REWARD_ERROR = 0.03
-"""Standard deviation of a decision's reward around that of the nearest weighed goal."""
+"""Standard deviation of a decision's reward around that of the nearest weighed goal. It stands for an error
+of 3 mm, 2 mm and 1 cm/s, far below the largest one that earns the full reward."""
 _KEPT = 0.1
 """A drawn goal is kept while its weight is at least this share of the largest one."""
 
@@ -59,7 +62,7 @@ class ThompsonPolicy:
 
     Args:
       environments: the environments that it acts in, paid "dense".
-      planner: plans in their body; its dynamics also tell the states within a decision.
+      planner: plans in their body; its physics also tell the states within a decision.
       trials: number of trials n that are remembered, the current one included.
       region: regions that goals are drawn from, which the policy knows.
       seed: seed of the weighed goals and of the draws.
@@ -91,6 +94,7 @@ class ThompsonPolicy:
             self._recalled += np.where((cues == self._cues)[:, None], likelihood, 0)
         self._found = np.zeros((size, _GOALS), np.float32)
         self._drawn = np.full(size, -1)
+        self._plans = None
         self._draw()
 
     def _draw(self) -> None:
@@ -101,7 +105,6 @@ class ThompsonPolicy:
         totals = weights.cumsum(axis=1)
         chosen = (totals < totals[:, -1:] * self._random.random((len(weights), 1))).sum(axis=1)
         self._drawn = np.where(kept, self._drawn, chosen.clip(max=_GOALS - 1))
-        self._plans = None
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Actions float32 [E, A]; the states are read from the environments."""
@@ -113,7 +116,7 @@ class ThompsonPolicy:
     def receive(self, reward: np.ndarray, last: bool) -> None:
         """Weighs the goals by the rewards float32 [E] that each of them would have paid."""
         family = self._environments.family
-        path = self._planner.dynamics(self._states, self._action[:, None])
+        path = self._planner.physics.paths(self._states, self._action[:, None])
         expected = family.rewards(path[:, None], self._goals[None], "dense")[..., 0]
         self._found -= 0.5 * ((reward[:, None] - expected) / _REWARD_ERROR) ** 2
         self._draw()
@@ -125,8 +128,8 @@ def check_reference(name: str, family: Family, pay: Pay) -> None:
     """Checks that a reference policy, told or thompson with any memory, knows what it is meant to know.
 
     Raises:
-      ConfigError: the body's dynamics are not linear, so there is no planner; trials do not have 8 decisions,
-        which its horizon is made for; or Thompson sampling would weigh goals by rewards that are not dense.
+      ConfigError: trials do not have 8 decisions, which the planner's horizon is made for; or Thompson
+        sampling would weigh goals by rewards that are not dense.
     """
     if pay != "dense" and name.startswith("thompson"):
         raise ConfigError(
@@ -137,7 +140,6 @@ def check_reference(name: str, family: Family, pay: Pay) -> None:
             f"the reference policies plan for trials of {TRIAL_DECISIONS} decisions, and those of "
             f"{family.name} have {family.decisions}; leave them out"
         )
-    linear_dynamics(family)
 
 
 def reference_policy(
@@ -160,10 +162,9 @@ def reference_policy(
     memory = name.removeprefix("thompson_")
     if name != "told" and not (memory != name and memory.isdecimal()):
         raise UnknownNameError("reference", name, ("random", "told", "thompson_1, thompson_2, ..."))
-    check_reference(name, environments.family, environments.pay)
-    planner = Planner(
-        environments.family, linear_dynamics(environments.family), np.random.default_rng((seed, 1))
-    )
+    family = environments.family
+    check_reference(name, family, environments.pay)
+    planner = Planner(family, PhysicsRollout(family), np.random.default_rng((seed, 1)))
     if name == "told":
         return ToldPolicy(environments, planner)
     return ThompsonPolicy(environments, planner, int(memory), region, seed)

@@ -144,7 +144,7 @@ def test_chains_of_the_long_preset_have_64k_tokens_after_a_curriculum():
         ("point_mass", "dense", {"told", "thompson"}),
         ("point_mass", "coin", {"told"}),
         ("point_mass-16", "dense", set()),
-        ("reacher", "dense", set()),
+        ("reacher", "dense", {"told", "thompson"}),
     ],
 )
 def test_references_are_left_out_where_they_are_not_exact(name, pay, planned, store, capsys):
