@@ -1,12 +1,13 @@
-"""The optimiser: gradient clipping, AdamW and the learning-rate schedule."""
+"""The optimiser: gradient clipping, AdamW, Muon for matrices, and the learning-rate schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import optax
+import optax.contrib
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, check_positive
 
 LONGEST_WARMUP = 1 / 8
 """Maximum warm-up, as a share of all updates: a run that is cut short still warms up, peaks and decays."""
@@ -14,7 +15,7 @@ LONGEST_WARMUP = 1 / 8
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up, cosine decay and gradient clipping."""
+    """AdamW with linear warm-up, cosine decay and gradient clipping; on request Muon for matrices."""
 
     learning_rate: float = 1e-4
     warmup_steps: int = 100
@@ -27,6 +28,9 @@ class OptimizerConfig:
     beta2: float = 0.999
     accumulation: int = 1
     """Parts into which a batch is split; their gradients are summed before the update."""
+    muon_learning_rate: float | None = None
+    """Peak learning rate of the blocks' matrices under Muon, which orthogonalises their updates; None trains
+    them with AdamW, too."""
 
     def __post_init__(self) -> None:
         positive = self.learning_rate > 0 and self.clip_norm > 0
@@ -35,6 +39,8 @@ class OptimizerConfig:
                 f"accumulation {self.accumulation}, learning_rate {self.learning_rate} and clip_norm "
                 f"{self.clip_norm} must all be positive, and warmup_steps {self.warmup_steps} at least 0"
             )
+        if self.muon_learning_rate is not None:
+            check_positive(self, "muon_learning_rate")
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -51,17 +57,44 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clipping, then AdamW; weight decay applies to matrices, not to biases and norm scales."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate_schedule(config, steps),
+    """Clipping, then AdamW; weight decay applies to matrices, not to biases and norm scales.
+
+    With a learning rate for Muon (arXiv 2502.16982) the blocks' matrices are trained with it, and only they
+    decay; AdamW then has Nesterov's momentum, too.
+    """
+    schedule = learning_rate_schedule(config, steps)
+    if config.muon_learning_rate is None:
+        update = optax.adamw(
+            schedule,
             b2=config.beta2,
             weight_decay=config.weight_decay,
             mask=partial(jax.tree_util.tree_map_with_path, _decays),
-        ),
-    )
+        )
+    else:
+        update = optax.contrib.muon(
+            learning_rate_schedule(replace(config, learning_rate=config.muon_learning_rate), steps),
+            weight_decay=config.weight_decay,
+            adam_b2=config.beta2,
+            adam_learning_rate=schedule,
+            muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, _matrix),
+        )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
 
 
 def _decays(path: tuple, _: jax.Array) -> bool:
     return path[-1].key not in ("bias", "scale")
+
+
+def _matrix(path: tuple, parameter: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+    """Which axes of a parameter are the rows and the columns of a matrix, one for each layer along axis 0.
+
+    None for parameters outside the blocks, biases and norm scales.
+    """
+    inside = any(key.key == "blocks" for key in path[:-1])
+    if not inside or parameter.ndim < 3:
+        return None
+    if parameter.ndim == 3:
+        return optax.contrib.MuonDimensionNumbers(1, 2)
+    # Projections to heads are [L, D, N, H], that of their outputs is [L, N, H, D].
+    axes = ((1, 2), 3) if path[-1].key == "output" else (1, (2, 3))
+    return optax.contrib.MuonDimensionNumbers(*axes)

@@ -42,10 +42,11 @@ def abstract_state(
     shapes = jax.eval_shape(lambda: _fresh_state(model, optimizer, jax.random.key(0)))
     optimizer_shardings = optax.tree.map_params(
         optimizer,
-        lambda _, sharding: sharding,
+        lambda leaf, sharding: leaf if _masked(leaf) else sharding,
         shapes.optimizer,
         param_shardings,
         transform_non_params=lambda _: replicated,
+        is_leaf=_masked,
     )
     shardings = TrainState(replicated, param_shardings, optimizer_shardings)
     return jax.tree.map(
@@ -53,6 +54,11 @@ def abstract_state(
         shapes,
         shardings,
     )
+
+
+def _masked(leaf: Any) -> bool:
+    """Whether the optimiser keeps nothing for a parameter, as Muon and AdamW do for each other's."""
+    return isinstance(leaf, optax.MaskedNode)
 
 
 def init_state(

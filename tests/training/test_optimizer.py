@@ -1,5 +1,6 @@
 """The learning-rate schedule, for runs of any length."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,13 +8,16 @@ from hypothesis import strategies as st
 
 from agentic_ring.data.families import FAMILIES
 from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import make_mesh
-from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.model import Model
+from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from agentic_ring.training.train_step import init_state
 from experiments.cue_runs.presets import CUE_PRESETS
 from experiments.exorl.presets import PRESETS as EXORL_PRESETS
 from experiments.finetune.presets import PRESETS as FINETUNE_PRESETS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.train_retriever import STAGES
+from tests.models.tiny_agentic_transformer import tiny_config
 
 
 def recipes() -> dict[str, tuple[OptimizerConfig, int]]:
@@ -72,7 +76,49 @@ def test_a_short_run_of_the_small_preset_leaves_its_warm_up():
     np.testing.assert_allclose(measured[-1], 0.1 * short.optimizer.learning_rate, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("field", "value"), [("warmup_steps", -1), ("learning_rate", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("warmup_steps", -1), ("learning_rate", 0.0), ("muon_learning_rate", -1.0)]
+)
 def test_impossible_settings_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"{field} {value}"):
+    with pytest.raises(ConfigError, match=f"{field} (is )?{value}"):
         OptimizerConfig(**{field: value})
+
+
+MUON = OptimizerConfig(weight_decay=0.0, warmup_steps=0, muon_learning_rate=0.02)
+
+
+def muon_change(shape: MeshShape) -> dict[str, np.ndarray]:
+    """What one update of Muon with random gradients of -1 and 1 adds to each parameter, by its path."""
+    mesh, optimizer = make_mesh(shape), make_optimizer(MUON, steps=10)
+    model = Model(tiny_config())
+    with jax.set_mesh(mesh):
+        state = init_state(model, optimizer, 0, mesh, ShardingRules())
+        random = np.random.default_rng(0)
+        gradients = jax.tree.map(
+            lambda x: jax.device_put(random.choice(np.array([-1, 1], np.float32), x.shape), x.sharding),
+            state.params,
+        )
+        change, _ = jax.jit(optimizer.update)(gradients, state.optimizer, state.params)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(change)}
+
+
+def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions():
+    change = muon_change(MeshShape(data=8, ring=1))
+    blocks = {path: x for path, x in change.items() if "blocks" in path and x.ndim > 2}
+    assert len(blocks) == 7
+    for path, x in blocks.items():
+        layers = x.reshape(2, -1, x.shape[-1]) if "output" in path else x.reshape(2, x.shape[1], -1)
+        stretch = max(1.0, layers.shape[2] / layers.shape[1]) ** 0.5
+        singular = np.linalg.svd(layers, compute_uv=False) / (MUON.muon_learning_rate * stretch)
+        assert singular.min() > 0.4, path
+        assert singular.max() < 1.4, path
+    others = [np.abs(x) for path, x in change.items() if path not in blocks]
+    # AdamW's first update of each number is the learning rate, times this factor for Nesterov's momentum.
+    size = (0.9 * 0.1 / (1 - 0.9**2) + 1) * MUON.learning_rate
+    np.testing.assert_allclose(np.concatenate([x.ravel() for x in others]), size, rtol=1e-3)
+
+
+def test_muon_moves_sharded_matrices_as_whole_ones():
+    expected = muon_change(MeshShape(data=8, ring=1))
+    for path, x in muon_change(MeshShape(fsdp=2, ring=2, tensor=2)).items():
+        np.testing.assert_allclose(x, expected[path], atol=2e-6, err_msg=path)
