@@ -65,7 +65,7 @@ class CuePreset:
       tokens: number of tokens that each arm is trained on.
       tokens_per_update: tokens of a batch, rounded to whole chains.
       transformer: the stack.
-      optimizer: AdamW's settings, of each stage.
+      optimizer: settings of each stage.
       checkpoint_every: updates between two checkpoints.
       explored: number of explored trials, where the data folder has none.
       ranking: how explored trials are ranked for each goal.
@@ -141,13 +141,15 @@ _DEMO = CuePreset(
     transformer=TransformerConfig(
         width=64, layers=3, heads=2, ffn_width=128, rope_theta=1e6, remat="attention"
     ),
-    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, clip_norm=1.0, beta2=0.95),
+    optimizer=OptimizerConfig(
+        learning_rate=2e-3, warmup_steps=50, clip_norm=1.0, beta2=0.95, muon_learning_rate=0.02
+    ),
     checkpoint_every=100,
 )
 CUE_PRESETS = {
     # 2 cores, 25 minutes.
     "demo": _DEMO,
-    # 2 cores, about 6 hours; one process a core.
+    # 2 cores, about 3 hours; one process a core.
     "full": replace(
         _DEMO,
         name="full",
