@@ -74,10 +74,6 @@ ROWS = {
         "walker_run-demo.json",
         lambda file: spread(figure(file, "return/last_trial")),
     ),
-    "the same on another CPU (Intel Xeon)": (
-        "walker_run-demo-intel_xeon.json",
-        lambda file: spread(figure(file, "return/last_trial")),
-    ),
     "Table 5 at demo size, interquartile mean: ring AT / best (TD3)": ("table5_demo.md", interquartile_means),
     "512,000 tokens in context, return on walker_run": (
         "context_length_walker_run_512k.csv",
