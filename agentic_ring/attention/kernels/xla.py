@@ -62,19 +62,17 @@ class XlaKernel:
             def visit_queries(_, chunk):
                 query, query_labels, reachable_keys = chunk
 
-                def visit_keys(state, chunk):
-                    key, value, key_labels, reachable = chunk
-                    pair = _Pair(replace(mask, query=query_labels, key=key_labels), scores, grid, streams)
-                    return _where(
-                        reachable, lambda state: _attend(state, query, key, value, pair), state
-                    ), None
+                def visit_keys(place, state):
+                    key, value, labels = jax.tree.map(lambda x: x[place], (keys, values, mask.key))
+                    pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid, streams)
+                    return _attend(state, query, key, value, pair)
 
                 nothing = _RunningSoftmax(
                     jnp.zeros_like(query, dtype),
                     jnp.full_like(query[..., 0], jnp.finfo(dtype).min, dtype),
                     jnp.zeros_like(query[..., 0], dtype),
                 )
-                state, _ = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable_keys))
+                state = _visit(reachable_keys, len(keys), visit_keys, nothing)
                 return None, state.normalised()
 
             return None, jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))[1]
@@ -104,22 +102,15 @@ class XlaKernel:
             def visit_keys(dq, chunk):
                 key, value, labels, reachable_queries = chunk
 
-                def visit_queries(carry, chunk):
-                    dq, *d_key_value = carry
-                    place, query, query_labels, reachable = chunk
+                def visit_queries(place, carry):
+                    dq, d_key, d_value = carry
+                    query, query_labels = jax.tree.map(lambda x: x[place], (queries, mask.query))
                     pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid, streams)
-
-                    def differentiate(gradients):
-                        return jax.tree.map(jnp.add, gradients, _attend_backward(query, key, value, pair))
-
-                    unchanged = Gradients(jnp.zeros_like(dq[0]), *d_key_value)
-                    d_query, *d_key_value = _where(reachable, differentiate, unchanged)
-                    # Outside the conditional, so that dq is updated in place and not copied by a branch.
-                    return (dq.at[place].add(d_query), *d_key_value), None
+                    more = _attend_backward(query, key, value, pair)
+                    return dq.at[place].add(more.dq), d_key + more.dk, d_value + more.dv
 
                 nothing = (jnp.zeros_like(key, dtype), jnp.zeros_like(value, dtype))
-                chunks = (jnp.arange(len(queries.q)), queries, mask.query, reachable_queries)
-                (dq, dk, dv), _ = jax.lax.scan(visit_queries, (dq, *nothing), chunks)
+                dq, dk, dv = _visit(reachable_queries, len(queries.q), visit_queries, (dq, *nothing))
                 return dq, (dk, dv)
 
             nothing = jnp.zeros_like(queries.q.swapaxes(-1, -2), dtype)
@@ -192,9 +183,14 @@ class _Pair(NamedTuple):
         return x * (factors.swapaxes(-1, -2) if keys_first else factors)
 
 
-def _where(reachable: jax.Array | None, step: Callable[[State], State], state: State) -> State:
-    """The state after ``step``, or the state itself at no cost; None is known to be reachable."""
-    return step(state) if reachable is None else jax.lax.cond(reachable, step, lambda state: state, state)
+def _visit(
+    reachable: jax.Array | None, chunks: int, step: Callable[[jax.Array, State], State], state: State
+) -> State:
+    """The state after ``step`` with the place of each reachable chunk, bool [chunks]; None reaches all."""
+    if reachable is None:
+        return jax.lax.fori_loop(0, chunks, step, state)
+    (places,) = jnp.nonzero(reachable, size=chunks, fill_value=0)
+    return jax.lax.fori_loop(0, reachable.sum(), lambda number, state: step(places[number], state), state)
 
 
 def _attend(
