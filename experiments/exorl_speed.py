@@ -125,15 +125,16 @@ def exorl_speed(preset: Preset, task: Task, minutes: float, data: Path) -> dict[
         state = init_state(model, optimizer, training.seed, mesh, config.transformer.rules)
         seconds: list[float] = []
         losses: list[float] = []
+        tokens = 0
         while sum(seconds[1:]) < 60 * minutes:
             started = time.perf_counter()
             batch = batches()
+            tokens = batch.weight.size * TOKENS_PER_STEP
             state, metrics = update(state, batch)
             losses.append(float(metrics["loss"]))
             seconds.append(time.perf_counter() - started)
             if not math.isfinite(losses[-1]):
                 raise NonFiniteLossError(f"the loss of update {len(losses)} is {losses[-1]}, data {source}")
-        tokens = batch.weight.size * TOKENS_PER_STEP
     spread = Spread.of(tokens / spent for spent in seconds[1:])
     return {
         "preset": preset.name,

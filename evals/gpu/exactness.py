@@ -47,13 +47,11 @@ def exactness(
     try:
         selected = select_kernel(kernel)
     except ArgumentError as refusal:
-        raise UnsupportedError(
-            f"the {kernel} kernel does not run on this platform, {mesh_platform()}"
-        ) from refusal
+        raise UnsupportedError(f"the {kernel} kernel does not run on a {mesh_platform()}") from refusal
     mask = MaskSpec(causal=causal)
     local = Implementation.of("attention", partial(attention, mask=mask, kernel=kernel)).both
     ring = partial(_in_zigzag_order, EmulatedRing(selected, RING, mask).both)
-    worst = dict.fromkeys(ARRAYS, 0.0)
+    worst: dict[str, Any] = dict.fromkeys(ARRAYS, 0.0)
     shares: list[float] = []
     for head_dim in head_dims:
         for key_heads in kv_heads:

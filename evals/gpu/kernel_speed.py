@@ -44,14 +44,15 @@ def hop(
     problem = Problem(tokens, heads, kv_heads, head_dim, dtype, causal)
     one_call = OneCall(select_kernel(kernel), MaskSpec(causal=causal))
     peer_name = f"jax.nn {peer}"
-    peer_call: Any = partial(jax.nn.dot_product_attention, is_causal=causal, implementation=peer)
+    dot_product_attention: Any = jax.nn.dot_product_attention
+    peer_call = partial(dot_product_attention, is_causal=causal, implementation=peer)
     implementations = [
         Implementation(KERNEL, one_call.forward, one_call.both),
         Implementation.of(peer_name, peer_call),
     ]
     row, left_out = _timed(problem, implementations, KERNEL, peer_name, direction, rounds, calls)
     work = problem.flops(direction) / 1e12
-    details = {"seconds": row.seconds.median, "matmul_tflops": row.matmul_rate / 1e12}
+    details: dict[str, Any] = {"seconds": row.seconds.median, "matmul_tflops": row.matmul_rate / 1e12}
     if peer_name in row.ratios:
         ratio = row.ratios[peer_name]
         details |= {"peer": peer_name, "peer_ratio": ratio.median}

@@ -113,10 +113,8 @@ def _check(record: Record) -> None:
     """Raises a ValueError for a field of another type than this script writes."""
     kinds: dict[str, Any] = {"row": str, "message": str, "unit": str, "seconds": int | float}
     kinds |= dict.fromkeys(("settings", "origin", "details"), dict)
-    kinds |= dict.fromkeys(("value", "low", "high"), int | float | None) | {
-        "goal": str | None,
-        "met": bool | None,
-    }
+    kinds |= dict.fromkeys(("value", "low", "high"), int | float | None)
+    kinds |= {"goal": str | None, "met": bool | None}
     for known in fields(record):
         value = getattr(record, known.name)
         if known.name == "status":

@@ -51,7 +51,7 @@ def train_step(model: str, context: int, precision: Precision, rounds: int) -> F
     details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in vars(flops).items()}
     details |= {"seconds": spread.median, "tokens_per_second": context * running.step.batch / spread.median}
     details |= {"layers": config.transformer.layers, "all_layers": step.shape.layers, "loss": loss}
-    details |= {"peak": source, "cudnn": "__cudnn" in running.compiled.as_text()}
+    details |= {"peak": source, "cudnn": "__cudnn" in (running.compiled.as_text() or "")}
     value, low, high = (100 * flops.model / (s * peak) for s in (spread.median, spread.high, spread.low))
     return Found(value, "% of peak", low, high, details)
 

@@ -1,4 +1,4 @@
-"""The speed of the main job: synthetic chains are chains, and stored trajectories are taken where there are some."""
+"""The speed of the main job, on synthetic chains and, where there are some, on stored trajectories."""
 
 from dataclasses import replace
 

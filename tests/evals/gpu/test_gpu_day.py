@@ -1,4 +1,4 @@
-"""A day with a GPU: what is measured again, what a row becomes, the table, and that it needs little but JAX."""
+"""A day with a GPU: what is measured again, what a row becomes, the table, and how few packages it needs."""
 
 import importlib
 import inspect
@@ -136,7 +136,7 @@ def test_every_row_has_a_name_of_its_own_and_calls_its_function_rightly(tiny):
         inspect.signature(getattr(importlib.import_module(module), name)).bind(**row.settings)
         assert json.loads(json.dumps(row.settings)) == row.settings, "what a file gives back is equal"
     assert [row.group for row in choose_rows(rows, ["decode", "main_job"])][-1] == "main_job"
-    with pytest.raises(UnknownNameError, match="'hops'.*exactness, hop, ring_of_1, train_step"):
+    with pytest.raises(UnknownNameError, match=r"'hops'.*exactness, hop, ring_of_1, train_step"):
         choose_rows(rows, ["hops"])
 
 
