@@ -16,6 +16,7 @@ from agentic_ring.attention.mask import MaskSpec, TokenLabels
 from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.collectives import RingAxis
+from agentic_ring.attention.ring.layout import stripe_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import MeshError, UnknownNameError
 from agentic_ring.mesh import ShardingRules
@@ -76,9 +77,10 @@ def attention(
       strategy: "local", "ring", "all_gather", "ulysses" or "ulysses_ring" (module ``strategies``);
         "auto" follows the rule of module ``choose_strategy`` and logs what it chose.
       schedule: schedule of a ring; "bidirectional" sends half of each block each way round.
-      layout: the order in which the ring holds the sequence while it works ("contiguous",
-        "striped", "zigzag"). "auto": zigzag where the mask is causal without window or prefix, several
-        devices share the sequence, and no positions are given; else contiguous, which moves nothing.
+      layout: the order in which the ring holds the sequence while it works ("contiguous", "striped",
+        "block_striped", "zigzag"; module ``ring.layout``). "auto", where several devices share the sequence
+        and no positions are given: zigzag for a causal mask alone; block_striped with segment ids, a prefix
+        or a window of more than a device's tokens (except on TPUs); else contiguous, which moves nothing.
       permuted: the sequence is in ``layout`` order already, and so is the output: for a model that
         permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
@@ -186,9 +188,10 @@ def ring_attention(
     inputs = AttentionInputs.checked(
         q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
     )
+    run_length = stripe_length(layout, q.shape[1], axis.size) if layout == "block_striped" else None
     sharded = ShardedAttention(
         options,
-        select_kernel(kernel, query_chunk, key_chunk),
+        select_kernel(kernel, query_chunk, key_chunk, run=run_length),
         inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
     )
     return sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))

@@ -10,7 +10,7 @@ Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 """How devices share a sequence; see ``strategies``."""
 
-Layout = Literal["contiguous", "striped", "zigzag"]
+Layout = Literal["contiguous", "striped", "block_striped", "zigzag"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 """The order in which the ring holds a sequence; see ``ring.layout``."""
 

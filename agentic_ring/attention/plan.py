@@ -12,7 +12,8 @@ from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.platform import mesh_platform
-from agentic_ring.attention.ring.layout import length_multiple, padded_length, round_up
+from agentic_ring.attention.ring.balance import balanced_layout
+from agentic_ring.attention.ring.layout import padded_length, stripe_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules, shared_axes
@@ -94,14 +95,14 @@ class Plan:
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
         sharded, options = self.sharded, self.sharded.options
-        multiple = length_multiple(
+        return padded_length(
+            length,
             self.placement.ring,
             sharded.layout,
-            options.schedule,
+            schedule=options.schedule,
             ulysses=sharded.ulysses,
             permuted=options.permuted,
         )
-        return round_up(length, multiple)
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
@@ -167,9 +168,10 @@ def decide(
         raise MeshError(f'strategy is "{choice.strategy}" but {why}; choose another strategy or mesh')
     layout = options.layout
     if layout == "auto":
-        plain_causal = mask.causal and mask.window is None and not mask.prefix
-        unbalanced = plain_causal and inputs.query.positions is None and placement.ring > 1
-        layout = "zigzag" if unbalanced and not options.permuted else "contiguous"
+        given = options.permuted or inputs.query.positions is not None
+        segments = inputs.query.segment_ids is not None
+        alone = placement.ring == 1
+        layout = "contiguous" if given or alone else balanced_layout(mask, segments, shapes.tokens, platform)
     sharded = ShardedAttention(
         replace(options, strategy=choice.strategy, layout=layout),
         select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform),
@@ -177,6 +179,11 @@ def decide(
         ulysses=ulysses_degree(shapes, choice.strategy),
     )
     plan = Plan(placement, sharded)
+    if layout == "block_striped" and q.shape[1] == k.shape[1]:
+        ring = placement.ring if options.permuted else placement.ring // sharded.ulysses
+        run = stripe_length(layout, plan.padded(q.shape[1]) // ring, ring)
+        kernel = select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform, run)
+        plan = replace(plan, sharded=replace(sharded, kernel=kernel))
     if options.permuted:
         plan.check_permuted(rules, q.shape[1], k.shape[1])
     return Decision(plan, shapes, platform, choice)

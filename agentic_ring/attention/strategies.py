@@ -141,7 +141,7 @@ class ShardedAttention:
             return False
         if mask.window is not None:
             return isinstance(transport, Neighbours)
-        return self.layout != "striped"
+        return self.layout in ("contiguous", "zigzag")
 
 
 def _with_positions(inputs: AttentionInputs, layout: Layout, axis: RingAxis) -> AttentionInputs:

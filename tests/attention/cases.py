@@ -62,7 +62,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     ),
     "scores": ("plain", "soft cap", "sinks", "dropout"),
     "heads": ((8, 8), (8, 2), (8, 1)),  # multi-head, grouped-query, multi-query
-    "layout": ("contiguous", "striped", "zigzag"),
+    "layout": ("contiguous", "striped", "block_striped", "zigzag"),
     "length": (64, 53),  # 53 divides over nothing
     "chunks": (None, (3, 5)),  # 3 and 5 divide no block
     "kernel": ("xla", "vanilla"),

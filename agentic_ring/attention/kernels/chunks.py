@@ -12,14 +12,14 @@ MAX_CHUNK = 512
 lose to the loop's overhead, longer ones to memory traffic."""
 
 
-def default_chunk(length: int, *, longest: int = MAX_CHUNK, masked: bool = True) -> int:
-    """The chunk size for a block of ``length`` tokens: equal chunks, none longer than ``longest``.
+def default_chunk(length: int, longest: int = MAX_CHUNK, halves: bool = True) -> int:
+    """The chunk size for a run of ``length`` tokens: equal chunks, none longer than ``longest``.
 
-    Where there is a mask, their number is even: the two halves of a zigzag block, one early and one
-    late in the sequence, then never share a chunk, and the half of the chunk pairs that is masked can
-    be skipped. So can a quarter of the pairs on a causal diagonal.
+    With ``halves`` their number is even: the two halves of a zigzag block, one early and one late in
+    the sequence, then never share a chunk, and the half of the chunk pairs that is masked can be
+    skipped. So can a quarter of the pairs on a causal diagonal.
     """
-    parts = 2 if masked else 1
+    parts = 2 if halves else 1
     return -(-length // (parts * -(-length // (parts * longest))))
 
 

@@ -36,7 +36,11 @@ KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
 
 
 def select_kernel(
-    name: str, query_chunk: int | None = None, key_chunk: int | None = None, platform: str | None = None
+    name: str,
+    query_chunk: int | None = None,
+    key_chunk: int | None = None,
+    platform: str | None = None,
+    run: int | None = None,
 ) -> Kernel:
     """The kernel of this name; "auto" is the first of the platform's that serves the case.
 
@@ -44,6 +48,7 @@ def select_kernel(
       name: one of ``KERNELS``.
       query_chunk, key_chunk: for kernels that have chunks.
       platform: "cpu", "gpu" or "tpu"; that of the ambient mesh where absent.
+      run: tokens of a stripe, where the sequence lies in stripes; see ``XlaKernel``.
 
     Raises:
       UnknownNameError: no kernel bears the name.
@@ -68,7 +73,7 @@ def select_kernel(
     def make(name: str) -> Kernel:
         if name != "xla":
             return _KERNELS[name]()
-        return XlaKernel(**chunks, all_streams=platform != "cpu")
+        return XlaKernel(**chunks, run=run, all_streams=platform != "cpu")
 
     if name != "auto":
         return make(name)

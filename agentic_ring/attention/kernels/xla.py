@@ -28,6 +28,8 @@ class XlaKernel:
       query_chunk: queries a chunk; where absent, ``default_chunk`` of their number, shorter where many
         heads share a key head.
       key_chunk: keys a chunk; ``default_chunk`` of their number where absent.
+      run: tokens that stand together in the sequence, where an order of it over the ring cuts it into
+        stripes; the default chunks do not reach from one into another, which lies far away.
       all_streams: whether all rows and heads of a batch are worked on at once, as an accelerator needs
         to be full; else only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the
         cache of a CPU's core.
@@ -35,13 +37,14 @@ class XlaKernel:
 
     query_chunk: int | None = None
     key_chunk: int | None = None
+    run: int | None = None
     all_streams: bool = False
 
     def _grid(self, q: jax.Array, k: jax.Array, mask: HopMask) -> ChunkGrid:
-        group, masked = q.shape[2] // k.shape[2], not mask.trivial
+        group, halves = q.shape[2] // k.shape[2], not mask.trivial and self.run is None
         longest = max(16, MAX_CHUNK // group)
-        query_chunk = self.query_chunk or default_chunk(q.shape[1], longest=longest, masked=masked)
-        key_chunk = self.key_chunk or default_chunk(k.shape[1], masked=masked)
+        query_chunk = self.query_chunk or default_chunk(self.run or q.shape[1], longest, halves)
+        key_chunk = self.key_chunk or default_chunk(self.run or k.shape[1], MAX_CHUNK, halves)
         query_chunk, key_chunk = min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1])
         streams = k.shape[0] * k.shape[2]
         if not self.all_streams:
