@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention.explain import Explanation
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.options import LAYOUTS
+from agentic_ring.attention.ring.balance import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions
 
@@ -35,6 +39,20 @@ def describe_mesh(mesh: Mesh) -> str:
 def describe_attention(explanation: Explanation) -> str:
     """The strategy and its reason, the layout, the tiles and the kernels."""
     return "\n".join(_attention_lines(explanation))
+
+
+def describe_balance(segment_ids: np.ndarray, ring: int, mask: MaskSpec) -> str:
+    """How evenly each layout shares the work of packed rows among ``ring`` devices.
+
+    Args:
+      segment_ids: int [rows, tokens].
+      ring: number of devices that share a row.
+      mask: the static part of the mask.
+    """
+    rows, length = segment_ids.shape
+    found = {layout: imbalance(tile_counts(layout, ring, length, mask, segment_ids)) for layout in LAYOUTS}
+    values = ", ".join(f"{layout} {value:.2f}" for layout, value in found.items())
+    return f"balance    slowest device over ideal, {rows} packed rows over {ring} devices: {values}"
 
 
 def _attention_lines(explanation: Explanation) -> Iterator[str]:

@@ -25,7 +25,6 @@ import numpy as np
 from agentic_ring.attention.options import LAYOUTS, Layout, Schedule
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
-
 MAX_STRIPE = 512
 """Longest stripe of "block_striped": a chunk of the kernels."""
 MIN_STRIPE = 128
