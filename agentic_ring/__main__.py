@@ -60,8 +60,8 @@ def main(
       window: Size of a sliding window: tokens attend only to tokens nearer than this. Default: no window.
       prefix: Number of tokens at the start that every token attends to.
       segments: The call has segment ids.
-      packing: File of packed rows, as data_prep.sharegpt writes it: the call has their length and segment ids,
-        and how evenly each layout shares their work is printed too.
+      packing: File of packed rows, as data_prep.sharegpt writes it: the call has their length and segment
+        ids, and how evenly each layout shares their work is printed too.
       soft_cap: Soft cap of the scores. Default: no cap.
       dropout_rate: Share of the attention probabilities that is dropped.
       strategy: Strategy by which devices share the sequence; "auto" follows the rule of attention.

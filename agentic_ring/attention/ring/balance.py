@@ -50,9 +50,8 @@ def tile_counts(
     labels = TokenLabels(jnp.arange(length)[None], jnp.asarray(segments, jnp.int32)).pad(padded - length)
     block = padded // ring
     striped = layout == "block_striped" and ring > 1
-    chunk = (
-        default_chunk(stripe_length(layout, block, ring), halves=False) if striped else default_chunk(block)
-    )
+    run = stripe_length(layout, block, ring) if striped else block
+    chunk = default_chunk(run, halves=not striped)
 
     def bounds(device: int):
         places = shard_order(layout, padded, ring, device)

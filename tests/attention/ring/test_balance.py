@@ -17,9 +17,7 @@ def packed(length: int, median: int) -> np.ndarray:
 
 def test_zigzag_gives_every_device_the_same_tiles_of_one_causal_sequence():
     counts = tile_counts("zigzag", 4, 256, CAUSAL)
-    assert (
-        counts == [[3], [2], [2], [2]]
-    ).all()  # of four chunk pairs a hop; all but the diagonal half empty
+    assert (counts == [[3], [2], [2], [2]]).all()  # of four a hop; all but the diagonal half empty
     assert tile_counts("contiguous", 4, 256, CAUSAL)[1].tolist() == [0, 4, 4, 4]
 
 
