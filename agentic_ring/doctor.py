@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.attention.cost_model import HARDWARE
 from agentic_ring.attention.explain import Explanation
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.options import LAYOUTS
@@ -37,7 +38,7 @@ def describe_mesh(mesh: Mesh) -> str:
 
 
 def describe_attention(explanation: Explanation) -> str:
-    """The strategy and its reason, the layout, the tiles and the kernels."""
+    """The strategy and its reason, the estimates, the layout, the tiles and the kernels."""
     return "\n".join(_attention_lines(explanation))
 
 
@@ -61,6 +62,10 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
     yield f"strategy   {decision.choice.strategy}: {decision.choice.reason}"
     for strategy, reason in explanation.others.items():
         yield f"    not {strategy}: {reason}"
+    if explanation.estimates:
+        yield f"estimates  for {HARDWARE[decision.platform].name}, forward and backward of one call"
+    for strategy, estimate in explanation.estimates.items():
+        yield f"    {strategy}: {estimate}"
     degree = f", heads exchanged among {sharded.ulysses} devices" if sharded.ulysses > 1 else ""
     yield f"layout     {sharded.layout}, {sharded.options.schedule} schedule{degree}"
     yield (

@@ -22,8 +22,9 @@ def test_the_whole_report(capsys):
     for line in (
         "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
         "mesh       stage 1 x data 2 x fsdp 1 x ring 4 x tensor 1",
-        "strategy   ring: blocks of 8192 tokens hide a transfer, 16 would do",
+        "strategy   ring: CPU devices keep blocks of 128 tokens or more in a ring",
         "    not local: each of 4 devices would do the work of all",
+        "estimates  for simulated CPU, forward and backward of one call",
         "layout     block_striped, unidirectional schedule",
         "per device 1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
         "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, by positions, in segments: "

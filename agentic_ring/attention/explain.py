@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.api import run
-from agentic_ring.attention.choose_strategy import reason_against
+from agentic_ring.attention.choose_strategy import estimates, reason_against
+from agentic_ring.attention.cost_model import Estimate
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
@@ -58,6 +59,7 @@ class Explanation:
     Attributes:
       decision: the plan that ``attention`` makes, and its reasons.
       others: why each other strategy is not taken.
+      estimates: estimated time of each strategy that can serve; empty without a ring or with a window.
       tokens: length of the sequence with its padding.
       calls: every kind of call of a kernel that a device makes.
       refusals: by kernel, the calls that it refuses and why.
@@ -66,6 +68,7 @@ class Explanation:
 
     decision: Decision
     others: dict[Strategy, str]
+    estimates: dict[Strategy, Estimate]
     tokens: int
     calls: tuple[KernelCall, ...]
     refusals: dict[str, dict[KernelCall, str]]
@@ -113,7 +116,8 @@ def explain(
     kernels = {
         call: next(name for name, _ in auto_kernel.candidates if call not in refusals[name]) for call in calls
     }
-    return Explanation(decision, others, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
+    times = estimates(auto.shapes, options.mask, auto.platform)
+    return Explanation(decision, others, times, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
 
 
 def _no_labels(x: jax.Array) -> jax.Array:

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from agentic_ring.attention.choose_strategy import Choice, Shapes, choose_strategy, refusal, ulysses_degree
+from agentic_ring.attention.choose_strategy import Choice, choose_strategy, refusal
+from agentic_ring.attention.cost_model import Shapes, ulysses_degree
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.options import AttentionOptions
@@ -150,6 +151,7 @@ def decide(
     placement = place(mesh, rules, q.shape, k.shape, options.strategy)
     platform = mesh_platform(placement.mesh)
     rows, heads, key_heads = placement.local((q.shape[0], q.shape[2], k.shape[2]))
+    permuted = options.permuted and options.layout not in ("auto", "contiguous")
     shapes = Shapes(
         ring=placement.ring,
         inner=placement.inner,
@@ -159,6 +161,7 @@ def decide(
         key_heads=key_heads,
         head_dim=q.shape[3],
         itemsize=q.dtype.itemsize,
+        permuted=permuted and inputs.query.positions is None,
     )
     if options.strategy == "auto":
         choice = choose_strategy(shapes, mask, platform)
