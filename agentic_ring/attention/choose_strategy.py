@@ -4,7 +4,7 @@ The rule takes the strategy with the least estimated time (``cost_model``) of th
 cases are not estimated:
 
 1. No ring of several devices, or queries and keys of different lengths, which stay whole: "local".
-2. A sliding window: "ring". Only the devices in its reach exchange anything.
+2. A sliding window within a device's block: "ring". Only neighbours exchange anything.
 3. Long blocks on CPU devices: "ring". Such devices rehearse the program of larger machines.
 """
 
@@ -41,8 +41,8 @@ def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
     """Chooses by the rule of the module."""
     if shapes.ring == 1:
         return Choice("local", "the sequence is whole on every device")
-    if mask.window is not None:
-        return Choice("ring", "a sliding window: only devices in its reach exchange keys")
+    if _near(shapes, mask):
+        return Choice("ring", "a sliding window within a block: only neighbours exchange keys")
     if platform == "cpu" and shapes.tokens >= CPU_RING_BLOCK:
         return Choice("ring", f"CPU devices keep blocks of {CPU_RING_BLOCK} tokens or more in a ring")
     times: dict[Strategy, float] = {
@@ -56,11 +56,11 @@ def choose_strategy(shapes: Shapes, mask: MaskSpec, platform: str) -> Choice:
 
 
 def estimates(shapes: Shapes, mask: MaskSpec, platform: str) -> dict[Strategy, Estimate]:
-    """The estimated time by strategy, of those that can serve; empty without a ring or with a window."""
-    if shapes.ring == 1 or mask.window is not None:
+    """The estimated time by strategy, of those that can serve; empty where the rule does not estimate."""
+    if shapes.ring == 1 or _near(shapes, mask):
         return {}
     return {
-        strategy: estimate(shapes, mask.causal, HARDWARE[platform], strategy)
+        strategy: estimate(shapes, mask, HARDWARE[platform], strategy)
         for strategy in STRATEGIES
         if strategy != "local" and refusal(shapes, strategy) is None
     }
@@ -73,7 +73,7 @@ def reason_against(shapes: Shapes, mask: MaskSpec, platform: str, strategy: Stra
         return chosen.reason
     if (why := objection(shapes, platform, strategy)) is not None:
         return why
-    if mask.window is not None:
+    if _near(shapes, mask):
         return "would send all keys, of which the window needs few"
     times = estimates(shapes, mask, platform)
     ratio = times[strategy].total / times[chosen.strategy].total
@@ -117,3 +117,8 @@ def refusal(shapes: Shapes, strategy: Strategy) -> str | None:
             f"{degree if degree > 1 else f'any part of {shapes.ring}'} devices"
         )
     return None
+
+
+def _near(shapes: Shapes, mask: MaskSpec) -> bool:
+    """Whether a window reaches no further than the neighbouring devices."""
+    return mask.window is not None and mask.window <= shapes.tokens

@@ -2,10 +2,11 @@
 
 A device holds c tokens with N query and K key heads of size H, in a ring of P devices. The estimate adds up
 
-compute      4 c (P c) N H operations, half of them with a causal mask, at the rate of the kernel. Times
-             1 + half_tile / t where one call of the kernel sees t tokens of keys, because each call reads the
-             queries and merges its output. t is c in a ring, and in an all-gather, which computes block by
-             block too; it is the whole sequence after Ulysses. The layout is taken to balance a causal mask.
+compute      4 c (P c) N H operations, half of them with a causal mask and fewer with a window, at the rate
+             of the kernel; times 1 + half_tile / t where one call of the kernel sees t tokens of keys, because
+             each call reads the queries and merges its output. t is c in a ring, and in an all-gather, which
+             computes block by block too; it is the whole sequence after Ulysses. The layout is taken to
+             balance the mask.
 transfers    the time that compute does not hide. A hop of a ring hides its transfers behind its compute
              (arXiv 2310.01889), except the last gradients. Ulysses and all-gather hide nothing.
 latency      of each transfer.
@@ -17,6 +18,7 @@ import math
 from dataclasses import dataclass
 from math import gcd
 
+from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.options import Strategy
 
 
@@ -126,16 +128,16 @@ class Estimate:
 
 def estimate(
     shapes: Shapes,
-    causal: bool,
+    mask: MaskSpec,
     hardware: Hardware,
     strategy: Strategy,
     passes: tuple[Pass, ...] = (FORWARD, BACKWARD),
 ) -> Estimate:
-    """Estimates a call without a window under a strategy that spreads it over the ring; see the module.
+    """Estimates a call under a strategy that spreads it over the ring; see the module.
 
     Args:
       shapes: its sizes; the ring has several devices.
-      causal: whether the mask is causal.
+      mask: its mask; segments and a prefix are not known here.
       passes: what is computed; a rematerialised block runs the forward twice.
     """
     ring, degree = shapes.ring, ulysses_degree(shapes, strategy)
@@ -145,7 +147,10 @@ def estimate(
     inner = shapes.inner if strategy == "ring" and shapes.inner < ring else 1
     outer, outer_link = hops // inner, hardware.network if ring > host else hardware.link
     numbers = shapes.batch * shapes.tokens * shapes.head_dim  # per head
-    operations = 4 * numbers * shapes.heads * ring * shapes.tokens / (2 if causal else 1)
+    keys = ring * shapes.tokens
+    reach = 1.0 if mask.window is None else min(1.0, mask.window / keys)
+    live = reach * (2 - reach) / (2 if mask.causal else 1)
+    operations = 4 * numbers * shapes.heads * keys * live
     forward = operations / hardware.flops * (1 + hardware.half_tile / (degree * shapes.tokens))
     block = 2 * numbers * shapes.key_heads * copies
     exchanged = 2 * numbers * (shapes.heads + shapes.key_heads * copies) * shapes.itemsize / degree

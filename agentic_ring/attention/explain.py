@@ -59,7 +59,7 @@ class Explanation:
     Attributes:
       decision: the plan that ``attention`` makes, and its reasons.
       others: why each other strategy is not taken.
-      estimates: estimated time of each strategy that can serve; empty without a ring or with a window.
+      estimates: estimated time of each strategy that can serve; empty without a ring or with a narrow window.
       tokens: length of the sequence with its padding.
       calls: every kind of call of a kernel that a device makes.
       refusals: by kernel, the calls that it refuses and why.

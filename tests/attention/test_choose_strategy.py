@@ -24,7 +24,7 @@ def estimated(cell: Cell, method: str) -> float:
     """The estimated seconds of a published method."""
 
     def on(strategy: Strategy, shapes: Shapes = cell.shapes):
-        return estimate(shapes, True, cell.hardware, strategy, cell.passes)
+        return estimate(shapes, CAUSAL, cell.hardware, strategy, cell.passes)
 
     name, *degree = method.split()
     if name not in ("gathered", "unbalanced"):
@@ -103,11 +103,30 @@ def test_the_choice(shapes: Shapes, platform: str, strategy: Strategy):
     assert choose_strategy(shapes, CAUSAL, platform).strategy == strategy
 
 
-def test_a_window_keeps_the_ring():
-    choice = choose_strategy(LLAMA_8B, MaskSpec(window=4096), "gpu")
-    assert (choice.strategy, "only devices in its reach" in choice.reason) == ("ring", True)
-    reason = reason_against(LLAMA_8B, MaskSpec(window=4096), "gpu", "ulysses")
+def test_a_window_within_a_block_keeps_the_ring():
+    window = MaskSpec(window=8192)
+    choice = choose_strategy(LLAMA_8B, window, "gpu")
+    assert (choice.strategy, "only neighbours exchange" in choice.reason) == ("ring", True)
+    reason = reason_against(LLAMA_8B, window, "gpu", "ulysses")
     assert reason == "would send all keys, of which the window needs few"
+    assert choose_strategy(LLAMA_8B, MaskSpec(window=8193), "gpu").strategy == "ulysses"
+
+
+@pytest.mark.parametrize(
+    ("mask", "live"),
+    [
+        (MaskSpec(causal=False), 1),
+        (CAUSAL, 1 / 2),
+        (MaskSpec(window=16384), 7 / 32),  # a quarter of 65536, less what lies before the first token
+        (MaskSpec(causal=False, window=16384), 7 / 16),
+        (MaskSpec(window=10**6), 1 / 2),
+    ],
+)
+def test_compute_of_a_mask(mask: MaskSpec, live: float):
+    def compute(mask: MaskSpec) -> float:
+        return estimate(LLAMA_8B, mask, HARDWARE["gpu"], "ring").compute
+
+    assert compute(mask) == pytest.approx(live * compute(MaskSpec(causal=False)))
 
 
 def test_reasons_name_the_estimates_and_what_keeps_a_strategy_out():
@@ -133,7 +152,7 @@ def test_what_each_strategy_waits_for():
     h100 = HARDWARE["gpu"]
 
     def waiting(strategy: Strategy, **changes) -> float:
-        return estimate(replace(LLAMA_8B, **changes), True, h100, strategy).transfers
+        return estimate(replace(LLAMA_8B, **changes), CAUSAL, h100, strategy).transfers
 
     per_token = 8 * 128 * 2  # numbers of keys and values
     last_gradients = per_token * 8192 * 4 / h100.link
