@@ -3,7 +3,7 @@
 A device holds c tokens with N query and K key heads of size H, in a ring of P devices. The estimate adds up
 
 compute      4 c (P c) N H operations, half of them with a causal mask and fewer with a window, at the rate
-             of the kernel; times 1 + half_tile / t where one call of the kernel sees t tokens of keys, because
+             of the kernel; times 1 + half_tile / t where a call of the kernel sees t tokens of keys, because
              each call reads the queries and merges its output. t is c in a ring, and in an all-gather, which
              computes block by block too; it is the whole sequence after Ulysses. The layout is taken to
              balance the mask.
