@@ -1,5 +1,6 @@
 """The rule and its cost model, held against published measurements. Plain arithmetic: nothing is compiled."""
 
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from agentic_ring.attention.choose_strategy import (
     gathered_bytes,
     reason_against,
 )
-from agentic_ring.attention.cost_model import HARDWARE, Shapes, estimate
+from agentic_ring.attention.cost_model import HARDWARE, Hardware, Shapes, estimate
 from tests.attention.published_times import CELLS, Cell
 
 CAUSAL = MaskSpec(causal=True)
@@ -151,8 +152,8 @@ def test_what_each_strategy_waits_for():
     """A ring hides what it moves behind long blocks only; the others wait as long as they move."""
     h100 = HARDWARE["gpu"]
 
-    def waiting(strategy: Strategy, **changes) -> float:
-        return estimate(replace(LLAMA_8B, **changes), CAUSAL, h100, strategy).transfers
+    def waiting(strategy: Strategy, hardware: Hardware = h100, **changes) -> float:
+        return estimate(replace(LLAMA_8B, **changes), CAUSAL, hardware, strategy).transfers
 
     per_token = 8 * 128 * 2  # numbers of keys and values
     last_gradients = per_token * 8192 * 4 / h100.link
@@ -172,3 +173,13 @@ def test_what_each_strategy_waits_for():
         waiting("ring", ring=16, inner=inner, tokens=2048, key_heads=32) for inner in (16, 8)
     )
     assert one_axis > 4 * two_axes
+    # Short blocks wait on the inner axis too: forward and backward, 7 transfers in each of 2 rounds.
+    inner = 2 * 7 * 4 * per_token * 64 * (2 + 6) / h100.link
+    short_blocks = {"ring": 16, "inner": 8, "tokens": 64, "key_heads": 32}
+    crossing = waiting("ring", replace(h100, link=math.inf), **short_blocks)
+    assert 0.5 * inner < waiting("ring", **short_blocks) - crossing < inner
+    # Heads are exchanged within a host. Two key heads become eight copies, which the outer ring moves on.
+    gradients, exchanged = 8 * 128 * 2 * 8192 * 4, 2 * (64 + 16) * 8192 * 128 * 2 / 8 * 7
+    assert waiting("ulysses_ring", ring=16, inner=8, key_heads=2) == pytest.approx(
+        exchanged / h100.collective + gradients / h100.network
+    )
