@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agentic_ring.attention.kernels import registry
+from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from evals import gpu_day as script
 from evals.compile.llama_step import LlamaStep
+from evals.gpu.exactness import exactness
 from evals.gpu.processes import measure, measure_rows
 from evals.gpu.records import Outcome, Record, read_records, record_table
 from evals.gpu.rows import Found, Goal, Row, all_rows, choose_rows
@@ -239,3 +242,20 @@ def test_every_row_runs_on_a_cpu(tmp_path):
     written = (tmp_path / "rows.json").stat().st_mtime_ns
     assert run_python(*command, "--rows", "hop", "decode", cwd=ROOT, env=environment).returncode == 0
     assert (tmp_path / "rows.json").stat().st_mtime_ns == written
+
+
+class OwnOutputKernel(XlaKernel):
+    """A plausible wrong backward: the output of this hop's keys in the place of the global one."""
+
+    def backward(self, tile, saved):
+        return super().backward(tile, saved._replace(output=self.forward(tile).output))
+
+
+@pytest.mark.slow
+def test_a_wrong_gradient_of_a_hop_is_beyond_the_tolerance(monkeypatch):
+    sizes = {"dtype": "float32", "causal": True, "tokens": 64, "head_dims": [8], "kv_heads": [2]}
+    right = exactness("xla", **sizes)
+    monkeypatch.setitem(registry._KERNELS, "own output", OwnOutputKernel)
+    wrong = exactness("own output", **sizes)
+    assert right.value < 1 < wrong.value
+    assert wrong.details["output"] == right.details["output"]
