@@ -2,9 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,12 @@ def attention(
     mask: MaskSpec = MaskSpec(causal=True),
     segment_ids: Pair = None,
     positions: Pair = None,
+    hidden_rows: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    head_windows: Sequence[int | None] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     strategy: Strategy | Literal["auto"] = "auto",
@@ -46,6 +49,7 @@ def attention(
     kernel: str = "auto",
     query_chunk: int | None = None,
     key_chunk: int | None = None,
+    return_logsumexp: bool = False,
 ) -> jax.Array:
     """Exact attention over a sequence of any length, sharded over the mesh.
 
@@ -57,7 +61,8 @@ def attention(
 
     Args:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      v: values [B, S, K, V].
       mesh: the mesh to run on; that of ``jax.set_mesh`` where absent, one device without either.
       rules: which mesh axes carry batch, sequence and heads. A pair of axes for the sequence, (outer,
         inner), makes the ring a double ring, and lets "ulysses_ring" exchange heads over the inner.
@@ -67,9 +72,15 @@ def attention(
       positions: int [B, T] (or [1, T]), or a (query, key) pair: the position of each token in its
         sequence, for the mask; counted from 0 where absent. A negative position is padding.
         A caller who passes positions may have permuted the sequence: it is then used as it is.
+      hidden_rows: int [B, S, 2] (or [1, S, 2]), a range of positions for each key: the queries from the
+        first to before the second do not attend to it, whatever else the mask says. With [B, S, 4] two
+        ranges (module ``hidden_rows``; FlashMask, arXiv 2410.01359).
       scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
       sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
+      alibi_slopes: float [N]; a score loses slope * distance of its two tokens' positions (ALiBi, arXiv
+        2108.12409). Constants: they get no gradient.
+      head_windows: N numbers, a sliding window for each query head, None for none; on top of the mask.
       dropout_rate: share of the probabilities that is set to 0, the others divided by 1 - rate. Which
         ones depends only on the key, the row, the head and the two tokens' positions and segment ids,
         not on mesh, strategy, layout or kernel.
@@ -85,9 +96,13 @@ def attention(
         permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
       query_chunk, key_chunk: queries and keys that the kernel works on at a time; its own choice if absent.
+      return_logsumexp: return the logsumexp of the scores as well, to merge attention to other keys with
+        (``merge_attention``).
 
     Returns:
-      [B, T, N, H] in q's dtype and sharding; exactly 0 where a query has nothing to attend to.
+      [B, T, N, V] in q's dtype and sharding; exactly 0 where a query has nothing to attend to. With
+      ``return_logsumexp`` (that, the logsumexp [B, T, N] in float32, or float64 where the inputs are: -inf
+      where a query has nothing to attend to). Both have gradients.
 
     Raises:
       ArgumentError: an argument has the wrong shape, dtype or value.
@@ -106,9 +121,20 @@ def attention(
         kernel=kernel,
         query_chunk=query_chunk,
         key_chunk=key_chunk,
+        return_logsumexp=return_logsumexp,
     )
     inputs = AttentionInputs.checked(
-        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
+        q,
+        k,
+        v,
+        options,
+        positions=positions,
+        segment_ids=segment_ids,
+        hidden_rows=hidden_rows,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        head_windows=head_windows,
+        dropout_key=dropout_key,
     )
     decision = decide(inputs, options, mesh, rules)
     if varying := jax.typeof(q).manual_axis_type.varying:
@@ -135,9 +161,12 @@ def ring_attention(
     mask: MaskSpec,
     positions: Pair = None,
     segment_ids: Pair = None,
+    hidden_rows: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    head_windows: Sequence[int | None] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     layout: Layout = "contiguous",
@@ -145,6 +174,7 @@ def ring_attention(
     kernel: str = "auto",
     query_chunk: int | None = None,
     key_chunk: int | None = None,
+    return_logsumexp: bool = False,
 ) -> jax.Array:
     """Attention of this device's queries to the whole sequence, for use inside ``jax.shard_map``.
 
@@ -160,10 +190,13 @@ def ring_attention(
       dropout_key: the same on every device of the ring. Where devices hold different rows of a batch
         or different heads, fold their place in those into it.
       layout: the order in which the devices hold the sequence.
-      mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk: see ``attention``.
+      alibi_slopes, head_windows: likewise of this device's query heads.
+      hidden_rows: ranges of this device's keys, int [B, S, 2 or 4] (or [1, S, 2 or 4]).
+      mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk, return_logsumexp: see
+        ``attention``.
 
     Returns:
-      [B, T, N, H] in q's dtype; exactly 0 where a query has nothing to attend to.
+      As ``attention``, for this device's queries.
 
     Raises:
       ArgumentError: shapes, dtypes or sizes that do not fit.
@@ -184,9 +217,20 @@ def ring_attention(
         kernel=kernel,
         query_chunk=query_chunk,
         key_chunk=key_chunk,
+        return_logsumexp=return_logsumexp,
     )
     inputs = AttentionInputs.checked(
-        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
+        q,
+        k,
+        v,
+        options,
+        positions=positions,
+        segment_ids=segment_ids,
+        hidden_rows=hidden_rows,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        head_windows=head_windows,
+        dropout_key=dropout_key,
     )
     run_length = stripe_length(layout, q.shape[1], axis.size) if layout == "block_striped" else None
     sharded = ShardedAttention(
@@ -194,7 +238,8 @@ def ring_attention(
         select_kernel(kernel, query_chunk, key_chunk, run=run_length),
         inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
     )
-    return sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+    state = sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+    return tuple(state) if return_logsumexp else state.output
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -207,7 +252,10 @@ def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return _run_sharded(plan, inputs)
     # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
     sharded = functools.partial(_run_sharded, plan)
-    run = jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(inputs.q).sharding)
+    sharding: Any = jax.typeof(inputs.q).sharding
+    if plan.sharded.options.return_logsumexp:
+        sharding = sharding, sharding.update(spec=PartitionSpec(*sharding.spec[:3]))
+    run = jax.sharding.auto_axes(sharded, out_sharding=sharding)
     return cast(Callable[..., jax.Array], run)(inputs)
 
 
@@ -217,15 +265,16 @@ def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return _run_on_device(plan, inputs)
     length = inputs.q.shape[1]
     inputs = _padded(plan, inputs)
+    spec, both = place.queries_spec, plan.sharded.options.return_logsumexp
     # An abstract mesh is the ambient one already.
     mesh = place.mesh if isinstance(place.mesh, Mesh) else None
     output = jax.shard_map(
         functools.partial(_run_on_device, plan),
         mesh=mesh,
         in_specs=(place.input_specs(inputs),),
-        out_specs=place.queries_spec,
+        out_specs=(spec, PartitionSpec(*spec[:3])) if both else spec,
     )(inputs)
-    return output[:, :length] if length != inputs.q.shape[1] else output
+    return jax.tree.map(lambda x: x[:, :length] if length != inputs.q.shape[1] else x, output)
 
 
 def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
@@ -235,7 +284,8 @@ def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
 
     first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
-    return plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    state = plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    return tuple(state) if plan.sharded.options.return_logsumexp else state.output
 
 
 def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:
@@ -262,7 +312,7 @@ def _with_segments(labels: TokenLabels, length: int) -> TokenLabels:
     """The labels in a form that can be padded: one segment for all tokens where there were none."""
     if labels.positions is not None or labels.segment_ids is not None:
         return labels
-    return TokenLabels(segment_ids=jnp.zeros((1, length), jnp.int32))
+    return replace(labels, segment_ids=jnp.zeros((1, length), jnp.int32))
 
 
 def _pad(x: jax.Array, amount: int) -> jax.Array:

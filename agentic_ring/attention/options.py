@@ -39,6 +39,7 @@ class AttentionOptions:
     kernel: str = "auto"
     query_chunk: int | None = None
     key_chunk: int | None = None
+    return_logsumexp: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mask, MaskSpec):

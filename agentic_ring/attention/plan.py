@@ -73,12 +73,13 @@ class Placement:
             "q": self.queries_spec,
             "k": keys_spec,
             "v": keys_spec,
-            "sinks": None if inputs.sinks is None else PartitionSpec(self.heads),
+            **{name: PartitionSpec(self.heads) for name in ("sinks", "slopes", "windows")},
             "query": inputs.query.map(labels_spec),
             "key": inputs.key.map(labels_spec),
-            "dropout_key": None if inputs.dropout_key is None else PartitionSpec(),
+            "dropout_key": PartitionSpec(),
         }
-        return AttentionInputs(**specs)
+        absent = {name: None for name in specs if getattr(inputs, name) is None}
+        return AttentionInputs(**(specs | absent))
 
     @property
     def explicit(self) -> bool:
@@ -172,9 +173,9 @@ def decide(
     layout = options.layout
     if layout == "auto":
         given = options.permuted or inputs.query.positions is not None
-        segments = inputs.query.segment_ids is not None
+        labels = inputs.query.segment_ids is not None or inputs.key.hidden is not None
         alone = placement.ring == 1
-        layout = "contiguous" if given or alone else balanced_layout(mask, segments, shapes.tokens, platform)
+        layout = "contiguous" if given or alone else balanced_layout(mask, labels, shapes.tokens, platform)
     sharded = ShardedAttention(
         replace(options, strategy=choice.strategy, layout=layout),
         select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform),

@@ -115,7 +115,7 @@ def attend_to_shard(
     else:
         reachable = HopMask(mask, queries, keys).reachable(queries.bounds(), keys.bounds()).any(-1)
         firsts = slab * jnp.arange(slots // slab)
-        state, _ = jax.lax.scan(visit, empty_state(query), (firsts, keys, reachable))
+        state, _ = jax.lax.scan(visit, empty_state(query, query.shape[3]), (firsts, keys, reachable))
     return SoftmaxState(
         state.output.reshape(batch, tokens, heads, head_dim), state.logsumexp.reshape(batch, tokens, heads)
     )

@@ -81,12 +81,19 @@ class ChunkGrid:
 
     def join_keys(self, x: jax.Array) -> jax.Array:
         """The inverse of ``split_keys``, padding cut off."""
-        batch, length, heads, head_dim = self.key_shape
-        x = x.swapaxes(1, 2).reshape(batch, heads, -1, head_dim)
+        batch, length, heads, _ = self.key_shape
+        x = x.swapaxes(1, 2).reshape(batch, heads, -1, x.shape[-1])
         return x[:, :, :length].swapaxes(1, 2)
 
-    def split_mask(self, mask: HopMask, k: jax.Array) -> tuple[HopMask, jax.Array | None]:
+    def split_mask(
+        self, mask: HopMask, k: jax.Array, windows: jax.Array | None
+    ) -> tuple[HopMask, jax.Array | None]:
         """The labels of each chunk, and which pairs of chunks have anything to attend to.
+
+        Args:
+          mask: the mask of the tile.
+          k: its keys.
+          windows: int32 [N], windows of the query heads, or None.
 
         Returns:
           (the mask with labels [turns, chunks, streams or 1, tokens], reachable
@@ -106,8 +113,11 @@ class ChunkGrid:
         key = mask.key.pad(key_padding).map(lambda x: self._split_labels(x, self.key_chunk))
         query_bounds = jax.tree.map(lambda x: x[:, :, None], query.bounds())
         key_bounds = jax.tree.map(lambda x: x[:, None], key.bounds())
-        reachable = mask.reachable(query_bounds, key_bounds).any(-1)
-        return replace(mask, query=query, key=key), reachable
+        reachable = mask.reachable(query_bounds, key_bounds)
+        if windows is not None:
+            widest = windows.reshape(-1, self.group).max(1)[self.stream_numbers() % self.key_shape[2]]
+            reachable &= mask.nearer(widest[:, None, None], query_bounds, key_bounds)
+        return replace(mask, query=query, key=key), reachable.any(-1)
 
     def stream_numbers(self) -> jax.Array:
         """Which of the B * K streams each turn takes, int32 [turns, streams]."""

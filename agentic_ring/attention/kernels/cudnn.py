@@ -50,6 +50,8 @@ class CudnnKernel:
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)
+        if saved.d_logsumexp is not None:
+            raise NotImplementedError("the logsumexp has a gradient")
         none = jnp.zeros(0, q.dtype)
         # By name, because versions of JAX differ in how many there are and in their order.
         static: dict[str, Any] = {
@@ -127,6 +129,8 @@ def _refuse(library: Any, tile: Tile) -> None:
     if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
         dtypes = dict.fromkeys(jnp.dtype(x.dtype).name for x in (q, k, v))
         raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes bfloat16 or float16")
+    if q.shape[3] != v.shape[3]:
+        raise NotImplementedError(f"keys of {q.shape[3]} numbers and values of {v.shape[3]}")
     if q.shape[3] % 8:
         raise NotImplementedError(f"head dimension {q.shape[3]} is no multiple of 8")
     try:

@@ -23,7 +23,8 @@ class Tile(NamedTuple):
 
     Attributes:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H], N a multiple of K.
+      k: keys [B, S, K, H], N a multiple of K.
+      v: values [B, S, K, V].
     """
 
     q: jax.Array
@@ -37,15 +38,17 @@ class Saved(NamedTuple):
     """What a backward needs of the queries' attention to *all* keys.
 
     Attributes:
-      output: attention over all keys, [B, T, N, H]. With that over this tile's keys only in its place,
+      output: attention over all keys, [B, T, N, V]. With that over this tile's keys only in its place,
         dq and dk come out wrong while the forward and dv stay right.
       logsumexp: over all keys, in ``state_dtype``, [B, T, N].
-      d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
+      d_output: gradient of the loss with respect to ``output``, [B, T, N, V].
+      d_logsumexp: the same with respect to ``logsumexp``, or None where it is no output.
     """
 
     output: jax.Array
     logsumexp: jax.Array
     d_output: jax.Array
+    d_logsumexp: jax.Array | None = None
 
 
 class Kernel(Protocol):
@@ -77,9 +80,13 @@ def backward_rows(saved: Saved) -> tuple[jax.Array, jax.Array]:
 
     Returns:
       (total, delta): the logsumexp, +inf where it was -inf so that exp(score - total) is 0 in a row
-      that attends to nothing; and the inner product of output and its gradient.
+      that attends to nothing; and the inner product of output and its gradient, less the gradient of
+      the logsumexp: that of a score is its probability * (d_probability - delta).
     """
-    output, logsumexp, d_output = saved
-    total = jnp.where(jnp.isneginf(logsumexp), jnp.inf, logsumexp)
+    output, logsumexp, d_output, d_logsumexp = saved
+    empty = jnp.isneginf(logsumexp)
+    total = jnp.where(empty, jnp.inf, logsumexp)
     delta = (output.astype(logsumexp.dtype) * d_output.astype(logsumexp.dtype)).sum(-1)
+    if d_logsumexp is not None:
+        delta -= jnp.where(empty, 0.0, d_logsumexp)
     return total, delta

@@ -252,6 +252,8 @@ def _band_tile(tile: Tile) -> _BandTile:
     if q.dtype not in (jnp.float32, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         dtypes = {jnp.dtype(x.dtype).name: None for x in (q, k, v)}
         raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes float32 or bfloat16")
+    if head_dim != v.shape[3]:
+        raise NotImplementedError(f"keys of {head_dim} numbers and values of {v.shape[3]}")
     if head_dim > MAX_HEAD_DIM:
         raise NotImplementedError(f"head dimension {head_dim} is above {MAX_HEAD_DIM}")
     for length in (queries, keys):

@@ -56,7 +56,7 @@ class XlaKernel:
         """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         grid = self._grid(q, k, mask)
-        mask, reachable = grid.split_mask(mask, k)
+        mask, reachable = grid.split_mask(mask, k, scores.windows)
         dtype = state_dtype(q.dtype)
 
         def take_turn(_, turn):
@@ -70,10 +70,11 @@ class XlaKernel:
                     pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid, streams)
                     return _attend(state, query, key, value, pair)
 
+                zeros = jnp.zeros_like(query[..., 0], dtype)
                 nothing = _RunningSoftmax(
-                    jnp.zeros_like(query, dtype),
-                    jnp.full_like(query[..., 0], jnp.finfo(dtype).min, dtype),
-                    jnp.zeros_like(query[..., 0], dtype),
+                    jnp.broadcast_to(zeros[..., None], (*zeros.shape, v.shape[3])),
+                    jnp.full_like(zeros, jnp.finfo(dtype).min),
+                    zeros,
                 )
                 state = _visit(reachable_keys, len(keys), visit_keys, nothing)
                 return None, state.normalised()
@@ -95,7 +96,7 @@ class XlaKernel:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         grid = self._grid(q, k, mask)
-        mask, reachable = grid.split_mask(mask, k)
+        mask, reachable = grid.split_mask(mask, k, scores.windows)
         dtype = state_dtype(q.dtype)
 
         def take_turn(_, turn):
@@ -139,7 +140,7 @@ class _RunningSoftmax(NamedTuple):
     less a finite number is exactly 0.
     """
 
-    output: jax.Array  # [streams, rows, H]: sum of exp(score - largest) * value
+    output: jax.Array  # [streams, rows, V]: sum of exp(score - largest) * value
     largest: jax.Array  # [streams, rows]
     total: jax.Array  # [streams, rows]: sum of exp(score - largest)
 
@@ -153,7 +154,7 @@ class _BackwardQueries(NamedTuple):
     """The arrays of the queries that the backward needs, in chunks."""
 
     q: jax.Array  # [streams, rows, H]
-    d_output: jax.Array  # [streams, rows, H]
+    d_output: jax.Array  # [streams, rows, V]
     total: jax.Array  # [streams, rows], see ``backward_rows``
     delta: jax.Array  # [streams, rows]
 
@@ -167,9 +168,16 @@ class _Pair(NamedTuple):
     streams: jax.Array
 
     def masked(self, scores: jax.Array, *, keys_first: bool) -> jax.Array:
-        """Scores [streams, rows, S], or [streams, S, rows], with -inf where a query does not attend."""
+        """Scores [streams, rows, S], or [streams, S, rows], with -inf where a query does not attend.
+
+        What is added by head is added here.
+        """
         if self.mask.trivial:
             return scores
+        terms = self.scores.head_terms(self.mask, self._heads)
+        if terms is not None:
+            terms = terms.reshape(len(terms), -1, terms.shape[-1]).astype(scores.dtype)
+            scores += terms.swapaxes(-1, -2) if keys_first else terms
         # The heads of a group are blocks of rows with one mask.
         allowed = jnp.tile(self.mask.allowed(), (1, self.grid.group, 1))
         return jnp.where(allowed.swapaxes(-1, -2) if keys_first else allowed, scores, -jnp.inf)
@@ -179,11 +187,15 @@ class _Pair(NamedTuple):
         dropout = self.scores.dropout
         if dropout is None:
             return x
-        key_heads = self.grid.key_shape[2]
-        heads = (self.streams % key_heads * self.grid.group)[:, None] + jnp.arange(self.grid.group)
-        factors = dropout.factors(self.mask, self.streams // key_heads, heads)
+        factors = dropout.factors(self.mask, self.streams // self.grid.key_shape[2], self._heads)
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
         return x * (factors.swapaxes(-1, -2) if keys_first else factors)
+
+    @property
+    def _heads(self) -> jax.Array:
+        """The query heads [streams, N / K] of each stream."""
+        group = self.grid.group
+        return (self.streams % self.grid.key_shape[2] * group)[:, None] + jnp.arange(group)
 
 
 def _visit(

@@ -15,18 +15,18 @@ from agentic_ring.attention.options import Layout
 from agentic_ring.attention.ring.layout import padded_length, shard_order, stripe_length
 
 
-def balanced_layout(mask: MaskSpec, segments: bool, block: int, platform: str) -> Layout:
+def balanced_layout(mask: MaskSpec, labels: bool, block: int, platform: str) -> Layout:
     """The layout that gives the devices of a ring the most even shares of the work.
 
     Args:
       mask: the static part of the mask.
-      segments: whether tokens have segment ids.
+      labels: whether tokens have segment ids, or keys are hidden from ranges of rows.
       block: tokens of a device.
       platform: "cpu", "gpu" or "tpu".
     """
     if mask.window is not None and not mask.prefix and mask.window <= block:
         return "contiguous"  # a device exchanges with its neighbours only, and all have nearly the same work
-    uneven = segments or mask.window is not None or (mask.causal and mask.prefix > 0)
+    uneven = labels or mask.window is not None or (mask.causal and mask.prefix > 0)
     if uneven and platform != "tpu":  # whose fast kernel takes no tokens with positions of their own
         return "block_striped"
     plain_causal = mask.causal and mask.window is None and not mask.prefix

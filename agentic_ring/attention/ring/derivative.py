@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Saved, backward_rows
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.attention.ring.hop import Block, Hop, Queries
+from agentic_ring.attention.ring.hop import Block, Hop, Queries, join_pair, split_pair
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
@@ -33,13 +33,17 @@ class Route:
     hop: Hop
     axes: tuple[str, ...]
     """Mesh axes that the sequence is sharded over."""
+    logsumexp: bool = False
+    """Whether the logsumexp is an output too, with a gradient."""
 
 
-def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
+def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     """Attention of this device's queries to the blocks of keys and values of all devices.
 
-    The inputs are this device's shards; their dropout key is part of ``scores`` already. The result is
-    [B, T, N, H] in q's dtype.
+    The inputs are this device's shards; what changes scores is part of ``scores`` already.
+
+    Returns:
+      (output [B, T, N, V] in q's dtype, logsumexp [B, T, N] in its ``state_dtype``).
     """
     # Hops combine them all, and the carries of a scan must keep their type. Before the custom derivative, so
     # that JAX sums the gradient of an array that was the same on several devices.
@@ -48,39 +52,43 @@ def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
-    return _forward(route, inputs, scores).output.astype(inputs.q.dtype)
+def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    state = _forward(route, inputs, scores)
+    return state._replace(output=state.output.astype(inputs.q.dtype))
 
 
 def _attend_forward(
     route: Route, inputs: AttentionInputs, scores: Scores
-) -> tuple[jax.Array, tuple[AttentionInputs, Scores, jax.Array, jax.Array]]:
+) -> tuple[SoftmaxState, tuple[AttentionInputs, Scores, SoftmaxState]]:
     state = _forward(route, inputs, scores)
     output = checkpoint_name(state.output.astype(inputs.q.dtype), SAVED_NAMES[0])
     logsumexp = checkpoint_name(state.logsumexp, SAVED_NAMES[1])
-    return output, (inputs, scores, output, logsumexp)
+    state = SoftmaxState(output, logsumexp)
+    return state, (inputs, scores, state)
 
 
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     state = route.transport.forward(
-        Block(jnp.stack((inputs.k, inputs.v)), inputs.key),
+        Block(join_pair(inputs.k, inputs.v), inputs.key),
         lambda block, origin: route.hop.forward(Queries(inputs.q, inputs.query), block, origin, scores),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
 
 def _attend_backward(
-    route: Route, residuals: tuple[AttentionInputs, Scores, jax.Array, jax.Array], d_output: jax.Array
+    route: Route, residuals: tuple[AttentionInputs, Scores, SoftmaxState], d_state: SoftmaxState
 ) -> tuple[AttentionInputs, None]:
-    inputs, scores, output, logsumexp = residuals
+    inputs, scores, state = residuals
     q, k, v, sinks = inputs.q, inputs.k, inputs.v, inputs.sinks
-    queries, saved = Queries(q, inputs.query), Saved(output, logsumexp, d_output)
-    dq, (dk, dv) = route.transport.backward(
-        Block(jnp.stack((k, v)), inputs.key),
+    d_logsumexp = d_state.logsumexp if route.logsumexp else None
+    queries, saved = Queries(q, inputs.query), Saved(*state, d_state.output, d_logsumexp)
+    dq, d_block = route.transport.backward(
+        Block(join_pair(k, v), inputs.key),
         lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
     )
+    dk, dv = split_pair(d_block, queries.head_dim)
     d_sinks = None if sinks is None else _d_sinks(sinks, saved)
     gradients = {"q": dq.astype(q.dtype), "k": dk.astype(k.dtype), "v": dv.astype(v.dtype)}
     return replace(inputs, **gradients, sinks=d_sinks, query=None, key=None), None

@@ -32,15 +32,30 @@ from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, sta
 
 
 class Block(NamedTuple):
-    """Keys and values [2, B, S, K, H] of one device, stacked so that one permute carries both."""
+    """Keys [B, S, K, H] and values [B, S, K, V] of one device in one array, so that one permute carries both.
+
+    It is [2, B, S, K, H] where both have one size, which makes them parts of it in memory, else
+    [1, B, S, K, H + V]. Gradients of both have the same form.
+    """
 
     keys_values: jax.Array
     labels: TokenLabels
 
-    @property
-    def pair(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values, each [B, S, K, H]."""
-        return self.keys_values[0], self.keys_values[1]
+    def pair(self, head_dim: int) -> tuple[jax.Array, jax.Array]:
+        """Keys and values, of which keys have ``head_dim`` numbers."""
+        return split_pair(self.keys_values, head_dim)
+
+
+def join_pair(k: jax.Array, v: jax.Array) -> jax.Array:
+    """The ``keys_values`` of a block."""
+    return jnp.stack((k, v)) if k.shape == v.shape else jnp.concatenate((k, v), axis=-1)[None]
+
+
+def split_pair(keys_values: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """The inverse of ``join_pair`` for keys of ``head_dim`` numbers."""
+    if len(keys_values) == 2:
+        return keys_values[0], keys_values[1]
+    return keys_values[0, ..., :head_dim], keys_values[0, ..., head_dim:]
 
 
 class Queries(NamedTuple):
@@ -48,6 +63,11 @@ class Queries(NamedTuple):
 
     q: jax.Array
     labels: TokenLabels
+
+    @property
+    def head_dim(self) -> int:
+        """H, also that of keys."""
+        return self.q.shape[3]
 
 
 class Origin(NamedTuple):
@@ -92,7 +112,7 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(Tile(queries.q, *block.pair, mask, scores))
+            return self.kernel.forward(Tile(queries.q, *block.pair(queries.head_dim), mask, scores))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
@@ -100,25 +120,27 @@ class Hop:
             quarters = _Quarters(queries, block, origin.earlier)
             return quarters.join_state(self.kernel.forward(quarters.tile(scores)))
         attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q))
+        value_dim = block.pair(queries.head_dim)[1].shape[-1]
+        return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q, value_dim))
 
     def backward(
         self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
     ) -> tuple[jax.Array, jax.Array]:
-        """The block's contribution to dq [B, T, N, H] and its own gradient [2, B, S, K, H], float32."""
+        """The block's contribution to dq [B, T, N, H] and the gradient of its ``keys_values``, float32."""
 
         def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return _stacked(self.kernel.backward(Tile(queries.q, *block.pair, mask, scores), saved))
+            tile = Tile(queries.q, *block.pair(queries.head_dim), mask, scores)
+            return _joined(self.kernel.backward(tile, saved))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
         if self.layout == "zigzag":
             quarters = _Quarters(queries, block, origin.earlier)
             gradients = self.kernel.backward(
-                quarters.tile(scores), Saved(*map(quarters.split_queries, saved))
+                quarters.tile(scores), jax.tree.map(quarters.split_queries, saved)
             )
-            return quarters.join_gradients(*_stacked(gradients))
+            return quarters.join_gradients(*_joined(gradients))
         attends, spec, offset = self._contiguous(queries, origin)
 
         def nothing() -> tuple[jax.Array, jax.Array]:
@@ -141,8 +163,8 @@ class Hop:
 _EVERYTHING = MaskSpec(causal=False)
 
 
-def _stacked(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
-    return gradients.dq, jnp.stack((gradients.dk, gradients.dv))
+def _joined(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
+    return gradients.dq, join_pair(gradients.dk, gradients.dv)
 
 
 class _Quarters:
@@ -165,7 +187,7 @@ class _Quarters:
     def tile(self, scores: Scores) -> Tile:
         """Both quarters as one tile without a mask."""
         mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
-        return Tile(self.queries.q, *self.keys.pair, mask, scores)
+        return Tile(self.queries.q, *self.keys.pair(self.queries.head_dim), mask, scores)
 
     def split_queries(self, x: jax.Array) -> jax.Array:
         """[B, T, ...] -> [2 B, T / 2, ...]."""
