@@ -16,7 +16,7 @@ from agentic_ring.attention.mask import MaskSpec, TokenLabels
 from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.layout import stripe_length
+from agentic_ring.attention.ring.layout import chunk_run
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import MeshError, UnknownNameError
 from agentic_ring.mesh import ShardingRules
@@ -91,7 +91,7 @@ def attention(
       layout: the order in which the ring holds the sequence while it works ("contiguous", "striped",
         "block_striped", "zigzag"; module ``ring.layout``). "auto", where several devices share the sequence
         and no positions are given: zigzag for a causal mask alone; block_striped with segment ids, a prefix
-        or a window of more than a device's tokens (except on TPUs); else contiguous, which moves nothing.
+        or a window that reaches most devices (except on TPUs); else contiguous, which moves nothing.
       permuted: the sequence is in ``layout`` order already, and so is the output: for a model that
         permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
@@ -232,14 +232,13 @@ def ring_attention(
         head_windows=head_windows,
         dropout_key=dropout_key,
     )
-    run_length = stripe_length(layout, q.shape[1], axis.size) if layout == "block_striped" else None
     sharded = ShardedAttention(
         options,
-        select_kernel(kernel, query_chunk, key_chunk, run=run_length),
+        select_kernel(kernel, query_chunk, key_chunk, run=chunk_run(layout, q.shape[1], axis.size)),
         inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
     )
     state = sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
-    return tuple(state) if return_logsumexp else state.output
+    return tuple(state) if return_logsumexp else state.output  # pyright: ignore[reportReturnType]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -285,7 +284,9 @@ def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
 
     first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
     state = plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
-    return tuple(state) if plan.sharded.options.return_logsumexp else state.output
+    if plan.sharded.options.return_logsumexp:
+        return tuple(state)  # pyright: ignore[reportReturnType]
+    return state.output
 
 
 def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:

@@ -93,7 +93,7 @@ def objection(shapes: Shapes, platform: str, strategy: Strategy) -> str | None:
         )
     if strategy == "ulysses_ring" and shapes.inner == shapes.ring:
         return "needs the sequence over two mesh axes, fast links on the inner one"
-    if strategy in ("ulysses", "ulysses_ring") and shapes.permuted and platform != "cpu":
+    if strategy == "ulysses_ring" and shapes.permuted and platform != "cpu":
         return "joins no blocks of a permuted sequence: masks by positions, which only the XLA kernel serves"
     return None
 

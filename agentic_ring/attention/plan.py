@@ -14,7 +14,7 @@ from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.ring.balance import balanced_layout
-from agentic_ring.attention.ring.layout import padded_length, stripe_length
+from agentic_ring.attention.ring.layout import chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules, shared_axes
@@ -78,8 +78,8 @@ class Placement:
             "key": inputs.key.map(labels_spec),
             "dropout_key": PartitionSpec(),
         }
-        absent = {name: None for name in specs if getattr(inputs, name) is None}
-        return AttentionInputs(**(specs | absent))
+        specs |= {name: None for name in specs if getattr(inputs, name) is None}
+        return AttentionInputs(**specs)
 
     @property
     def explicit(self) -> bool:
@@ -174,8 +174,9 @@ def decide(
     if layout == "auto":
         given = options.permuted or inputs.query.positions is not None
         labels = inputs.query.segment_ids is not None or inputs.key.hidden is not None
-        alone = placement.ring == 1
-        layout = "contiguous" if given or alone else balanced_layout(mask, labels, shapes.tokens, platform)
+        layout = "contiguous"
+        if not given and shapes.ring > 1:
+            layout = balanced_layout(mask, labels, shapes.ring, shapes.tokens, platform)
     sharded = ShardedAttention(
         replace(options, strategy=choice.strategy, layout=layout),
         select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform),
@@ -183,9 +184,8 @@ def decide(
         ulysses=ulysses_degree(shapes, choice.strategy),
     )
     plan = Plan(placement, sharded)
-    if layout == "block_striped" and q.shape[1] == k.shape[1]:
-        ring = placement.ring if options.permuted else placement.ring // sharded.ulysses
-        run = stripe_length(layout, plan.padded(q.shape[1]) // ring, ring)
+    ring = placement.ring if options.permuted else placement.ring // sharded.ulysses
+    if q.shape[1] == k.shape[1] and (run := chunk_run(layout, plan.padded(q.shape[1]) // ring, ring)):
         kernel = select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform, run)
         plan = replace(plan, sharded=replace(sharded, kernel=kernel))
     if options.permuted:

@@ -74,9 +74,9 @@ def reference_attention(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
     hop = HopMask(mask, inputs.query, inputs.key)
-    allowed = hop.allowed()
-    allowed = allowed[:, None, None]
-    distance = jnp.abs(inputs.query.positions[:, :, None] - inputs.key.positions[:, None])[:, None, None]
+    allowed = hop.allowed()[:, None, None]
+    places = [jnp.asarray(labels.positions) for labels in (inputs.query, inputs.key)]
+    distance = jnp.abs(places[0][:, :, None] - places[1][:, None])[:, None, None]
     if alibi_slopes is not None:
         scores -= alibi_slopes.astype(dtype).reshape(key_heads, -1, 1, 1) * distance
     if inputs.windows is not None:
@@ -98,4 +98,5 @@ def reference_attention(
         return output
     empty, offset = total == 0.0, jnp.where(jnp.isneginf(largest), 0.0, largest)
     logsumexp = jnp.where(empty, -jnp.inf, offset + jnp.log(jnp.where(empty, 1.0, total)))
-    return output, logsumexp[..., 0].transpose(0, 3, 1, 2).reshape(q.shape[:3])
+    logsumexp = logsumexp[..., 0].transpose(0, 3, 1, 2).reshape(q.shape[:3])
+    return output, logsumexp  # pyright: ignore[reportReturnType]

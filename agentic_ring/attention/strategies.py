@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Kernel
@@ -20,7 +21,7 @@ from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend
 from agentic_ring.attention.ring.exchange import from_layout, to_layout
 from agentic_ring.attention.ring.hop import Hop
-from agentic_ring.attention.ring.layout import shard_order
+from agentic_ring.attention.ring.layout import inverse_order, order, shard_order
 from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -74,7 +75,8 @@ class ShardedAttention:
         inputs = replace(inputs, slopes=None, windows=None, dropout_key=None)
         if self.ulysses == 1:
             return self._attend(axis, inputs, scores)
-        if self.given != "contiguous":
+        permuted = self.given != "contiguous" and inputs.query.positions is None
+        if permuted and self.ulysses < axis.size:
             # Blocks of neighbours do not join to a block of this order.
             inputs = _with_positions(inputs, self.given, axis)
         outer, inner = axis.split(self.ulysses)
@@ -94,7 +96,15 @@ class ShardedAttention:
         q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
         labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
         query, key = labels
-        state = self._attend(outer, AttentionInputs(q, k, v, sinks, query=query, key=key), scores)
+        joined = AttentionInputs(q, k, v, None, query=query, key=key)
+        if not permuted or self.ulysses < axis.size:
+            state = self._attend(outer, replace(joined, sinks=sinks), scores)
+        else:
+            # Each device has the whole sequence, so that its order is known and no mask needs positions.
+            places = order(self.given, q.shape[1], axis.size)
+            joined = jax.tree.map(lambda x: _permuted(x, inverse_order(places)), joined)
+            state = self._attend(outer, replace(joined, sinks=sinks), scores)
+            state = jax.tree.map(lambda x: _permuted(x, places), state)
         return jax.tree.map(lambda x: inner.all_to_all(x, split_axis=1, concat_axis=2), state)
 
     def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
@@ -159,6 +169,11 @@ def _with_positions(inputs: AttentionInputs, layout: Layout, axis: RingAxis) -> 
 
     query = replace(inputs.query, positions=positions(inputs.q))
     return replace(inputs, query=query, key=replace(inputs.key, positions=positions(inputs.k)))
+
+
+def _permuted(x: jax.Array, places: np.ndarray) -> jax.Array:
+    """[B, T, ...] in another order of its tokens, a permutation."""
+    return x.at[:, places].get(unique_indices=True)
 
 
 def _joined(gathered: jax.Array) -> jax.Array:

@@ -89,9 +89,9 @@ def test_time_on_simulated_devices(cell: Cell):
         # Two hosts: fast links on the inner axis are for the all-to-all.
         (replace(LLAMA_8B, ring=16, inner=8), "gpu", "ulysses_ring"),
         (replace(LLAMA_8B, ring=64, inner=8, tokens=65536), "gpu", "ulysses_ring"),
-        # In zigzag order already, Ulysses would fall back to the XLA kernel.
-        (replace(LLAMA_8B, permuted=True), "gpu", "ring"),
-        (replace(LLAMA_8B, permuted=True), "tpu", "ring"),
+        # In zigzag order already, an exchange within parts of the ring would fall back to the XLA kernel.
+        (replace(LLAMA_8B, permuted=True), "gpu", "ulysses"),
+        (replace(LLAMA_8B, ring=16, inner=8, permuted=True), "gpu", "ulysses"),
         # CPU devices keep the ring.
         (LLAMA_8B, "cpu", "ring"),
         (replace(LLAMA_8B, tokens=128), "cpu", "ring"),
@@ -142,7 +142,11 @@ def test_reasons_name_the_estimates_and_what_keeps_a_strategy_out():
             "ulysses",
             "cannot serve: 6 query and 2 key heads per device do not divide over 8 devices",
         ),
-        (replace(LLAMA_8B, permuted=True), "ulysses", "joins no blocks of a permuted sequence"),
+        (
+            replace(LLAMA_8B, inner=4, permuted=True),
+            "ulysses_ring",
+            "joins no blocks of a permuted sequence",
+        ),
         (LLAMA_8B, "local", "each of 8 devices would do the work of all"),
     ):
         assert reason in reason_against(shapes, CAUSAL, "gpu", cast(Strategy, strategy))

@@ -86,7 +86,7 @@ class ChunkGrid:
         return x[:, :, :length].swapaxes(1, 2)
 
     def split_mask(
-        self, mask: HopMask, k: jax.Array, windows: jax.Array | None
+        self, mask: HopMask, k: jax.Array, windows: jax.Array | None = None
     ) -> tuple[HopMask, jax.Array | None]:
         """The labels of each chunk, and which pairs of chunks have anything to attend to.
 

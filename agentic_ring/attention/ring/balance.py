@@ -12,20 +12,23 @@ import numpy as np
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.options import Layout
-from agentic_ring.attention.ring.layout import padded_length, shard_order, stripe_length
+from agentic_ring.attention.ring.layout import chunk_run, padded_length, shard_order
 
 
-def balanced_layout(mask: MaskSpec, labels: bool, block: int, platform: str) -> Layout:
+def balanced_layout(mask: MaskSpec, labels: bool, ring: int, block: int, platform: str) -> Layout:
     """The layout that gives the devices of a ring the most even shares of the work.
 
     Args:
       mask: the static part of the mask.
       labels: whether tokens have segment ids, or keys are hidden from ranges of rows.
+      ring: number of devices.
       block: tokens of a device.
       platform: "cpu", "gpu" or "tpu".
     """
-    if mask.window is not None and not mask.prefix and mask.window <= block:
-        return "contiguous"  # a device exchanges with its neighbours only, and all have nearly the same work
+    if mask.window is not None and not mask.prefix:
+        reach = -(-(mask.window - 1) // block) * (1 if mask.causal else 2)
+        if reach < ring - 1:
+            return "contiguous"  # a device exchanges with few others, and all have nearly the same work
     uneven = labels or mask.window is not None or (mask.causal and mask.prefix > 0)
     if uneven and platform != "tpu":  # whose fast kernel takes no tokens with positions of their own
         return "block_striped"
@@ -49,9 +52,8 @@ def tile_counts(
     segments = np.zeros((1, length), np.int32) if segment_ids is None else segment_ids
     labels = TokenLabels(jnp.arange(length)[None], jnp.asarray(segments, jnp.int32)).pad(padded - length)
     block = padded // ring
-    striped = layout == "block_striped" and ring > 1
-    run = stripe_length(layout, block, ring) if striped else block
-    chunk = default_chunk(run, halves=not striped)
+    run = chunk_run(layout, block, ring)
+    chunk = default_chunk(run or block, halves=run is None)
 
     def bounds(device: int):
         places = shard_order(layout, padded, ring, device)

@@ -78,9 +78,17 @@ def stripe_length(layout: Layout, block: int, ring: int) -> int:
     return 1 if layout == "striped" else block // _stripes(block, ring)
 
 
+def chunk_run(layout: Layout, block: int, ring: int) -> int | None:
+    """Tokens that a kernel had better keep in chunks of their own: a stripe, unless it is short."""
+    if layout != "block_striped" or ring == 1:
+        return None
+    stripe = stripe_length(layout, block, ring)
+    return stripe if stripe >= MIN_STRIPE else None
+
+
 def _stripes(block: int, ring: int) -> int:
-    """Stripes of a device's block in "block_striped" order."""
-    return max(min(2, block), min(STRIPES * ring, block // MIN_STRIPE), -(-block // MAX_STRIPE))
+    """Stripes of a device's block in "block_striped" order; where it can, at least one for every device."""
+    return max(min(ring, block), min(STRIPES * ring, block // MIN_STRIPE), -(-block // MAX_STRIPE))
 
 
 def round_up(length: int, multiple: int) -> int:

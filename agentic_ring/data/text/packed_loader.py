@@ -46,7 +46,7 @@ class PackedBatches(ShardedBatches):
     ):
         ring = int(np.prod([mesh.shape[axis] for axis in rules.sequence]))
         if layout is None:
-            layout = balanced_layout(MaskSpec(), True, rows.length // ring, mesh_platform(mesh))
+            layout = balanced_layout(MaskSpec(), True, ring, rows.length // ring, mesh_platform(mesh))
         if not len(rows):
             raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
         needed = padded_length(rows.length, ring, layout)

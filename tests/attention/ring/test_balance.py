@@ -48,12 +48,12 @@ def test_stripes_balance_packed_documents(ring: int, median: int | None):
 
 def test_the_layout_that_is_chosen():
     def chosen(mask: MaskSpec, segments: bool = False, platform: str = "gpu") -> str:
-        return balanced_layout(mask, segments, 1024, platform)
+        return balanced_layout(mask, segments, 4, 1024, platform)
 
     assert chosen(CAUSAL) == "zigzag"
     assert chosen(MaskSpec(causal=False)) == "contiguous"
     assert chosen(CAUSAL, segments=True) == "block_striped"
     assert chosen(CAUSAL, segments=True, platform="tpu") == "zigzag"
     assert chosen(MaskSpec(prefix=9)) == "block_striped"
-    assert chosen(MaskSpec(window=1024)) == "contiguous"
-    assert chosen(MaskSpec(window=1025)) == "block_striped"
+    assert chosen(MaskSpec(window=2049)) == "contiguous"
+    assert chosen(MaskSpec(window=2050)) == "block_striped"

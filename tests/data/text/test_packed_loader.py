@@ -110,7 +110,7 @@ def text_alone(ids, counts):
 
 def test_rows_that_do_not_fit_the_ring_are_refused(tmp_path):
     path = write(tmp_path / "train.h5", packed(numbered([20]), 36), 36)
-    with PackedRows.open(path) as rows, pytest.raises(DataError, match=r"ring of 8 .* pack rows of 48"):
+    with PackedRows.open(path) as rows, pytest.raises(DataError, match=r"ring of 8 .* pack rows of 40"):
         PackedBatches(rows, 1, make_mesh(MeshShape(ring=8), jax.devices()))
     with (
         PackedRows.open(write(tmp_path / "empty.h5", [], 32)) as rows,
