@@ -18,7 +18,7 @@ The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as o
 ``options.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
-from agentic_ring.attention.api import attention, ring_attention
+from agentic_ring.attention.api import attention, latent_attention, ring_attention
 from agentic_ring.attention.flax_attention import attention_fn
 from agentic_ring.attention.hidden_rows import hidden_outside
 from agentic_ring.attention.kernels.registry import KERNELS
@@ -49,6 +49,7 @@ __all__ = [
     "attention_with_prefix",
     "hidden_outside",
     "inverse_order",
+    "latent_attention",
     "merge_attention",
     "order",
     "padded_length",

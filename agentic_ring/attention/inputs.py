@@ -20,14 +20,39 @@ ArrayLike = jax.Array | jax.ShapeDtypeStruct
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Expansion:
+    """Weights that make the keys and values of every head from a latent that all heads share.
+
+    Attributes:
+      key_weight: [R, N, H], of the part of the keys that is not rotated.
+      value_weight: [R, N, V].
+    """
+
+    key_weight: jax.Array
+    value_weight: jax.Array
+
+    def __call__(self, latent: jax.Array, rotated: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys [B, S, N, H + P], values [B, S, N, V] of latents [B, S, 1, R], rotated keys [B, S, 1, P]."""
+
+        def of_heads(weight: jax.Array) -> jax.Array:
+            return jnp.einsum("bsr,rnh->bsnh", latent[:, :, 0], weight)
+
+        keys = of_heads(self.key_weight)
+        shared = jnp.broadcast_to(rotated, (*keys.shape[:3], rotated.shape[3]))
+        return jnp.concatenate((keys, shared), axis=-1), of_heads(self.value_weight)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class AttentionInputs:
     """The arrays of one attention call: global ones, or the shards of one device.
 
     Attributes:
       q: queries [B, T, N, H].
-      k, v: keys [B, S, K, H] and values [B, S, K, V].
+      k, v: keys [B, S, K, H] and values [B, S, K, V]; with an expansion, what it makes them of.
       sinks, slopes: float [N], or None.
       windows: int32 [N], or None.
+      expansion: makes keys and values where they are needed, or None.
       query, key: labels of the queries and of the keys, as ``HopMask`` needs them.
       dropout_key: key of ``jax.random``, or None for no dropout.
     """
@@ -38,6 +63,7 @@ class AttentionInputs:
     sinks: jax.Array | None = None
     slopes: jax.Array | None = None
     windows: jax.Array | None = None
+    expansion: Expansion | None = None
     query: TokenLabels = TokenLabels()
     key: TokenLabels = TokenLabels()
     dropout_key: jax.Array | None = None
@@ -82,7 +108,7 @@ class AttentionInputs:
         key = replace(key, hidden=_ranges(hidden_rows, k))
         windows = _windows(head_windows, q.shape[2])
         dropout_key = dropout_key if options.dropout_rate else None
-        return cls(q, k, v, sinks, alibi_slopes, windows, query, key, dropout_key)  # pyright: ignore[reportArgumentType]
+        return cls(q, k, v, sinks, alibi_slopes, windows, None, query, key, dropout_key)  # pyright: ignore[reportArgumentType]
 
 
 def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:

@@ -74,6 +74,7 @@ class Placement:
             "k": keys_spec,
             "v": keys_spec,
             **{name: PartitionSpec(self.heads) for name in ("sinks", "slopes", "windows")},
+            "expansion": jax.tree.map(lambda _: PartitionSpec(None, self.heads), inputs.expansion),
             "query": inputs.query.map(labels_spec),
             "key": inputs.key.map(labels_spec),
             "dropout_key": PartitionSpec(),

@@ -82,36 +82,41 @@ class ShardedAttention:
         outer, inner = axis.split(self.ulysses)
         heads = inputs.q.shape[2] // self.ulysses
 
-        def of_own_heads(x: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(x, inner.index() * heads, heads)
+        def of_own_heads(x: jax.Array, axis: int = 0) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, inner.index() * heads, heads, axis)
 
         scores = scores.map_heads(of_own_heads)
         if scores.dropout is not None:
             first_head = scores.dropout.first_head + inner.index() * heads
             scores = replace(scores, dropout=replace(scores.dropout, first_head=first_head))
         sinks = None if inputs.sinks is None else of_own_heads(inputs.sinks)
+        expansion = jax.tree.map(lambda x: of_own_heads(x, 1), inputs.expansion)
         # Where there are fewer key heads than devices, several devices get the same.
         copies = max(1, self.ulysses // inputs.k.shape[2])
         k, v = (jnp.repeat(x, copies, axis=2) for x in (inputs.k, inputs.v))
         q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
         labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
         query, key = labels
-        joined = AttentionInputs(q, k, v, None, query=query, key=key)
+        joined, weights = (
+            AttentionInputs(q, k, v, query=query, key=key),
+            {"sinks": sinks, "expansion": expansion},
+        )
         if not permuted or self.ulysses < axis.size:
-            state = self._attend(outer, replace(joined, sinks=sinks), scores)
+            state = self._attend(outer, replace(joined, **weights), scores)
         else:
             # Each device has the whole sequence, so that its order is known and no mask needs positions.
             places = order(self.given, q.shape[1], axis.size)
             joined = jax.tree.map(lambda x: _permuted(x, inverse_order(places)), joined)
-            state = self._attend(outer, replace(joined, sinks=sinks), scores)
+            state = self._attend(outer, replace(joined, **weights), scores)
             state = jax.tree.map(lambda x: _permuted(x, places), state)
         return jax.tree.map(lambda x: inner.all_to_all(x, split_axis=1, concat_axis=2), state)
 
     def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
         moved = self.layout != self.given and axis.size > 1
         if moved:
-            tokens = jax.tree.map(lambda x: to_layout(x, self.layout, axis), replace(inputs, sinks=None))
-            inputs = replace(tokens, sinks=inputs.sinks)
+            tokens = replace(inputs, sinks=None, expansion=None)
+            tokens = jax.tree.map(lambda x: to_layout(x, self.layout, axis), tokens)
+            inputs = replace(tokens, sinks=inputs.sinks, expansion=inputs.expansion)
         transport = self._transport(axis, inputs)
         unplaced = inputs.query.positions is None
         by_position = scores.by_position or inputs.key.hidden is not None

@@ -72,7 +72,7 @@ def _attend_forward(
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     state = route.transport.forward(
         Block(join_pair(inputs.k, inputs.v), inputs.key),
-        lambda block, origin: route.hop.forward(Queries(inputs.q, inputs.query), block, origin, scores),
+        lambda block, origin: route.hop.forward(_queries(inputs), block, origin, scores),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
@@ -81,17 +81,23 @@ def _attend_backward(
     route: Route, residuals: tuple[AttentionInputs, Scores, SoftmaxState], d_state: SoftmaxState
 ) -> tuple[AttentionInputs, None]:
     inputs, scores, state = residuals
-    q, k, v, sinks = inputs.q, inputs.k, inputs.v, inputs.sinks
+    k, v, sinks = inputs.k, inputs.v, inputs.sinks
     d_logsumexp = d_state.logsumexp if route.logsumexp else None
-    queries, saved = Queries(q, inputs.query), Saved(*state, d_state.output, d_logsumexp)
-    dq, d_block = route.transport.backward(
+    queries, saved = _queries(inputs), Saved(*state, d_state.output, d_logsumexp)
+    sums, d_block = route.transport.backward(
         Block(join_pair(k, v), inputs.key),
         lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
     )
-    dk, dv = split_pair(d_block, queries.head_dim)
+    primals = inputs.q, k, v, inputs.expansion
+    found = sums.dq, *split_pair(d_block, k.shape[3]), sums.d_expansion
+    dq, dk, dv, d_expansion = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), found, primals)
     d_sinks = None if sinks is None else _d_sinks(sinks, saved)
-    gradients = {"q": dq.astype(q.dtype), "k": dk.astype(k.dtype), "v": dv.astype(v.dtype)}
-    return replace(inputs, **gradients, sinks=d_sinks, query=None, key=None), None
+    gradients = {"q": dq, "k": dk, "v": dv, "expansion": d_expansion, "sinks": d_sinks}
+    return replace(inputs, **gradients, query=None, key=None), None
+
+
+def _queries(inputs: AttentionInputs) -> Queries:
+    return Queries(inputs.q, inputs.query, inputs.expansion)
 
 
 def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.inputs import Expansion
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.options import Layout
@@ -35,15 +36,12 @@ class Block(NamedTuple):
     """Keys [B, S, K, H] and values [B, S, K, V] of one device in one array, so that one permute carries both.
 
     It is [2, B, S, K, H] where both have one size, which makes them parts of it in memory, else
-    [1, B, S, K, H + V]. Gradients of both have the same form.
+    [1, B, S, K, H + V]. Gradients of both have the same form. With an expansion (``Queries``) it holds the
+    latents [B, S, 1, R] and the rotated keys [B, S, 1, P] in their place.
     """
 
     keys_values: jax.Array
     labels: TokenLabels
-
-    def pair(self, head_dim: int) -> tuple[jax.Array, jax.Array]:
-        """Keys and values, of which keys have ``head_dim`` numbers."""
-        return split_pair(self.keys_values, head_dim)
 
 
 def join_pair(k: jax.Array, v: jax.Array) -> jax.Array:
@@ -58,16 +56,46 @@ def split_pair(keys_values: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Ar
     return keys_values[0, ..., :head_dim], keys_values[0, ..., head_dim:]
 
 
+class Sums(NamedTuple):
+    """What a device sums over the hops of a backward: the gradients, float32, of what stays on it."""
+
+    dq: jax.Array
+    d_expansion: Expansion | None = None
+
+
 class Queries(NamedTuple):
-    """The queries of a device, q [B, T, N, H], and their labels; they stay where they are."""
+    """What stays on a device.
+
+    Attributes:
+      q: its queries [B, T, N, H].
+      labels: their labels.
+      expansion: makes keys and values of a block that holds latents; else None.
+    """
 
     q: jax.Array
     labels: TokenLabels
+    expansion: Expansion | None = None
 
-    @property
-    def head_dim(self) -> int:
-        """H, also that of keys."""
-        return self.q.shape[3]
+    def pair(self, block: Block) -> tuple[jax.Array, jax.Array]:
+        """The keys [B, S, K, H] and values [B, S, K, V] of a block."""
+        if self.expansion is None:
+            return split_pair(block.keys_values, self.q.shape[3])
+        return self.expansion(*split_pair(block.keys_values, self.expansion.key_weight.shape[0]))
+
+    def gradients(self, block: Block, gradients: Gradients) -> tuple[Sums, jax.Array]:
+        """What a tile of the block adds to the sums, and to the gradient of ``keys_values``."""
+        pair = gradients.dk, gradients.dv
+        if self.expansion is None:
+            return Sums(gradients.dq, None), join_pair(*pair)
+        size = self.expansion.key_weight.shape[0]
+
+        def expand(expansion: Expansion, keys_values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return expansion(*split_pair(keys_values, size))
+
+        # In the dtype of the sums: over hops, and over devices in the end.
+        primals = jax.tree.map(lambda x: x.astype(gradients.dk.dtype), (self.expansion, block.keys_values))
+        d_expansion, d_block = jax.vjp(expand, *primals)[1](pair)
+        return Sums(gradients.dq, d_expansion), d_block
 
 
 class Origin(NamedTuple):
@@ -112,7 +140,7 @@ class Hop:
 
         def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(Tile(queries.q, *block.pair(queries.head_dim), mask, scores))
+            return self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
@@ -120,18 +148,18 @@ class Hop:
             quarters = _Quarters(queries, block, origin.earlier)
             return quarters.join_state(self.kernel.forward(quarters.tile(scores)))
         attends, spec, offset = self._contiguous(queries, origin)
-        value_dim = block.pair(queries.head_dim)[1].shape[-1]
+        value_dim = jax.eval_shape(queries.pair, block)[1].shape[-1]
         return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q, value_dim))
 
     def backward(
         self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
-    ) -> tuple[jax.Array, jax.Array]:
-        """The block's contribution to dq [B, T, N, H] and the gradient of its ``keys_values``, float32."""
+    ) -> tuple[Sums, jax.Array]:
+        """What the block adds to the sums, and the gradient of its ``keys_values`` from these queries."""
 
-        def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
+        def whole(spec: MaskSpec, offset: int = 0) -> tuple[Sums, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            tile = Tile(queries.q, *block.pair(queries.head_dim), mask, scores)
-            return _joined(self.kernel.backward(tile, saved))
+            tile = Tile(queries.q, *queries.pair(block), mask, scores)
+            return queries.gradients(block, self.kernel.backward(tile, saved))
 
         if self.layout is None or origin.own:
             return whole(self.spec)
@@ -140,13 +168,14 @@ class Hop:
             gradients = self.kernel.backward(
                 quarters.tile(scores), jax.tree.map(quarters.split_queries, saved)
             )
-            return quarters.join_gradients(*_joined(gradients))
+            sums, d_block = quarters.queries.gradients(quarters.keys, gradients)
+            dq, d_block = quarters.join_gradients(sums.dq, d_block)
+            return sums._replace(dq=dq), d_block
         attends, spec, offset = self._contiguous(queries, origin)
 
-        def nothing() -> tuple[jax.Array, jax.Array]:
-            return jax.tree.map(
-                lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), (queries.q, block.keys_values)
-            )
+        def nothing() -> tuple[Sums, jax.Array]:
+            summed = Sums(queries.q, queries.expansion), block.keys_values
+            return jax.tree.map(lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), summed)
 
         return jax.lax.cond(attends, lambda: whole(spec, offset), nothing)
 
@@ -163,10 +192,6 @@ class Hop:
 _EVERYTHING = MaskSpec(causal=False)
 
 
-def _joined(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
-    return gradients.dq, join_pair(gradients.dk, gradients.dv)
-
-
 class _Quarters:
     """The two full quarters of a zigzag hop, one after the other along the batch.
 
@@ -178,7 +203,8 @@ class _Quarters:
         self.earlier = earlier
         labels = queries.labels, block.labels
         whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
-        self.queries = Queries(self.split_queries(queries.q), whole_batch[0].map(self.split_queries))
+        split = self.split_queries
+        self.queries = Queries(split(queries.q), whole_batch[0].map(split), queries.expansion)
         self.keys = Block(
             jnp.concatenate((_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1),
             whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
@@ -187,7 +213,7 @@ class _Quarters:
     def tile(self, scores: Scores) -> Tile:
         """Both quarters as one tile without a mask."""
         mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
-        return Tile(self.queries.q, *self.keys.pair(self.queries.head_dim), mask, scores)
+        return Tile(self.queries.q, *self.queries.pair(self.keys), mask, scores)
 
     def split_queries(self, x: jax.Array) -> jax.Array:
         """[B, T, ...] -> [2 B, T / 2, ...]."""

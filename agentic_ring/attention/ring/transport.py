@@ -21,13 +21,13 @@ import jax.numpy as jnp
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.options import Schedule
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.hop import Block, Origin
+from agentic_ring.attention.ring.hop import Block, Origin, Sums
 from agentic_ring.attention.softmax import SoftmaxState, merge
 
 Attend = Callable[[Block, Origin], SoftmaxState]
 """One hop of the forward."""
-Differentiate = Callable[[Block, Origin], tuple[jax.Array, jax.Array]]
-"""One hop of the backward: (dq, d_keys_values), float32."""
+Differentiate = Callable[[Block, Origin], tuple[Sums, jax.Array]]
+"""One hop of the backward: (sums, d_keys_values), float32."""
 
 
 class Transport(Protocol):
@@ -37,8 +37,8 @@ class Transport(Protocol):
         """Attention to the blocks of all devices, given this device's."""
         ...
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
-        """(dq of this device's queries, gradient of this device's keys and values)."""
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[Sums, jax.Array]:
+        """(gradients of what stays on this device, gradient of this device's keys and values)."""
         ...
 
 
@@ -81,7 +81,7 @@ class Ring:
         (state, parts), _ = jax.lax.scan(scanned, (state, following), jnp.arange(1, size - 1))
         return hop(state, parts, size - 1)
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
@@ -89,28 +89,28 @@ class Ring:
             return differentiate(block, own)
 
         def hop(
-            dq: jax.Array, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
-        ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-            sums = []
+            sums: Sums, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
+        ) -> tuple[Sums, tuple[jax.Array, ...]]:
+            d_blocks = []
             for part, d_part, direction in zip(parts, d_parts, self._directions, strict=True):
-                d_query, contribution = differentiate(part, self._origin(index, number, direction))
-                dq, d_part = dq + d_query, d_part + contribution
-                sums.append(d_part)
-            return dq, tuple(sums)
+                more, contribution = differentiate(part, self._origin(index, number, direction))
+                sums = _add(sums, more)
+                d_blocks.append(d_part + contribution)
+            return sums, tuple(d_blocks)
 
         def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
-            dq, d_parts, parts = carry
+            sums, d_parts, parts = carry
             following, d_parts = self._travel(parts), self._travel(d_parts)
-            return (*hop(dq, d_parts, parts, number), following), None
+            return (*hop(sums, d_parts, parts, number), following), None
 
         following = self._travel(self._split(block))
-        dq, d_block = differentiate(block, own)
+        sums, d_block = differentiate(block, own)
         d_parts = tuple(part.keys_values for part in self._split(Block(d_block, TokenLabels())))
-        carry, _ = jax.lax.scan(scanned, (dq, d_parts, following), jnp.arange(1, size - 1))
-        dq, d_parts, parts = carry
+        carry, _ = jax.lax.scan(scanned, (sums, d_parts, following), jnp.arange(1, size - 1))
+        sums, d_parts, parts = carry
         d_parts = self._travel(d_parts)
-        dq, d_parts = hop(dq, d_parts, parts, size - 1)
-        return dq, self._join(self._travel(d_parts))
+        sums, d_parts = hop(sums, d_parts, parts, size - 1)
+        return sums, self._join(self._travel(d_parts))
 
     @property
     def _directions(self) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ class DoubleRing:
             block, lambda block, group: self.inner.forward(block, self._within(group, attend))
         )
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         return self.outer.backward(
             block, lambda block, group: self.inner.backward(block, self._within(group, differentiate))
@@ -222,14 +222,14 @@ class Neighbours:
             state = merge(state, attend(fetched, origin))
         return state
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         blocks = [(self.axis.shift(block, distance), distance) for distance in self._distances]
-        dq, d_block = differentiate(block, self._origin(0))
+        sums, d_block = differentiate(block, self._origin(0))
         for fetched, distance in blocks:
-            d_query, contribution = differentiate(fetched, self._origin(distance))
-            dq, d_block = dq + d_query, d_block + self.axis.shift(contribution, -distance)
-        return dq, d_block
+            more, contribution = differentiate(fetched, self._origin(distance))
+            sums, d_block = _add(sums, more), d_block + self.axis.shift(contribution, -distance)
+        return sums, d_block
 
 
 @dataclass(frozen=True)
@@ -255,19 +255,23 @@ class AllGather:
         state = attend(block, Origin(index, index, distance=0))
         return jax.lax.scan(hop, state, jnp.arange(1, self.axis.size))[0]
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(self, block: Block, differentiate: Differentiate) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         index = self.axis.index()
         blocks = self.axis.all_gather(block)
 
-        def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
-            dq, d_blocks = carry
+        def hop(carry: tuple[Sums, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+            sums, d_blocks = carry
             source = (index - number) % self.axis.size
             fetched = jax.tree.map(lambda x: x[source], blocks)
-            d_query, contribution = differentiate(fetched, Origin(index, source))
-            return (dq + d_query, d_blocks.at[source].set(contribution)), None
+            more, contribution = differentiate(fetched, Origin(index, source))
+            return (_add(sums, more), d_blocks.at[source].set(contribution)), None
 
-        dq, d_block = differentiate(block, Origin(index, index, distance=0))
+        sums, d_block = differentiate(block, Origin(index, index, distance=0))
         d_blocks = jnp.zeros_like(blocks.keys_values, d_block.dtype).at[index].set(d_block)
-        (dq, d_blocks), _ = jax.lax.scan(hop, (dq, d_blocks), jnp.arange(1, self.axis.size))
-        return dq, self.axis.sum_scatter(d_blocks)
+        (sums, d_blocks), _ = jax.lax.scan(hop, (sums, d_blocks), jnp.arange(1, self.axis.size))
+        return sums, self.axis.sum_scatter(d_blocks)
+
+
+def _add(sums: Sums, more: Sums) -> Sums:
+    return jax.tree.map(jnp.add, sums, more)
