@@ -188,8 +188,8 @@ def latent_attention(
             raise ArgumentError(
                 f"{name} has shape {weight.shape}; expected [R, N, ...] = {(latent.shape[2], q.shape[2])}"
             )
-    expanded = jax.eval_shape(expansion, *heads_of)
-    inputs = AttentionInputs.checked(q, *expanded, options, positions=positions, segment_ids=segment_ids)
+    k, v = jax.eval_shape(expansion, *heads_of)
+    inputs = AttentionInputs.checked(q, k, v, options, positions=positions, segment_ids=segment_ids)
     inputs = replace(inputs, k=heads_of[0], v=heads_of[1], expansion=expansion)
     return _planned(inputs, options, mesh, rules)
 

@@ -9,6 +9,7 @@ ulysses_ring   Ulysses within runs of neighbours, a ring over the runs (arXiv 24
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,10 +98,8 @@ class ShardedAttention:
         q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
         labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
         query, key = labels
-        joined, weights = (
-            AttentionInputs(q, k, v, query=query, key=key),
-            {"sinks": sinks, "expansion": expansion},
-        )
+        joined = AttentionInputs(q, k, v, query=query, key=key)
+        weights: dict[str, Any] = {"sinks": sinks, "expansion": expansion}
         if not permuted or self.ulysses < axis.size:
             state = self._attend(outer, replace(joined, **weights), scores)
         else:

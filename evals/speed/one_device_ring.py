@@ -92,7 +92,8 @@ class EmulatedRing:
                 block = Block(keys_values[source], TokenLabels())
                 origin = Origin(index, source, distance)
                 queries = Queries(query, TokenLabels())
-                return self._hop.backward(queries, Saved(*saved), block, origin, scores)
+                sums, d_block = self._hop.backward(queries, Saved(*saved), block, origin, scores)
+                return sums.dq, d_block
 
             def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
                 dq, d_blocks = carry
