@@ -131,6 +131,13 @@ class Scores:
             self, slopes=jax.tree.map(function, self.slopes), windows=jax.tree.map(function, self.windows)
         )
 
+    def moved(self, rows: jax.Array, heads: jax.Array) -> "Scores":
+        """Those of a part of the batch and the heads, which begins that far in."""
+        if self.dropout is None:
+            return self
+        first_row, first_head = self.dropout.first_row + rows, self.dropout.first_head + heads
+        return replace(self, dropout=replace(self.dropout, first_row=first_row, first_head=first_head))
+
     def head_terms(self, pair: HopMask, heads: jax.Array) -> jax.Array | None:
         """What is added to the scores of one chunk pair, by head; -inf outside the window of the head.
 

@@ -31,7 +31,7 @@ class OneCall:
 
     def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
         """Computes the output and the gradients, in q's dtype."""
-        saved = Saved(*self.forward(q, k, v), d_output)
+        saved = Saved.of(*self.forward(q, k, v), d_output)
         gradients = self.kernel.backward(self._tile(q, k, v), saved)
         return saved.output, *(gradient.astype(q.dtype) for gradient in gradients)
 
@@ -92,7 +92,7 @@ class EmulatedRing:
                 block = Block(keys_values[source], TokenLabels())
                 origin = Origin(index, source, distance)
                 queries = Queries(query, TokenLabels())
-                sums, d_block = self._hop.backward(queries, Saved(*saved), block, origin, scores)
+                sums, d_block = self._hop.backward(queries, Saved.of(*saved), block, origin, scores)
                 return sums.dq, d_block
 
             def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:

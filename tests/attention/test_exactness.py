@@ -6,6 +6,7 @@ import pytest
 
 from agentic_ring.attention import attention, reference_attention
 from agentic_ring.attention.kernels import registry
+from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.kernels.xla import XlaKernel
 from tests.attention.cases import SCORES, Case, compute, covering, problem, relative_errors, truth
 
@@ -37,7 +38,8 @@ class OwnOutputKernel(XlaKernel):
     """A plausible wrong backward: this hop's output in the place of the global one."""
 
     def backward(self, tile, saved):
-        return super().backward(tile, saved._replace(output=self.forward(tile).output))
+        own = Saved.of(self.forward(tile).output, saved.logsumexp, saved.d_output)
+        return super().backward(tile, own)
 
 
 def test_a_backward_with_local_output_is_caught(monkeypatch: pytest.MonkeyPatch):

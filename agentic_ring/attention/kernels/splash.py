@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.platform import mesh_device_kind
 from agentic_ring.attention.ring.collectives import vary_alike
@@ -142,8 +142,7 @@ class SplashKernel:
             _, dk, dv = for_keys(q, k.astype(jnp.float32), v.astype(jnp.float32), *rows)
             return dq * scores.scale, dk, dv
 
-        rows = backward_rows(saved)
-        arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), *rows)
+        arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), saved.total, saved.delta)
         return Gradients(
             *_heads_first(*_over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0])))
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -36,7 +36,8 @@ class VanillaKernel:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in backward_rows(saved))
+        rows = (saved.total, saved.delta)
+        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
         query, d_output = _grouped(q, k), _grouped(saved.d_output.astype(q.dtype), k)
         unmasked = scores.from_products(_products(q, k))
         probabilities = jnp.exp(_masked(unmasked, mask, scores) - total)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.inputs import AttentionInputs
-from agentic_ring.attention.kernels.interface import Saved, backward_rows
+from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.ring.hop import Block, Hop, Queries, join_pair, split_pair
 from agentic_ring.attention.ring.transport import Transport
@@ -83,7 +83,7 @@ def _attend_backward(
     inputs, scores, state = residuals
     k, v, sinks = inputs.k, inputs.v, inputs.sinks
     d_logsumexp = d_state.logsumexp if route.logsumexp else None
-    queries, saved = _queries(inputs), Saved(*state, d_state.output, d_logsumexp)
+    queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
     sums, d_block = route.transport.backward(
         Block(join_pair(k, v), inputs.key),
         lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
@@ -102,9 +102,8 @@ def _queries(inputs: AttentionInputs) -> Queries:
 
 def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:
     """The gradient of the sinks: a sink's value is 0, so it is probability * (0 - delta), summed."""
-    total, delta = backward_rows(saved)
-    probability = jnp.exp(sinks.astype(total.dtype) - total)
-    return -(probability * delta).sum((0, 1)).astype(sinks.dtype)
+    probability = jnp.exp(sinks.astype(saved.total.dtype) - saved.total)
+    return -(probability * saved.delta).sum((0, 1)).astype(sinks.dtype)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

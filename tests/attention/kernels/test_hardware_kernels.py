@@ -53,7 +53,7 @@ def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=No
         return kernel.forward(Tile(q, k, v, mask(ids), scores))
 
     def backward(q, k, v, output, logsumexp, d_output, ids):
-        return kernel.backward(Tile(q, k, v, mask(ids), scores), Saved(output, logsumexp, d_output))
+        return kernel.backward(Tile(q, k, v, mask(ids), scores), Saved.of(output, logsumexp, d_output))
 
     def program(function, *arguments):
         run = jax.shard_map(function, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
@@ -120,7 +120,7 @@ def test_splash_fits_wide_heads_in_float32(tpu):
     mask, scores = unlabelled(offset=5), Scores(SCALE, soft_cap=30.0)
 
     def backward(q, output, logsumexp, d_output):
-        return SplashKernel().backward(Tile(q, q, q, mask, scores), Saved(output, logsumexp, d_output))
+        return SplashKernel().backward(Tile(q, q, q, mask, scores), Saved.of(output, logsumexp, d_output))
 
     target.compile(jax.jit(backward).lower(q, q, logsumexp, q))
 

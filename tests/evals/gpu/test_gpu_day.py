@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.attention.kernels import registry
+from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
@@ -248,7 +249,8 @@ class OwnOutputKernel(XlaKernel):
     """A plausible wrong backward: the output of this hop's keys in the place of the global one."""
 
     def backward(self, tile, saved):
-        return super().backward(tile, saved._replace(output=self.forward(tile).output))
+        own = Saved.of(self.forward(tile).output, saved.logsumexp, saved.d_output)
+        return super().backward(tile, own)
 
 
 @pytest.mark.slow
