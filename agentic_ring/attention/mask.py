@@ -132,7 +132,9 @@ class TokenLabels:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec", "offset"]
+    jax.tree_util.register_dataclass,
+    data_fields=["query", "key", "key_lengths"],
+    meta_fields=["spec", "offset"],
 )
 @dataclass(frozen=True)
 class HopMask:
@@ -142,27 +144,43 @@ class HopMask:
       query, key: labels of the queries [B, T] and of the keys [B, S]; both have positions, or neither, and
         likewise segment ids. Where keys are hidden from rows, they have positions.
       offset: where there are no positions, query t stands at position t + offset and key s at s.
+      key_lengths: int32 [B], how many keys of each row are there, the others being padding at its end; None
+        for all of them.
     """
 
     spec: MaskSpec
     query: TokenLabels
     key: TokenLabels
     offset: int = 0
+    key_lengths: jax.Array | None = None
 
     @property
     def trivial(self) -> bool:
         """Whether, statically, every query attends to every key."""
         labels = self.query
-        return not self.spec.by_position and labels.positions is None and labels.segment_ids is None
+        labelled = labels.positions is not None or labels.segment_ids is not None
+        return not self.spec.by_position and not labelled and self.key_lengths is None
 
     def placed(self, queries: int, keys: int) -> "HopMask":
-        """The same mask of ``queries`` x ``keys`` tokens with positions, where the spec asks for them."""
+        """The same mask of ``queries`` x ``keys`` tokens with all that it depends on in their labels."""
+        mask = self.with_segments(queries, keys)
         if not self.spec.by_position or self.query.positions is not None:
-            return self
+            return mask
         query, key = (jnp.arange(length, dtype=jnp.int32)[None] for length in (queries, keys))
         # Positions below 0 would be padding.
         query, key = query + max(self.offset, 0), key + max(-self.offset, 0)
-        return replace(self, query=replace(self.query, positions=query), key=replace(self.key, positions=key))
+        return replace(mask, query=replace(mask.query, positions=query), key=replace(mask.key, positions=key))
+
+    def with_segments(self, queries: int, keys: int) -> "HopMask":
+        """The same mask, with the padding that ``key_lengths`` tell of in segment ids."""
+        if self.key_lengths is None:
+            return self
+        query, key = self.query.segment_ids, self.key.segment_ids
+        if query is None or key is None:
+            query, key = (jnp.zeros((1, length), jnp.int32) for length in (queries, keys))
+        key = jnp.where(jnp.arange(keys) < self.key_lengths[:, None], key, PADDING)
+        labels = replace(self.query, segment_ids=query), replace(self.key, segment_ids=key)
+        return HopMask(self.spec, *labels, self.offset)
 
     def allowed(self) -> jax.Array:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""

@@ -34,6 +34,14 @@ def empty_state(q: jax.Array, value_dim: int) -> SoftmaxState:
     return SoftmaxState(output, jnp.full_like(zeros, -jnp.inf))
 
 
+def only_rows(state: SoftmaxState, kept: jax.Array) -> SoftmaxState:
+    """The state, empty for all queries but those of ``kept``, bool [B, T] or [B, 1]."""
+    kept = kept[..., None]
+    return SoftmaxState(
+        jnp.where(kept[..., None], state.output, 0.0), jnp.where(kept, state.logsumexp, -jnp.inf)
+    )
+
+
 def with_sinks(state: SoftmaxState, sinks: jax.Array) -> SoftmaxState:
     """The state after one more key a head, of score ``sinks`` [N] and value 0 (arXiv 2508.10925)."""
     logsumexp = jnp.logaddexp(state.logsumexp, sinks.astype(state.logsumexp.dtype))

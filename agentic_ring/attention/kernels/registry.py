@@ -80,6 +80,13 @@ def select_kernel(
     return FirstThatServes(tuple((candidate, make(candidate)) for candidate in _ORDER[platform]))
 
 
+def hardware_kernels(name: str) -> "FirstThatServes":
+    """The kernel of this name if it runs on one platform only; of "auto" those that do. Perhaps none."""
+    kernel = select_kernel(name)
+    candidates = kernel.candidates if isinstance(kernel, FirstThatServes) else ((name, kernel),)
+    return FirstThatServes(tuple(pair for pair in candidates if pair[0] in _PLATFORM))
+
+
 @dataclass(frozen=True)
 class FirstThatServes:
     """A kernel that passes each case to the first of ``candidates``, (name, kernel) pairs, that takes it."""
@@ -102,11 +109,12 @@ class FirstThatServes:
             except NotImplementedError as refusal:
                 refusals.append(f"{name}: {refusal}")
                 continue
-            _log_once(f"attention {direction} runs the {name} kernel", *refusals)
+            log_once(f"attention {direction} runs the {name} kernel", *refusals)
             return result
         raise NotImplementedError("no kernel serves this case; " + "; ".join(refusals))
 
 
 @functools.cache
-def _log_once(choice: str, *refusals: str) -> None:
+def log_once(choice: str, *refusals: str) -> None:
+    """Says which kernel runs, and why not others; the same only once."""
     _log.info("%s%s", choice, "".join(f"; not {refusal}" for refusal in refusals))

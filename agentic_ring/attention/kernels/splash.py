@@ -72,6 +72,7 @@ class SplashKernel:
         """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
+        mask = mask.with_segments(q.shape[1], k.shape[1])
         run = functools.partial(
             _checked(library._splash_attention_forward),
             band.table(library, for_keys=False),
@@ -103,6 +104,7 @@ class SplashKernel:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
+        mask = mask.with_segments(q.shape[1], k.shape[1])
         shared = {
             "is_mqa": False,
             "mask_value": _LOWEST,
