@@ -86,7 +86,7 @@ class ShardedAttention:
         def of_own_heads(x: jax.Array, axis: int = 0) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(x, inner.index() * heads, heads, axis)
 
-        scores = scores.map_heads(of_own_heads).moved(jnp.int32(0), inner.index() * heads)
+        scores = scores.map_heads(of_own_heads).moved(jnp.int32(0), jnp.asarray(inner.index() * heads))
         sinks = None if inputs.sinks is None else of_own_heads(inputs.sinks)
         expansion = jax.tree.map(lambda x: of_own_heads(x, 1), inputs.expansion)
         # Where there are fewer key heads than devices, several devices get the same.

@@ -139,7 +139,8 @@ class _Parts:
         query, key = mask.query.map(of_rows), mask.key.map(of_rows)
         return Tile(
             self.of_queries(q, number),
-            *(self._cut(x, number, self.heads) for x in (k, v)),
+            self._cut(k, number, self.heads),
+            self._cut(v, number, self.heads),
             replace(mask, query=query, key=key),
             scores.map_heads(of_heads).moved(row, head),
         )
