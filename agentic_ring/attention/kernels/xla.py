@@ -136,12 +136,11 @@ class _Parts:
         def of_rows(x: jax.Array) -> jax.Array:
             return x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, row, self.rows)
 
-        query, key = mask.query.map(of_rows), mask.key.map(of_rows)
         return Tile(
             self.of_queries(q, number),
             self._cut(k, number, self.heads),
             self._cut(v, number, self.heads),
-            replace(mask, query=query, key=key),
+            jax.tree.map(of_rows, mask),
             scores.map_heads(of_heads).moved(row, head),
         )
 
