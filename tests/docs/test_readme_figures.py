@@ -47,6 +47,10 @@ def interquartile_means(file):
     return f"{means[' AT ring, 4 '].strip()} / {means[best].strip()}"
 
 
+def last_trials(file):
+    return " / ".join(f"{figure(file, f'return/n{n}/last16').value:.2f}" for n in (128, 32, 4))
+
+
 def longest_rollout(file):
     return spread(
         mean_interval([float(r["return"]) for r in read_rows(RESULTS / file) if r["tokens"] == "512000"])
@@ -75,6 +79,10 @@ ROWS = {
         lambda file: spread(figure(file, "return/last_trial")),
     ),
     "Table 5 at demo size, interquartile mean: ring AT / best (TD3)": ("table5_demo.md", interquartile_means),
+    "unseen hidden tasks, return of the last 16 of 128 trials: 128 / 32 / 4 trials in training and context": (
+        "in_context-point_mass-full/results.json",
+        last_trials,
+    ),
     "512,000 tokens in context, return on walker_run": (
         "context_length_walker_run_512k.csv",
         longest_rollout,

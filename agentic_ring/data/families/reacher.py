@@ -15,7 +15,7 @@ _START_SECTORS, _START_BENDS = 8, 3
 
 
 class Reacher(Family):
-    """Cue -> position: reward 1 within 1.5 cm of it, falling linearly to 0 at 8.5 cm.
+    """Cue -> position: reward 1 within 1.5 cm of it, falling linearly to 0 at 6.5 cm.
 
     A trial starts in any pose at rest and has 8 decisions of 0.3 s. Held random torques explore all poses;
     the joints' damping turns a held torque into a nearly constant speed.
@@ -27,7 +27,7 @@ class Reacher(Family):
     body_dim = 8
     action_dim = goal_dim = 2
     standard_physics_steps = 5
-    near, far = 0.015, 0.085
+    near, far = 0.015, 0.065
     goal_scale = 0.1
     regions = _RINGS * _SECTORS
     start_cells = _START_SECTORS * _START_BENDS
