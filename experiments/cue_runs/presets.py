@@ -1,4 +1,4 @@
-"""Sizes of the experiment on trained context length: demo, full, ablations and long."""
+"""Sizes of the experiment on trained context length: demo, full, body, ablations and long."""
 
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -157,6 +157,10 @@ CUE_PRESETS = {
         seeds=5,
         tokens=14_000_000,
         checkpoint_every=250,
+    ),
+    # What a body other than point_mass must show; 2 cores, about an hour.
+    "body": replace(
+        _DEMO, name="body", arms=(N128, N32, ORACLE), seeds=3, tokens=14_000_000, checkpoint_every=250
     ),
     # 2 cores, about an hour.
     "ablations": replace(
