@@ -55,7 +55,7 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "32 and 32 heads, causal: forward splash, backward splash" in printed
     assert "32 and 32 heads, no mask: forward xla, backward xla" in printed
-    assert "splash: refuses forward of 2 rows of 192 queries x 192 keys" in printed
+    assert "splash: refuses forward of 1 row of 192 queries x 192 keys" in printed
 
 
 def test_memory_where_devices_tell(monkeypatch):

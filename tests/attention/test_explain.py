@@ -105,7 +105,7 @@ def test_the_call_takes_what_was_explained(caplog):
 def test_tiles_are_those_of_the_program():
     zigzag = [
         "1 row of 4096 queries x 4096 keys, 8 and 2 heads, causal",
-        "2 rows of 2048 queries x 2048 keys, 8 and 2 heads, no mask",
+        "1 row of 2048 queries x 2048 keys, 8 and 2 heads, no mask",
     ]
     expected = [f"{direction}: {tile}" for direction in ("forward", "backward") for tile in zigzag]
     assert sorted(tiles(explained(key_heads=2))) == sorted(expected)

@@ -70,9 +70,10 @@ def _attend_forward(
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    queries = _queries(inputs)
     state = route.transport.forward(
         Block(join_pair(inputs.k, inputs.v), inputs.key),
-        lambda block, origin: route.hop.forward(_queries(inputs), block, origin, scores),
+        lambda state, block, origin: route.hop.forward(state, queries, block, origin, scores),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
@@ -86,7 +87,9 @@ def _attend_backward(
     queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
     sums, d_block = route.transport.backward(
         Block(join_pair(k, v), inputs.key),
-        lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
+        lambda sums, d_block, block, origin: route.hop.backward(
+            sums, d_block, queries, saved, block, origin, scores
+        ),
     )
     primals = inputs.q, k, v, inputs.expansion
     found = sums.dq, *split_pair(d_block, k.shape[3]), sums.d_expansion

@@ -19,7 +19,7 @@ and the kernel finds out chunk by chunk.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.options import Layout
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, state_dtype
+
+Tree = TypeVar("Tree")
 
 
 class Block(NamedTuple):
@@ -135,49 +137,64 @@ class Hop:
     spec: MaskSpec
     layout: Layout | None
 
-    def forward(self, queries: Queries, block: Block, origin: Origin, scores: Scores) -> SoftmaxState:
-        """Attention of the queries to this block."""
+    def forward(
+        self, state: SoftmaxState | None, queries: Queries, block: Block, origin: Origin, scores: Scores
+    ) -> SoftmaxState:
+        """Attention of the queries to the blocks of ``state``, None for no block, and to this one."""
 
-        def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
+        def with_whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
+            more = self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
+            return more if state is None else merge(state, more)
 
         if self.layout is None or origin.own:
-            return whole(self.spec)
+            return with_whole(self.spec)
+        if state is None:
+            state = empty_state(queries.q, jax.eval_shape(queries.pair, block)[1].shape[-1])
         if self.layout == "zigzag":
-            quarters = _Quarters(queries, block, origin.earlier)
-            return quarters.join_state(self.kernel.forward(quarters.tile(scores)))
+
+            def with_quarter(number: jax.Array, state: SoftmaxState) -> SoftmaxState:
+                quarter = _Quarter.of(number, queries, block, origin.earlier)
+                more = self.kernel.forward(quarter.tile(scores))
+                merged = merge(jax.tree.map(quarter.rows.of, state), more)
+                return jax.tree.map(quarter.rows.put, state, merged)
+
+            return jax.lax.fori_loop(0, 2, with_quarter, state)
         attends, spec, offset = self._contiguous(queries, origin)
-        value_dim = jax.eval_shape(queries.pair, block)[1].shape[-1]
-        return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q, value_dim))
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: state)
 
     def backward(
-        self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
+        self,
+        sums: Sums | None,
+        d_block: jax.Array | None,
+        queries: Queries,
+        saved: Saved,
+        block: Block,
+        origin: Origin,
+        scores: Scores,
     ) -> tuple[Sums, jax.Array]:
-        """What the block adds to the sums, and the gradient of its ``keys_values`` from these queries."""
+        """The sums, and the gradient of the block's ``keys_values``, with this hop added; None is 0."""
 
-        def whole(spec: MaskSpec, offset: int = 0) -> tuple[Sums, jax.Array]:
+        def with_whole(spec: MaskSpec, offset: int = 0) -> tuple[Sums, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
             tile = Tile(queries.q, *queries.pair(block), mask, scores)
-            return queries.gradients(block, self.kernel.backward(tile, saved))
+            more, d_tile = queries.gradients(block, self.kernel.backward(tile, saved))
+            return _plus(sums, more), _plus(d_block, d_tile)
 
         if self.layout is None or origin.own:
-            return whole(self.spec)
+            return with_whole(self.spec)
+        sums = _zeros(Sums(queries.q, queries.expansion)) if sums is None else sums
+        d_block = _zeros(block.keys_values) if d_block is None else d_block
         if self.layout == "zigzag":
-            quarters = _Quarters(queries, block, origin.earlier)
-            gradients = self.kernel.backward(
-                quarters.tile(scores), jax.tree.map(quarters.split_queries, saved)
-            )
-            sums, d_block = quarters.queries.gradients(quarters.keys, gradients)
-            dq, d_block = quarters.join_gradients(sums.dq, d_block)
-            return sums._replace(dq=dq), d_block
+
+            def with_quarter(number: jax.Array, found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+                quarter = _Quarter.of(number, queries, block, origin.earlier)
+                gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
+                return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+
+            return jax.lax.fori_loop(0, 2, with_quarter, (sums, d_block))
         attends, spec, offset = self._contiguous(queries, origin)
-
-        def nothing() -> tuple[Sums, jax.Array]:
-            summed = Sums(queries.q, queries.expansion), block.keys_values
-            return jax.tree.map(lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), summed)
-
-        return jax.lax.cond(attends, lambda: whole(spec, offset), nothing)
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: (sums, d_block))
 
     def _contiguous(self, queries: Queries, origin: Origin) -> tuple[jax.Array, MaskSpec, int]:
         """(whether the block is attended, its mask, its offset) for another device's whole block."""
@@ -192,60 +209,67 @@ class Hop:
 _EVERYTHING = MaskSpec(causal=False)
 
 
-class _Quarters:
-    """The two full quarters of a zigzag hop, one after the other along the batch.
+class _Half(NamedTuple):
+    """Half of a block of the sequence, in zigzag order.
 
-    The first is late queries x early keys. The second is early x early where the keys' device stands
-    earlier in the ring, else late x late.
+    Attributes:
+      number: 0 for the early half, 1 for the late one.
     """
 
-    def __init__(self, queries: Queries, block: Block, earlier: jax.Array):
-        self.earlier = earlier
-        labels = queries.labels, block.labels
-        whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
-        split = self.split_queries
-        self.queries = Queries(split(queries.q), whole_batch[0].map(split), queries.expansion)
-        self.keys = Block(
-            jnp.concatenate((_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1),
-            whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
+    number: jax.Array
+
+    def of(self, x: jax.Array, axis: int = 1) -> jax.Array:
+        """The half of an array whose ``axis`` is the block's tokens."""
+        size = x.shape[axis] // 2
+        return jax.lax.dynamic_slice_in_dim(x, self.number * size, size, axis)
+
+    def put(self, x: jax.Array, half: jax.Array, axis: int = 1) -> jax.Array:
+        """The array with another half."""
+        return jax.lax.dynamic_update_slice_in_dim(x, half, self.number * half.shape[axis], axis)
+
+
+class _Quarter(NamedTuple):
+    """A full quarter of a zigzag hop: half of the queries by half of the keys.
+
+    The two are worked on one after the other: side by side, along the batch, they would need copies of
+    their queries, keys and gradients at once, which are as large as all that a hop reads and returns.
+    """
+
+    rows: _Half
+    keys: _Half
+    queries: Queries
+    block: Block
+
+    @classmethod
+    def of(cls, number: jax.Array, queries: Queries, block: Block, earlier: jax.Array) -> "_Quarter":
+        """Quarter 0 is late queries by early keys.
+
+        Quarter 1 is early by early where the keys' device stands ``earlier`` in the ring, else late by late.
+        """
+        same = jnp.where(earlier, 0, 1)
+        rows, keys = _Half(jnp.where(number == 0, 1, same)), _Half(jnp.where(number == 0, 0, same))
+        return cls(
+            rows,
+            keys,
+            queries._replace(q=rows.of(queries.q), labels=queries.labels.map(rows.of)),
+            Block(keys.of(block.keys_values, 2), block.labels.map(keys.of)),
         )
 
     def tile(self, scores: Scores) -> Tile:
-        """Both quarters as one tile without a mask."""
-        mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
-        return Tile(self.queries.q, *self.queries.pair(self.keys), mask, scores)
+        """The quarter as a tile without a mask."""
+        mask = HopMask(_EVERYTHING, self.queries.labels, self.block.labels)
+        return Tile(self.queries.q, *self.queries.pair(self.block), mask, scores)
 
-    def split_queries(self, x: jax.Array) -> jax.Array:
-        """[B, T, ...] -> [2 B, T / 2, ...]."""
-        return jnp.concatenate((_late(x, 1), self._second(x, 1)))
-
-    def join_state(self, state: SoftmaxState) -> SoftmaxState:
-        """Joins the states of both quarters to that of the whole block."""
-        first, second = (SoftmaxState(*pair) for pair in zip(*(jnp.split(x, 2) for x in state), strict=True))
-        nothing = SoftmaxState(jnp.zeros_like(first.output), jnp.full_like(first.logsumexp, -jnp.inf))
-        early = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), second, nothing)
-        late = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), first, merge(first, second))
-        return jax.tree.map(lambda x, y: jnp.concatenate((x, y), axis=1), early, late)
-
-    def join_gradients(self, dq: jax.Array, d_block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Joins the gradients of both quarters to those of the whole block."""
-        late, second = jnp.split(dq, 2)
-        zero = jnp.zeros_like(late)
-        early = jnp.where(self.earlier, second, zero)
-        late += jnp.where(self.earlier, zero, second)
-        early_keys, second = jnp.split(d_block, 2, axis=1)
-        zero = jnp.zeros_like(early_keys)
-        early_keys += jnp.where(self.earlier, second, zero)
-        late_keys = jnp.where(self.earlier, zero, second)
-        return jnp.concatenate((early, late), axis=1), jnp.concatenate((early_keys, late_keys), axis=2)
-
-    def _second(self, x: jax.Array, axis: int) -> jax.Array:
-        return jnp.where(self.earlier, _early(x, axis), _late(x, axis))
+    def add(self, sums: Sums, d_block: jax.Array, more: Sums, d_quarter: jax.Array) -> tuple[Sums, jax.Array]:
+        """The gradients of whole blocks with those of this quarter added."""
+        dq = self.rows.put(sums.dq, self.rows.of(sums.dq) + more.dq)
+        d_expansion = _plus(sums.d_expansion, more.d_expansion)
+        return Sums(dq, d_expansion), self.keys.put(d_block, self.keys.of(d_block, 2) + d_quarter, 2)
 
 
-def _early(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.slice_in_dim(x, 0, x.shape[axis] // 2, axis=axis)
+def _zeros(like: Tree) -> Tree:
+    return jax.tree.map(lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), like)
 
 
-def _late(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.slice_in_dim(x, x.shape[axis] // 2, None, axis=axis)
+def _plus(sums: Tree | None, more: Tree) -> Tree:
+    return more if sums is None else jax.tree.map(jnp.add, sums, more)
