@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from agentic_ring.attention.kernels.interface import Kernel, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries
+from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries, Sums
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, merge
+from agentic_ring.attention.softmax import SoftmaxState
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class EmulatedRing:
         def device(indexed: tuple[jax.Array, jax.Array]) -> SoftmaxState:
             index, query = indexed
 
-            def attend(source: jax.Array, distance: int | None = None) -> SoftmaxState:
+            def attend(state: SoftmaxState | None, source: jax.Array, own: bool = False) -> SoftmaxState:
                 block = Block(keys_values[source], TokenLabels())
-                origin = Origin(index, source, distance)
-                return self._hop.forward(Queries(query, TokenLabels()), block, origin, scores)
+                origin = Origin(index, source, 0 if own else None)
+                return self._hop.forward(state, Queries(query, TokenLabels()), block, origin, scores)
 
             def hop(state: SoftmaxState, number: jax.Array) -> tuple[SoftmaxState, None]:
-                return merge(state, attend((index - number) % self.devices)), None
+                return attend(state, (index - number) % self.devices), None
 
-            own = attend(index, distance=0)
+            own = attend(None, index, own=True)
             state, _ = jax.lax.scan(hop, own, jnp.arange(1, self.devices))
             return state._replace(output=state.output.astype(q.dtype))
 
@@ -88,23 +88,23 @@ class EmulatedRing:
         def device(d_blocks: jax.Array, indexed: tuple) -> tuple[jax.Array, jax.Array]:
             index, query, *saved = indexed
 
-            def differentiate(source: jax.Array, distance: int | None = None) -> tuple[jax.Array, jax.Array]:
+            def differentiate(
+                sums: Sums | None, d_blocks: jax.Array, source: jax.Array, own: bool = False
+            ) -> tuple[Sums, jax.Array]:
                 block = Block(keys_values[source], TokenLabels())
-                origin = Origin(index, source, distance)
+                origin = Origin(index, source, 0 if own else None)
                 queries = Queries(query, TokenLabels())
-                sums, d_block = self._hop.backward(queries, Saved.of(*saved), block, origin, scores)
-                return sums.dq, d_block
+                sums, d_block = self._hop.backward(
+                    sums, d_blocks[source], queries, Saved.of(*saved), block, origin, scores
+                )
+                return sums, d_blocks.at[source].set(d_block)
 
-            def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
-                dq, d_blocks = carry
-                source = (index - number) % self.devices
-                d_query, contribution = differentiate(source)
-                return (dq + d_query, d_blocks.at[source].add(contribution)), None
+            def hop(carry: tuple[Sums, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+                return differentiate(*carry, (index - number) % self.devices), None
 
-            dq, d_block = differentiate(index, distance=0)
-            start = (dq, d_blocks.at[index].add(d_block))
-            (dq, d_blocks), _ = jax.lax.scan(hop, start, jnp.arange(1, self.devices))
-            return d_blocks, dq.astype(q.dtype)
+            start = differentiate(None, d_blocks, index, own=True)
+            (sums, d_blocks), _ = jax.lax.scan(hop, start, jnp.arange(1, self.devices))
+            return d_blocks, sums.dq.astype(q.dtype)
 
         zeros = jnp.zeros_like(keys_values, jnp.float32)
         d_blocks, dq = jax.lax.scan(device, zeros, (jnp.arange(self.devices), *rows))

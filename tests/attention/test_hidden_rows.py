@@ -1,15 +1,18 @@
 """Masks as ranges of rows that keys are hidden from."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.attention import MaskSpec, attention, hidden_outside
 from agentic_ring.attention.mask import HopMask, TokenLabels
 from agentic_ring.errors import ArgumentError
+from agentic_ring.mesh import MeshShape, make_mesh
 
 T = 24
 T_ROW, S_COLUMN = np.arange(T)[:, None], np.arange(T)[None]
@@ -77,6 +80,50 @@ def test_chunks_are_skipped_only_where_nothing_attends(data: st.DataObject):
     assert (reachable >= attends).all()
     if size == 1:
         assert (reachable == attends).all()
+
+
+@cache
+def compiled(causal: bool, layout: str):
+    """Attention on a ring of 2, and written out over a mask [T, T]: outputs and three gradients of each."""
+    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
+
+    def on_ring(hidden: jax.Array, *arrays: jax.Array) -> tuple:
+        output, vjp = jax.vjp(
+            lambda *a: attention(
+                *a, hidden_rows=hidden, mask=MaskSpec(causal), mesh=mesh, strategy="ring", layout=layout
+            ),
+            *arrays[:3],
+        )
+        return output, *vjp(arrays[3])
+
+    def written_out(allowed: jax.Array, *arrays: jax.Array) -> tuple:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            weights = jnp.where(
+                allowed, jnp.exp(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5), 0
+            )
+            total = weights.sum(-1, keepdims=True)
+            return jnp.einsum("bnts,bsnh->btnh", weights / jnp.where(total, total, 1), v)
+
+        output, vjp = jax.vjp(attend, *arrays[:3])
+        return output, *vjp(arrays[3])
+
+    return jax.jit(on_ring), jax.jit(written_out)
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "block_striped"])
+@given(st.data())
+@settings(max_examples=25)
+def test_drawn_masks_forward_and_backward(layout: str, data: st.DataObject):
+    causal = data.draw(st.booleans())
+    numbers = data.draw(st.lists(st.integers(0, T), min_size=4 * T, max_size=4 * T))
+    hidden = np.array(numbers, np.int32).reshape(T, 4)
+    arrays = [jax.random.normal(key, (1, T, 2, 4)) for key in jax.random.split(jax.random.key(0), 4)]
+    on_ring, written_out = compiled(causal, layout)
+    allowed = CAUSAL if causal else np.ones((T, T), bool)
+    for first, end in (hidden[:, :2].T, hidden[:, 2:].T):
+        allowed = allowed & ~((first <= T_ROW) & (end > T_ROW))
+    for found, expected in zip(on_ring(hidden[None], *arrays), written_out(allowed, *arrays), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_refusals():
