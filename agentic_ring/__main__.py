@@ -3,18 +3,23 @@
 python -m agentic_ring --tokens 1048576 --heads 32 --kv-heads 8 --ring 4 --window 4096
 """
 
+from pathlib import Path
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring import cli
 from agentic_ring.attention.explain import explain
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.options import AttentionOptions, Layout, Schedule, Strategy
-from agentic_ring.doctor import describe_attention, describe_devices, describe_mesh
+from agentic_ring.doctor import describe_attention, describe_balance, describe_devices, describe_mesh
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+
+MEASURED_ROWS = 16
+"""Packed rows whose balance is measured."""
 
 
 def main(
@@ -28,6 +33,7 @@ def main(
     window: int | None = None,
     prefix: int = 0,
     segments: bool = False,
+    packing: Path | None = None,
     soft_cap: float | None = None,
     dropout_rate: float = 0.0,
     strategy: Strategy | Literal["auto"] = "auto",
@@ -54,6 +60,8 @@ def main(
       window: Size of a sliding window: tokens attend only to tokens nearer than this. Default: no window.
       prefix: Number of tokens at the start that every token attends to.
       segments: The call has segment ids.
+      packing: File of packed rows, as data_prep.sharegpt writes it: the call has their length and segment
+        ids, and how evenly each layout shares their work is printed too.
       soft_cap: Soft cap of the scores. Default: no cap.
       dropout_rate: Share of the attention probabilities that is dropped.
       strategy: Strategy by which devices share the sequence; "auto" follows the rule of attention.
@@ -73,6 +81,11 @@ def main(
     if simulated_devices is not None:
         simulate_cpu_devices(simulated_devices)
     mesh = make_mesh(MeshShape(data=data, fsdp=fsdp, ring=ring, tensor=tensor))
+    balance = ()
+    if packing is not None:
+        ids = _packed_segments(packing)
+        tokens, segments = ids.shape[1], True
+        balance = (describe_balance(ids, mesh.shape["ring"], MaskSpec(not bidirectional, window, prefix)),)
     key_heads = heads if kv_heads is None else kv_heads
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
     options = AttentionOptions(
@@ -84,7 +97,15 @@ def main(
         layout=layout,
     )
     explanation = explain(q, k, k, options, mesh=mesh, segments=segments)
-    print(describe_devices(), describe_mesh(mesh), describe_attention(explanation), sep="\n")
+    print(describe_devices(), describe_mesh(mesh), describe_attention(explanation), *balance, sep="\n")
+
+
+def _packed_segments(path: Path) -> np.ndarray:
+    """The segment ids [rows, tokens] of the first ``MEASURED_ROWS`` rows of a file."""
+    from agentic_ring.data.text.packed_file import PackedRows  # needs h5py, which the rest does without
+
+    with PackedRows.open(path) as rows:
+        return np.stack([rows[index].segment_ids for index in range(min(len(rows), MEASURED_ROWS))])
 
 
 if __name__ == "__main__":

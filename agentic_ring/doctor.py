@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.attention.cost_model import HARDWARE
 from agentic_ring.attention.explain import Explanation
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.options import LAYOUTS
+from agentic_ring.attention.ring.balance import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions
 
@@ -33,8 +38,22 @@ def describe_mesh(mesh: Mesh) -> str:
 
 
 def describe_attention(explanation: Explanation) -> str:
-    """The strategy and its reason, the layout, the tiles and the kernels."""
+    """The strategy and its reason, the estimates, the layout, the tiles and the kernels."""
     return "\n".join(_attention_lines(explanation))
+
+
+def describe_balance(segment_ids: np.ndarray, ring: int, mask: MaskSpec) -> str:
+    """How evenly each layout shares the work of packed rows among ``ring`` devices.
+
+    Args:
+      segment_ids: int [rows, tokens].
+      ring: number of devices that share a row.
+      mask: the static part of the mask.
+    """
+    rows, length = segment_ids.shape
+    found = {layout: imbalance(tile_counts(layout, ring, length, mask, segment_ids)) for layout in LAYOUTS}
+    values = ", ".join(f"{layout} {value:.2f}" for layout, value in found.items())
+    return f"balance    slowest device over ideal, {rows} packed rows over {ring} devices: {values}"
 
 
 def _attention_lines(explanation: Explanation) -> Iterator[str]:
@@ -43,6 +62,10 @@ def _attention_lines(explanation: Explanation) -> Iterator[str]:
     yield f"strategy   {decision.choice.strategy}: {decision.choice.reason}"
     for strategy, reason in explanation.others.items():
         yield f"    not {strategy}: {reason}"
+    if explanation.estimates:
+        yield f"estimates  for {HARDWARE[decision.platform].name}, forward and backward of one call"
+    for strategy, estimate in explanation.estimates.items():
+        yield f"    {strategy}: {estimate}"
     degree = f", heads exchanged among {sharded.ulysses} devices" if sharded.ulysses > 1 else ""
     yield f"layout     {sharded.layout}, {sharded.options.schedule} schedule{degree}"
     yield (

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LOG_INTERVAL_SECONDS = 15.0
 
@@ -27,6 +25,9 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     if jax.process_index() != 0:
         yield lambda done, note: None
     elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bar:

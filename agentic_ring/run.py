@@ -19,7 +19,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.run_folder import read_config
-from agentic_ring.training.loop import TrainConfig
+from agentic_ring.training.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

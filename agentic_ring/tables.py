@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,11 @@ class TextTable:
     def _columns(self) -> list[str]:
         return list(self.rows[0]) if self.rows else []
 
-    def rich(self) -> Table:
+    def rich(self) -> "Table":
         """The table for ``rich``'s console."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(self._columns):
             table.add_column(column, justify="left" if index == 0 else "right")

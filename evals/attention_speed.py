@@ -30,10 +30,10 @@ from evals.speed.attention_benchmark import (
     SpeedRow,
     UnsupportedError,
     benchmark,
-    print_rows,
 )
 from evals.speed.attention_speed_plot import plot_speed
 from evals.speed.peers import PEERS, peer
+from evals.speed.speed_table import print_rows
 
 SHARDED: tuple[Strategy, ...] = ("ring", "all_gather", "ulysses", "ulysses_ring")
 LOCAL = "ours local"

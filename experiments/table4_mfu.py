@@ -113,7 +113,7 @@ def main(
     """Measures utilisation on this machine's devices and projects it for other machines.
 
     Args:
-      model: Model size: tiny, 100M, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
+      model: Model size: tiny, 100M, 350M, 1B, 3B, 7B, 8B, 13B, 30B or 65B. Default: tiny on a CPU, else 7B.
       block: Tokens per device: the blockwise context, and the ring's over the number of devices. Default:
         4096 on a CPU, 32768 on anything else.
       precision: Type of matrix products and activations. Default: float32 on a CPU, bfloat16 on anything

@@ -30,8 +30,9 @@ from agentic_ring.models.transformer import QueryScaling
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
-from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.loop import train
 from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.train_config import TrainConfig
 from evals.common.intervals import wilson_interval
 from evals.common.plots import plot_loss
 from evals.common.results import Figure, Results, figure_table, write_results

@@ -1,6 +1,7 @@
 """``python -m agentic_ring`` says what there is and what attention would do."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from agentic_ring import doctor
 from agentic_ring.__main__ import main
 from agentic_ring.attention import plan
 from tests.commands import exit_status
+from tests.data.text.test_packing import numbered, packed, write
 
 
 def test_the_whole_report(capsys):
@@ -20,16 +22,30 @@ def test_the_whole_report(capsys):
     for line in (
         "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
         "mesh       stage 1 x data 2 x fsdp 1 x ring 4 x tensor 1",
-        "strategy   ring: blocks of 8192 tokens hide a transfer, 16 would do",
+        "strategy   ring: CPU devices keep blocks of 128 tokens or more in a ring",
         "    not local: each of 4 devices would do the work of all",
-        "layout     zigzag, unidirectional schedule",
+        "estimates  for simulated CPU, forward and backward of one call",
+        "layout     block_striped, unidirectional schedule",
         "per device 1 x 8192 tokens of a sequence of 32768, 32 query and 8 key heads of 128",
-        "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, in segments: "
+        "    1 row of 8192 queries x 8192 keys, 32 and 8 heads, causal, by positions, in segments: "
         "forward xla, backward xla",
         "    xla: takes all tiles",
     ):
         assert line in printed.splitlines()
     assert "    cudnn: refuses: kernel is 'cudnn', which runs on gpu devices, but these are cpu" in printed
+
+
+def test_the_balance_of_packed_rows(capsys, tmp_path):
+    """Two long documents in a row: the devices that hold their ends have most to do, unless in stripes."""
+    path = write(tmp_path / "rows.h5", packed(numbered([1000, 900, 148]), 2048), 2048)
+    assert exit_status(main, "--packing", str(path), "--ring", "4", "--data", "2", "--batch", "2") == 0
+    printed = capsys.readouterr().out
+    assert "1 x 512 tokens of a sequence of 2048" in printed
+    found = re.search(
+        r"1 packed rows over 4 devices: contiguous (.*), striped.*, block_striped (.*), z", printed
+    )
+    assert found is not None
+    assert 1.0 <= float(found[2]) < float(found[1])
 
 
 def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
@@ -39,7 +55,7 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "32 and 32 heads, causal: forward splash, backward splash" in printed
     assert "32 and 32 heads, no mask: forward xla, backward xla" in printed
-    assert "splash: refuses forward of 2 rows of 192 queries x 192 keys" in printed
+    assert "splash: refuses forward of 1 row of 192 queries x 192 keys" in printed
 
 
 def test_memory_where_devices_tell(monkeypatch):

@@ -34,6 +34,7 @@ LAYERS = (
     ),
     ("agentic_ring.folder_lock", "agentic_ring.json_files", "agentic_ring.npz_files"),
     ("agentic_ring.run_folder",),
+    ("agentic_ring.command",),
     ("agentic_ring.cli",),
     ("agentic_ring.mesh",),
     ("agentic_ring.attention",),

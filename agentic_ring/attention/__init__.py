@@ -18,10 +18,12 @@ The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as o
 ``options.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
-from agentic_ring.attention.api import attention, ring_attention
+from agentic_ring.attention.api import attention, latent_attention, ring_attention
 from agentic_ring.attention.flax_attention import attention_fn
+from agentic_ring.attention.hidden_rows import hidden_outside
 from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.merging import attention_with_prefix, merge_attention
 from agentic_ring.attention.options import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring.layout import (
@@ -30,6 +32,7 @@ from agentic_ring.attention.ring.layout import (
     padded_length,
     shard_order,
 )
+from agentic_ring.attention.scores import alibi_slopes
 
 __all__ = [
     "KERNELS",
@@ -40,9 +43,14 @@ __all__ = [
     "MaskSpec",
     "Schedule",
     "Strategy",
+    "alibi_slopes",
     "attention",
     "attention_fn",
+    "attention_with_prefix",
+    "hidden_outside",
     "inverse_order",
+    "latent_attention",
+    "merge_attention",
     "order",
     "padded_length",
     "reference_attention",

@@ -2,22 +2,23 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from agentic_ring.attention.inputs import AttentionInputs, Pair
+from agentic_ring.attention.inputs import AttentionInputs, Expansion, Pair
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
 from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.collectives import RingAxis
+from agentic_ring.attention.ring.layout import chunk_run
 from agentic_ring.attention.strategies import ShardedAttention
-from agentic_ring.errors import MeshError, UnknownNameError
+from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
 from agentic_ring.mesh import ShardingRules
 
 _log = logging.getLogger(__name__)
@@ -33,9 +34,12 @@ def attention(
     mask: MaskSpec = MaskSpec(causal=True),
     segment_ids: Pair = None,
     positions: Pair = None,
+    hidden_rows: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    head_windows: Sequence[int | None] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     strategy: Strategy | Literal["auto"] = "auto",
@@ -45,6 +49,7 @@ def attention(
     kernel: str = "auto",
     query_chunk: int | None = None,
     key_chunk: int | None = None,
+    return_logsumexp: bool = False,
 ) -> jax.Array:
     """Exact attention over a sequence of any length, sharded over the mesh.
 
@@ -56,7 +61,8 @@ def attention(
 
     Args:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      v: values [B, S, K, V].
       mesh: the mesh to run on; that of ``jax.set_mesh`` where absent, one device without either.
       rules: which mesh axes carry batch, sequence and heads. A pair of axes for the sequence, (outer,
         inner), makes the ring a double ring, and lets "ulysses_ring" exchange heads over the inner.
@@ -66,9 +72,15 @@ def attention(
       positions: int [B, T] (or [1, T]), or a (query, key) pair: the position of each token in its
         sequence, for the mask; counted from 0 where absent. A negative position is padding.
         A caller who passes positions may have permuted the sequence: it is then used as it is.
+      hidden_rows: int [B, S, 2] (or [1, S, 2]), a range of positions for each key: the queries from the
+        first to before the second do not attend to it, whatever else the mask says. With [B, S, 4] two
+        ranges (module ``hidden_rows``; FlashMask, arXiv 2410.01359).
       scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
       sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
+      alibi_slopes: float [N]; a score loses slope * distance of its two tokens' positions (ALiBi, arXiv
+        2108.12409). Constants: they get no gradient.
+      head_windows: N numbers, a sliding window for each query head, None for none; on top of the mask.
       dropout_rate: share of the probabilities that is set to 0, the others divided by 1 - rate. Which
         ones depends only on the key, the row, the head and the two tokens' positions and segment ids,
         not on mesh, strategy, layout or kernel.
@@ -76,16 +88,21 @@ def attention(
       strategy: "local", "ring", "all_gather", "ulysses" or "ulysses_ring" (module ``strategies``);
         "auto" follows the rule of module ``choose_strategy`` and logs what it chose.
       schedule: schedule of a ring; "bidirectional" sends half of each block each way round.
-      layout: the order in which the ring holds the sequence while it works ("contiguous",
-        "striped", "zigzag"). "auto": zigzag where the mask is causal without window or prefix, several
-        devices share the sequence, and no positions are given; else contiguous, which moves nothing.
+      layout: the order in which the ring holds the sequence while it works ("contiguous", "striped",
+        "block_striped", "zigzag"; module ``ring.layout``). "auto", where several devices share the sequence
+        and no positions are given: zigzag for a causal mask alone; block_striped with segment ids, a prefix
+        or a window that reaches most devices (except on TPUs); else contiguous, which moves nothing.
       permuted: the sequence is in ``layout`` order already, and so is the output: for a model that
         permutes once at its input (module ``ring.layout``), so that no layer has to.
       kernel: one of ``KERNELS``; "auto" takes the best that serves the case.
       query_chunk, key_chunk: queries and keys that the kernel works on at a time; its own choice if absent.
+      return_logsumexp: return the logsumexp of the scores as well, to merge attention to other keys with
+        (``merge_attention``).
 
     Returns:
-      [B, T, N, H] in q's dtype and sharding; exactly 0 where a query has nothing to attend to.
+      [B, T, N, V] in q's dtype and sharding; exactly 0 where a query has nothing to attend to. With
+      ``return_logsumexp`` (that, the logsumexp [B, T, N] in float32, or float64 where the inputs are: -inf
+      where a query has nothing to attend to). Both have gradients.
 
     Raises:
       ArgumentError: an argument has the wrong shape, dtype or value.
@@ -104,12 +121,84 @@ def attention(
         kernel=kernel,
         query_chunk=query_chunk,
         key_chunk=key_chunk,
+        return_logsumexp=return_logsumexp,
     )
     inputs = AttentionInputs.checked(
-        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
+        q,
+        k,
+        v,
+        options,
+        positions=positions,
+        segment_ids=segment_ids,
+        hidden_rows=hidden_rows,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        head_windows=head_windows,
+        dropout_key=dropout_key,
     )
+    return _planned(inputs, options, mesh, rules)
+
+
+def latent_attention(
+    q: jax.Array,
+    latent: jax.Array,
+    rotated: jax.Array,
+    key_weight: jax.Array,
+    value_weight: jax.Array,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    rules: ShardingRules = ShardingRules(),
+    mask: MaskSpec = MaskSpec(causal=True),
+    segment_ids: Pair = None,
+    positions: Pair = None,
+    scale: float | None = None,
+    strategy: Strategy | Literal["auto"] = "auto",
+    layout: Layout | Literal["auto"] = "auto",
+    permuted: bool = False,
+    kernel: str = "auto",
+) -> jax.Array:
+    """Multi-head latent attention (arXiv 2405.04434): keys and values are made of a latent that heads share.
+
+    What goes round the ring is the latent, R + P numbers a token, and each device expands it to its heads'
+    keys and values when it arrives: for DeepSeek-V3 576 numbers instead of 40,960.
+
+    Args:
+      q: queries [B, T, N, H + P], the last P of them rotated.
+      latent: [B, S, R].
+      rotated: the rotated part of the keys, which all heads share, [B, S, P].
+      key_weight: [R, N, H]; the other part of the keys of head n is ``latent @ key_weight[:, n]``.
+      value_weight: [R, N, V]; likewise the values.
+      mesh, rules, mask, segment_ids, positions, scale, strategy, layout, permuted, kernel: see ``attention``.
+
+    Returns:
+      [B, T, N, V] in q's dtype and sharding, as ``attention`` gives it with the expanded keys and values.
+
+    Raises:
+      ArgumentError, MeshError, UnknownNameError: as ``attention``.
+    """
+    options = AttentionOptions(
+        mask=mask, scale=scale, strategy=strategy, layout=layout, permuted=permuted, kernel=kernel
+    )
+    expansion, heads_of = Expansion(key_weight, value_weight), (latent[:, :, None], rotated[:, :, None])
+    for name, x in (("latent", latent), ("rotated", rotated), ("key_weight", key_weight)):
+        if x.ndim != 3 or x.dtype != q.dtype:
+            raise ArgumentError(f"{name} is {x.dtype} of shape {x.shape}; expected {q.dtype} with three axes")
+    for name, weight in (("key_weight", key_weight), ("value_weight", value_weight)):
+        if weight.shape[:2] != (latent.shape[2], q.shape[2]):
+            raise ArgumentError(
+                f"{name} has shape {weight.shape}; expected [R, N, ...] = {(latent.shape[2], q.shape[2])}"
+            )
+    k, v = jax.eval_shape(expansion, *heads_of)
+    inputs = AttentionInputs.checked(q, k, v, options, positions=positions, segment_ids=segment_ids)
+    inputs = replace(inputs, k=heads_of[0], v=heads_of[1], expansion=expansion)
+    return _planned(inputs, options, mesh, rules)
+
+
+def _planned(
+    inputs: AttentionInputs, options: AttentionOptions, mesh: Mesh | AbstractMesh | None, rules: ShardingRules
+) -> jax.Array:
     decision = decide(inputs, options, mesh, rules)
-    if varying := jax.typeof(q).manual_axis_type.varying:
+    if varying := jax.typeof(inputs.q).manual_axis_type.varying:
         raise MeshError(
             f"attention was called inside jax.shard_map on values that vary over {', '.join(varying)} by "
             "their type, and JAX cannot differentiate a nested shard_map of such values; pass "
@@ -133,9 +222,12 @@ def ring_attention(
     mask: MaskSpec,
     positions: Pair = None,
     segment_ids: Pair = None,
+    hidden_rows: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    head_windows: Sequence[int | None] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     layout: Layout = "contiguous",
@@ -143,6 +235,7 @@ def ring_attention(
     kernel: str = "auto",
     query_chunk: int | None = None,
     key_chunk: int | None = None,
+    return_logsumexp: bool = False,
 ) -> jax.Array:
     """Attention of this device's queries to the whole sequence, for use inside ``jax.shard_map``.
 
@@ -158,10 +251,13 @@ def ring_attention(
       dropout_key: the same on every device of the ring. Where devices hold different rows of a batch
         or different heads, fold their place in those into it.
       layout: the order in which the devices hold the sequence.
-      mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk: see ``attention``.
+      alibi_slopes, head_windows: likewise of this device's query heads.
+      hidden_rows: ranges of this device's keys, int [B, S, 2 or 4] (or [1, S, 2 or 4]).
+      mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk, return_logsumexp: see
+        ``attention``.
 
     Returns:
-      [B, T, N, H] in q's dtype; exactly 0 where a query has nothing to attend to.
+      As ``attention``, for this device's queries.
 
     Raises:
       ArgumentError: shapes, dtypes or sizes that do not fit.
@@ -182,16 +278,28 @@ def ring_attention(
         kernel=kernel,
         query_chunk=query_chunk,
         key_chunk=key_chunk,
+        return_logsumexp=return_logsumexp,
     )
     inputs = AttentionInputs.checked(
-        q, k, v, options, positions=positions, segment_ids=segment_ids, sinks=sinks, dropout_key=dropout_key
+        q,
+        k,
+        v,
+        options,
+        positions=positions,
+        segment_ids=segment_ids,
+        hidden_rows=hidden_rows,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        head_windows=head_windows,
+        dropout_key=dropout_key,
     )
     sharded = ShardedAttention(
         options,
-        select_kernel(kernel, query_chunk, key_chunk),
+        select_kernel(kernel, query_chunk, key_chunk, run=chunk_run(layout, q.shape[1], axis.size)),
         inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
     )
-    return sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+    state = sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+    return tuple(state) if return_logsumexp else state.output  # pyright: ignore[reportReturnType]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -204,7 +312,10 @@ def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return _run_sharded(plan, inputs)
     # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
     sharded = functools.partial(_run_sharded, plan)
-    run = jax.sharding.auto_axes(sharded, out_sharding=jax.typeof(inputs.q).sharding)
+    sharding: Any = jax.typeof(inputs.q).sharding
+    if plan.sharded.options.return_logsumexp:
+        sharding = sharding, sharding.update(spec=PartitionSpec(*sharding.spec[:3]))
+    run = jax.sharding.auto_axes(sharded, out_sharding=sharding)
     return cast(Callable[..., jax.Array], run)(inputs)
 
 
@@ -214,15 +325,16 @@ def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return _run_on_device(plan, inputs)
     length = inputs.q.shape[1]
     inputs = _padded(plan, inputs)
+    spec, both = place.queries_spec, plan.sharded.options.return_logsumexp
     # An abstract mesh is the ambient one already.
     mesh = place.mesh if isinstance(place.mesh, Mesh) else None
     output = jax.shard_map(
         functools.partial(_run_on_device, plan),
         mesh=mesh,
         in_specs=(place.input_specs(inputs),),
-        out_specs=place.queries_spec,
+        out_specs=(spec, PartitionSpec(*spec[:3])) if both else spec,
     )(inputs)
-    return output[:, :length] if length != inputs.q.shape[1] else output
+    return jax.tree.map(lambda x: x[:, :length] if length != inputs.q.shape[1] else x, output)
 
 
 def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
@@ -232,7 +344,10 @@ def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
 
     first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
-    return plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    state = plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    if plan.sharded.options.return_logsumexp:
+        return tuple(state)  # pyright: ignore[reportReturnType]
+    return state.output
 
 
 def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:
@@ -259,7 +374,7 @@ def _with_segments(labels: TokenLabels, length: int) -> TokenLabels:
     """The labels in a form that can be padded: one segment for all tokens where there were none."""
     if labels.positions is not None or labels.segment_ids is not None:
         return labels
-    return TokenLabels(segment_ids=jnp.zeros((1, length), jnp.int32))
+    return replace(labels, segment_ids=jnp.zeros((1, length), jnp.int32))
 
 
 def _pad(x: jax.Array, amount: int) -> jax.Array:

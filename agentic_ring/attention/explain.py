@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.api import run
-from agentic_ring.attention.choose_strategy import reason_against
+from agentic_ring.attention.choose_strategy import estimates, reason_against
+from agentic_ring.attention.cost_model import Estimate
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
@@ -58,6 +59,7 @@ class Explanation:
     Attributes:
       decision: the plan that ``attention`` makes, and its reasons.
       others: why each other strategy is not taken.
+      estimates: estimated time of each strategy that can serve; empty without a ring or with a narrow window.
       tokens: length of the sequence with its padding.
       calls: every kind of call of a kernel that a device makes.
       refusals: by kernel, the calls that it refuses and why.
@@ -66,6 +68,7 @@ class Explanation:
 
     decision: Decision
     others: dict[Strategy, str]
+    estimates: dict[Strategy, Estimate]
     tokens: int
     calls: tuple[KernelCall, ...]
     refusals: dict[str, dict[KernelCall, str]]
@@ -95,6 +98,9 @@ def explain(
     options = replace(options, kernel="xla")  # serves every case, so that all tiles are seen
     dropout_key = jax.random.key(0) if options.dropout_rate else None
     inputs = AttentionInputs.checked(q, k, v, options, dropout_key=dropout_key)
+    if segments:
+        query, key = (TokenLabels(segment_ids=jax.eval_shape(_no_labels, x)) for x in (q, k))
+        inputs = replace(inputs, query=query, key=key)
     auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
     decision = decide(inputs, options, mesh, rules)
     others: dict[Strategy, str] = {}
@@ -103,14 +109,20 @@ def explain(
             others[other] = f'"auto" takes it: {auto.choice.reason}'
         elif other != decision.choice.strategy:
             others[other] = reason_against(auto.shapes, options.mask, auto.platform, other)
-    calls = _kernel_calls(decision, inputs, segments)
+    calls = _kernel_calls(decision, inputs)
     refusals = {name: _refusals(name, decision.platform, calls) for name in KERNELS if name != "auto"}
     auto_kernel = select_kernel("auto", platform=decision.platform)
     assert isinstance(auto_kernel, FirstThatServes)
     kernels = {
         call: next(name for name, _ in auto_kernel.candidates if call not in refusals[name]) for call in calls
     }
-    return Explanation(decision, others, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
+    times = estimates(auto.shapes, options.mask, auto.platform)
+    return Explanation(decision, others, times, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
+
+
+def _no_labels(x: jax.Array) -> jax.Array:
+    """Labels [B, T] of the tokens of ``x``."""
+    return jnp.zeros(x.shape[:2], jnp.int32)
 
 
 def _refusals(name: str, platform: str, calls: tuple[KernelCall, ...]) -> dict[KernelCall, str]:
@@ -125,16 +137,14 @@ def _refusals(name: str, platform: str, calls: tuple[KernelCall, ...]) -> dict[K
     return refusals
 
 
-def _kernel_calls(decision: Decision, inputs: AttentionInputs, segments: bool) -> tuple[KernelCall, ...]:
+def _kernel_calls(decision: Decision, inputs: AttentionInputs) -> tuple[KernelCall, ...]:
     """Every kind of call that the forward and the backward make of the kernel, in that order."""
     plan = decision.plan
     recorder = _Recorder(plan.sharded.kernel, {})
     plan = replace(plan, sharded=replace(plan.sharded, kernel=recorder))
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-        query, key = (
-            TokenLabels(segment_ids=jnp.zeros(x.shape[:2], jnp.int32) if segments else None) for x in (q, k)
-        )
+        query, key = jax.tree.map(_no_labels, (inputs.query, inputs.key))
         labelled = replace(inputs, query=query, key=key)
         output, vjp = jax.vjp(lambda q, k, v: run(plan, replace(labelled, q=q, k=k, v=v)), q, k, v)
         return vjp(output)

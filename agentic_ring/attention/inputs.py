@@ -1,9 +1,11 @@
 """The arrays of an attention call as one pytree, and the checks of their shapes and dtypes."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.options import AttentionOptions
@@ -18,14 +20,40 @@ ArrayLike = jax.Array | jax.ShapeDtypeStruct
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Expansion:
+    """Weights that make the keys and values of every head from a latent that all heads share.
+
+    Attributes:
+      key_weight: [R, N, H], of the part of the keys that is not rotated.
+      value_weight: [R, N, V].
+    """
+
+    key_weight: jax.Array
+    value_weight: jax.Array
+
+    def __call__(self, latent: jax.Array, rotated: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys [B, S, N, H + P], values [B, S, N, V] of latents [B, S, 1, R], rotated keys [B, S, 1, P]."""
+
+        def of_heads(weight: jax.Array) -> jax.Array:
+            return jnp.einsum("bsr,rnh->bsnh", latent[:, :, 0], weight)
+
+        keys = of_heads(self.key_weight)
+        shared = jnp.broadcast_to(rotated, (*keys.shape[:3], rotated.shape[3]))
+        return jnp.concatenate((keys, shared), axis=-1), of_heads(self.value_weight)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class AttentionInputs:
     """The arrays of one attention call: global ones, or the shards of one device.
 
     Attributes:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H].
-      sinks: float [N], or None.
-      query, key: positions and segment ids of the queries and of the keys; both have the same fields set.
+      k, v: keys [B, S, K, H] and values [B, S, K, V]; with an expansion, what it makes them of.
+      sinks, slopes: float [N], or None.
+      windows: int32 [N], or None.
+      expansion: makes keys and values where they are needed, or None.
+      query, key: labels of the queries and of the keys, as ``HopMask`` needs them.
       dropout_key: key of ``jax.random``, or None for no dropout.
     """
 
@@ -33,6 +61,9 @@ class AttentionInputs:
     k: jax.Array
     v: jax.Array
     sinks: jax.Array | None = None
+    slopes: jax.Array | None = None
+    windows: jax.Array | None = None
+    expansion: Expansion | None = None
     query: TokenLabels = TokenLabels()
     key: TokenLabels = TokenLabels()
     dropout_key: jax.Array | None = None
@@ -47,7 +78,10 @@ class AttentionInputs:
         *,
         positions: Pair = None,
         segment_ids: Pair = None,
+        hidden_rows: jax.Array | None = None,
         sinks: jax.Array | None = None,
+        alibi_slopes: jax.Array | None = None,
+        head_windows: Sequence[int | None] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> "AttentionInputs":
         """Makes the inputs from the arguments of ``attention``.
@@ -56,12 +90,13 @@ class AttentionInputs:
           ArgumentError: names the argument, its shape, dtype or value, and what was expected.
         """
         _check_arrays(q, k, v)
-        if sinks is not None and sinks.shape != (q.shape[2],):
-            raise ArgumentError(
-                f"sinks has shape {sinks.shape}; expected one score per query head, ({q.shape[2]},)"
-            )
-        if sinks is not None and not jnp.issubdtype(sinks.dtype, jnp.floating):
-            raise ArgumentError(f"sinks has dtype {sinks.dtype}; expected a floating-point dtype")
+        for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+            if x is not None and x.shape != (q.shape[2],):
+                raise ArgumentError(
+                    f"{name} has shape {x.shape}; expected one number per query head, ({q.shape[2]},)"
+                )
+            if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
+                raise ArgumentError(f"{name} has dtype {x.dtype}; expected a floating-point dtype")
         if options.dropout_rate and dropout_key is None:
             rate = options.dropout_rate
             raise ArgumentError(
@@ -70,7 +105,10 @@ class AttentionInputs:
         both_positions = _pair_of_labels("positions", positions, q, k)
         both_segments = _pair_of_labels("segment_ids", segment_ids, q, k)
         query, key = (TokenLabels(*pair) for pair in zip(both_positions, both_segments, strict=True))
-        return cls(q, k, v, sinks, query, key, dropout_key if options.dropout_rate else None)  # pyright: ignore[reportArgumentType]
+        key = replace(key, hidden=_ranges(hidden_rows, k))
+        windows = _windows(head_windows, q.shape[2])
+        dropout_key = dropout_key if options.dropout_rate else None
+        return cls(q, k, v, sinks, alibi_slopes, windows, None, query, key, dropout_key)  # pyright: ignore[reportArgumentType]
 
 
 def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
@@ -84,8 +122,10 @@ def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
             raise ArgumentError(f"{name} has dtype {x.dtype} but q has {q.dtype}; cast them to one dtype")
         if 0 in x.shape:
             raise ArgumentError(f"{name} has shape {x.shape}; no axis may be empty")
-    if k.shape != v.shape:
-        raise ArgumentError(f"k has shape {k.shape} but v has {v.shape}; they must be equal")
+    if k.shape[:3] != v.shape[:3]:
+        raise ArgumentError(
+            f"k has shape {k.shape} but v has {v.shape}; they must be equal but for the last axis"
+        )
     if q.shape[0] != k.shape[0]:
         raise ArgumentError(f"q has batch {q.shape[0]} but k and v have {k.shape[0]}; they must be equal")
     if q.shape[3] != k.shape[3]:
@@ -95,6 +135,36 @@ def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
             f"q has {q.shape[2]} heads and k has {k.shape[2]}; q's must be a multiple of k's "
             "(grouped-query attention)"
         )
+
+
+def _ranges(hidden_rows: ArrayLike | None, k: ArrayLike) -> tuple[tuple[jax.Array, jax.Array], ...] | None:
+    """The ranges of rows that keys are hidden from, as ``TokenLabels`` holds them."""
+    if hidden_rows is None:
+        return None
+    hidden_rows = jnp.asarray(hidden_rows)
+    if not jnp.issubdtype(hidden_rows.dtype, jnp.integer):
+        raise ArgumentError(f"hidden_rows has dtype {hidden_rows.dtype}; expected integers")
+    batch, keys = k.shape[:2]
+    if hidden_rows.shape not in [(rows, keys, size) for rows in (1, batch) for size in (2, 4)]:
+        raise ArgumentError(
+            f"hidden_rows has shape {hidden_rows.shape}; expected {(batch, keys)} or {(1, keys)} and 2 or 4: "
+            "the first row and the one after the last of one or two ranges of each key"
+        )
+    parts = [hidden_rows[..., i].astype(jnp.int32) for i in range(hidden_rows.shape[2])]
+    return tuple(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _windows(windows: Sequence[int | None] | None, heads: int) -> jax.Array | None:
+    if windows is None:
+        return None
+    if len(windows) != heads:
+        raise ArgumentError(f"head_windows has {len(windows)} entries; expected one per query head, {heads}")
+    for window in windows:
+        if window is not None and window < 1:
+            raise ArgumentError(
+                f"head_windows has {window}; it must be at least 1, the token itself, or None"
+            )
+    return jnp.array([np.iinfo(np.int32).max if x is None else x for x in windows], jnp.int32)
 
 
 def _pair_of_labels(

@@ -5,6 +5,7 @@ Query ``t`` attends to key ``s``, with ``d = position[t] - position[s]``, iff al
     d >= 0 where causal, and d < window where there is one (|d| < window where not causal);
         or position[s] < prefix
     segment[s] == segment[t]
+    position[t] lies in no range of rows that key s is hidden from
     neither token is padding, which is a negative position or a negative segment id
 
 Positions, not places in the array, decide what is causal: a sequence permuted for load balance
@@ -82,18 +83,26 @@ class Bounds(NamedTuple):
     position_high: jax.Array | None
     segment_low: jax.Array | None
     segment_high: jax.Array | None
+    hidden: tuple[tuple[jax.Array, jax.Array], ...] = ()
+    """Ranges [first, end) of rows that all keys of the chunk are hidden from."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenLabels:
-    """Position and segment id of each token, int32 [B, T] (or [1, T], shared by the batch).
+    """What a mask needs to know of each token, int32 [B, T] (or [1, T], shared by the batch).
 
     None stands for a label that the mask does not need: no array is made, permuted or compared.
+
+    Attributes:
+      positions, segment_ids: see the module.
+      hidden: of keys, ranges of rows that they are hidden from: pairs of arrays, the first position of
+        each key's range and the one after its last.
     """
 
     positions: jax.Array | None = None
     segment_ids: jax.Array | None = None
+    hidden: tuple[tuple[jax.Array, jax.Array], ...] | None = None
 
     def map(self, function: Callable[[jax.Array], Any]) -> "TokenLabels":
         """Applies ``function`` to the labels that are there."""
@@ -117,40 +126,61 @@ class TokenLabels:
             low = jnp.where(valid, x, jnp.iinfo(jnp.int32).max).min(-1)
             return low, jnp.where(valid, x, PADDING).max(-1)
 
-        return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids))
+        # The lowest end and the highest first position bound what is common to all ranges.
+        hidden = tuple((extremes(first)[1], extremes(end)[0]) for first, end in self.hidden or ())
+        return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids), hidden)  # pyright: ignore[reportArgumentType]
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["query", "key"], meta_fields=["spec", "offset"]
+    jax.tree_util.register_dataclass,
+    data_fields=["query", "key", "key_lengths"],
+    meta_fields=["spec", "offset"],
 )
 @dataclass(frozen=True)
 class HopMask:
     """The mask of one block of queries against one block of keys, as a kernel takes it.
 
     Attributes:
-      query, key: labels of the queries [B, T] and of the keys [B, S]; both have the same fields set.
+      query, key: labels of the queries [B, T] and of the keys [B, S]; both have positions, or neither, and
+        likewise segment ids. Where keys are hidden from rows, they have positions.
       offset: where there are no positions, query t stands at position t + offset and key s at s.
+      key_lengths: int32 [B], how many keys of each row are there, the others being padding at its end; None
+        for all of them.
     """
 
     spec: MaskSpec
     query: TokenLabels
     key: TokenLabels
     offset: int = 0
+    key_lengths: jax.Array | None = None
 
     @property
     def trivial(self) -> bool:
         """Whether, statically, every query attends to every key."""
         labels = self.query
-        return not self.spec.by_position and labels.positions is None and labels.segment_ids is None
+        labelled = labels.positions is not None or labels.segment_ids is not None
+        return not self.spec.by_position and not labelled and self.key_lengths is None
 
     def placed(self, queries: int, keys: int) -> "HopMask":
-        """The same mask of ``queries`` x ``keys`` tokens with positions, where the spec asks for them."""
+        """The same mask of ``queries`` x ``keys`` tokens with all that it depends on in their labels."""
+        mask = self.with_segments(queries, keys)
         if not self.spec.by_position or self.query.positions is not None:
-            return self
+            return mask
         query, key = (jnp.arange(length, dtype=jnp.int32)[None] for length in (queries, keys))
         # Positions below 0 would be padding.
         query, key = query + max(self.offset, 0), key + max(-self.offset, 0)
-        return replace(self, query=replace(self.query, positions=query), key=replace(self.key, positions=key))
+        return replace(mask, query=replace(mask.query, positions=query), key=replace(mask.key, positions=key))
+
+    def with_segments(self, queries: int, keys: int) -> "HopMask":
+        """The same mask, with the padding that ``key_lengths`` tell of in segment ids."""
+        if self.key_lengths is None:
+            return self
+        query, key = self.query.segment_ids, self.key.segment_ids
+        if query is None or key is None:
+            query, key = (jnp.zeros((1, length), jnp.int32) for length in (queries, keys))
+        key = jnp.where(jnp.arange(keys) < self.key_lengths[:, None], key, PADDING)
+        labels = replace(self.query, segment_ids=query), replace(self.key, segment_ids=key)
+        return HopMask(self.spec, *labels, self.offset)
 
     def allowed(self) -> jax.Array:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
@@ -161,6 +191,10 @@ class HopMask:
         if self.query.segment_ids is not None:
             query, key = _both(self.query.segment_ids, self.key.segment_ids)
             allowed &= key[..., None, :] == query[..., :, None]
+        for first, end in self.key.hidden or ():
+            query, _ = _both(self.query.positions, self.key.positions)
+            row = query[..., :, None]
+            allowed &= (row < first[..., None, :]) | (row >= end[..., None, :])
         return allowed
 
     def reachable(self, query: Bounds, key: Bounds) -> jax.Array:
@@ -178,21 +212,28 @@ class HopMask:
         """
         reachable = query.any_valid & key.any_valid
         if self.spec.by_position:
-            query_low, key_low = _both(query.position_low, key.position_low)
-            query_high, key_high = _both(query.position_high, key.position_high)
+            key_low, query_high = _both(key.position_low, query.position_high)
             near = jnp.bool_(True)
             if self.spec.causal:
                 near &= key_low <= query_high
             if self.spec.window is not None:
-                near &= query_low - key_high < self.spec.window
-                if not self.spec.causal:
-                    near &= key_low - query_high < self.spec.window
+                near &= self.nearer(self.spec.window, query, key)
             reachable &= near | (key_low < self.spec.prefix)
         if query.segment_low is not None:
             query_low, key_low = _both(query.segment_low, key.segment_low)
             query_high, key_high = _both(query.segment_high, key.segment_high)
             reachable &= (key_low <= query_high) & (query_low <= key_high)
+        for first, end in key.hidden:
+            query_low, query_high = _both(query.position_low, query.position_high)
+            reachable &= (query_low < first) | (query_high >= end)
         return reachable
+
+    def nearer(self, window: jax.Array | int, query: Bounds, key: Bounds) -> jax.Array:
+        """Whether queries of a chunk may be nearer than ``window`` to keys of another; see ``reachable``."""
+        query_low, key_low = _both(query.position_low, key.position_low)
+        query_high, key_high = _both(query.position_high, key.position_high)
+        near = query_low - key_high < window
+        return near if self.spec.causal else near & (key_low - query_high < window)
 
 
 def _both(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:

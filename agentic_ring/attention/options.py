@@ -10,7 +10,7 @@ Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 """How devices share a sequence; see ``strategies``."""
 
-Layout = Literal["contiguous", "striped", "zigzag"]
+Layout = Literal["contiguous", "striped", "block_striped", "zigzag"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 """The order in which the ring holds a sequence; see ``ring.layout``."""
 
@@ -39,6 +39,7 @@ class AttentionOptions:
     kernel: str = "auto"
     query_chunk: int | None = None
     key_chunk: int | None = None
+    return_logsumexp: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mask, MaskSpec):

@@ -7,12 +7,14 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from agentic_ring.attention.choose_strategy import Choice, Shapes, choose_strategy, refusal, ulysses_degree
+from agentic_ring.attention.choose_strategy import Choice, choose_strategy, refusal
+from agentic_ring.attention.cost_model import Shapes, ulysses_degree
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.platform import mesh_platform
-from agentic_ring.attention.ring.layout import length_multiple, padded_length, round_up
+from agentic_ring.attention.ring.balance import balanced_layout
+from agentic_ring.attention.ring.layout import chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules, shared_axes
@@ -71,11 +73,13 @@ class Placement:
             "q": self.queries_spec,
             "k": keys_spec,
             "v": keys_spec,
-            "sinks": None if inputs.sinks is None else PartitionSpec(self.heads),
+            **{name: PartitionSpec(self.heads) for name in ("sinks", "slopes", "windows")},
+            "expansion": jax.tree.map(lambda _: PartitionSpec(None, self.heads), inputs.expansion),
             "query": inputs.query.map(labels_spec),
             "key": inputs.key.map(labels_spec),
-            "dropout_key": None if inputs.dropout_key is None else PartitionSpec(),
+            "dropout_key": PartitionSpec(),
         }
+        specs |= {name: None for name in specs if getattr(inputs, name) is None}
         return AttentionInputs(**specs)
 
     @property
@@ -94,14 +98,14 @@ class Plan:
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
         sharded, options = self.sharded, self.sharded.options
-        multiple = length_multiple(
+        return padded_length(
+            length,
             self.placement.ring,
             sharded.layout,
-            options.schedule,
+            schedule=options.schedule,
             ulysses=sharded.ulysses,
             permuted=options.permuted,
         )
-        return round_up(length, multiple)
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
@@ -149,6 +153,7 @@ def decide(
     placement = place(mesh, rules, q.shape, k.shape, options.strategy)
     platform = mesh_platform(placement.mesh)
     rows, heads, key_heads = placement.local((q.shape[0], q.shape[2], k.shape[2]))
+    permuted = options.permuted and options.layout not in ("auto", "contiguous")
     shapes = Shapes(
         ring=placement.ring,
         inner=placement.inner,
@@ -158,6 +163,7 @@ def decide(
         key_heads=key_heads,
         head_dim=q.shape[3],
         itemsize=q.dtype.itemsize,
+        permuted=permuted and inputs.query.positions is None,
     )
     if options.strategy == "auto":
         choice = choose_strategy(shapes, mask, platform)
@@ -167,9 +173,11 @@ def decide(
         raise MeshError(f'strategy is "{choice.strategy}" but {why}; choose another strategy or mesh')
     layout = options.layout
     if layout == "auto":
-        plain_causal = mask.causal and mask.window is None and not mask.prefix
-        unbalanced = plain_causal and inputs.query.positions is None and placement.ring > 1
-        layout = "zigzag" if unbalanced and not options.permuted else "contiguous"
+        given = options.permuted or inputs.query.positions is not None
+        labels = inputs.query.segment_ids is not None or inputs.key.hidden is not None
+        layout = "contiguous"
+        if not given and shapes.ring > 1:
+            layout = balanced_layout(mask, labels, shapes.ring, shapes.tokens, platform)
     sharded = ShardedAttention(
         replace(options, strategy=choice.strategy, layout=layout),
         select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform),
@@ -177,6 +185,10 @@ def decide(
         ulysses=ulysses_degree(shapes, choice.strategy),
     )
     plan = Plan(placement, sharded)
+    ring = placement.ring if options.permuted else placement.ring // sharded.ulysses
+    if q.shape[1] == k.shape[1] and (run := chunk_run(layout, plan.padded(q.shape[1]) // ring, ring)):
+        kernel = select_kernel(options.kernel, options.query_chunk, options.key_chunk, platform, run)
+        plan = replace(plan, sharded=replace(sharded, kernel=kernel))
     if options.permuted:
         plan.check_permuted(rules, q.shape[1], k.shape[1])
     return Decision(plan, shapes, platform, choice)

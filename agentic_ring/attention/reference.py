@@ -1,5 +1,7 @@
 """Plain softmax attention: the oracle that every kernel and strategy is compared with."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -17,11 +19,15 @@ def reference_attention(
     mask: MaskSpec = MaskSpec(),
     positions: Pair = None,
     segment_ids: Pair = None,
+    hidden_rows: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    head_windows: Sequence[int | None] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    return_logsumexp: bool = False,
 ) -> jax.Array:
     """Attention with the whole score matrix, differentiated by JAX, on one device.
 
@@ -29,17 +35,18 @@ def reference_attention(
 
     Args:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
+      v: values [B, S, K, V].
       mask: static part of the mask.
       positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
       segment_ids: int [B, T], or a (query, key) pair.
       scale: factor of the scores; 1 / sqrt(H) where absent.
-      soft_cap, sinks, dropout_rate, dropout_key: see ``attention``. Which probabilities are dropped
-        follows the same hash of positions.
+      hidden_rows, soft_cap, sinks, alibi_slopes, head_windows, return_logsumexp: see ``attention``.
+      dropout_rate, dropout_key: likewise; which probabilities are dropped follows the same hash of positions.
 
     Returns:
-      [B, T, N, H] in the dtype of the computation. A row with nothing to attend to is exactly 0,
-      and so are its gradients.
+      [B, T, N, V] in the dtype of the computation. A row with nothing to attend to is exactly 0, and so are
+      its gradients. With ``return_logsumexp`` that and the logsumexp [B, T, N], -inf in such a row.
     """
     options = AttentionOptions(mask=mask, soft_cap=soft_cap, dropout_rate=dropout_rate)
     counted = jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]
@@ -50,7 +57,10 @@ def reference_attention(
         options,
         positions=counted if positions is None else positions,
         segment_ids=segment_ids,
+        hidden_rows=hidden_rows,
         sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        head_windows=head_windows,
         dropout_key=dropout_key,
     )
     batch, queries, heads, head_dim = q.shape
@@ -64,8 +74,13 @@ def reference_attention(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
     hop = HopMask(mask, inputs.query, inputs.key)
-    allowed = hop.allowed()
-    allowed = allowed[:, None, None]
+    allowed = hop.allowed()[:, None, None]
+    places = [jnp.asarray(labels.positions) for labels in (inputs.query, inputs.key)]
+    distance = jnp.abs(places[0][:, :, None] - places[1][:, None])[:, None, None]
+    if alibi_slopes is not None:
+        scores -= alibi_slopes.astype(dtype).reshape(key_heads, -1, 1, 1) * distance
+    if inputs.windows is not None:
+        allowed = allowed & (distance < inputs.windows.reshape(key_heads, -1, 1, 1))
     largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=allowed))
     # The inner `where` keeps masked scores out of exp: a derivative of inf times 0 would be NaN.
     weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - largest, 0.0)), 0.0)
@@ -78,5 +93,10 @@ def reference_attention(
     if dropout is not None:
         factors = dropout.factors(hop, jnp.arange(batch), jnp.arange(heads)[None])
         probabilities *= factors.reshape(probabilities.shape)
-    output = jnp.einsum("bkgts,bskh->btkgh", probabilities, v.astype(dtype))
-    return output.reshape(q.shape)
+    output = jnp.einsum("bkgts,bskh->btkgh", probabilities, v.astype(dtype)).reshape(*q.shape[:3], -1)
+    if not return_logsumexp:
+        return output
+    empty, offset = total == 0.0, jnp.where(jnp.isneginf(largest), 0.0, largest)
+    logsumexp = jnp.where(empty, -jnp.inf, offset + jnp.log(jnp.where(empty, 1.0, total)))
+    logsumexp = logsumexp[..., 0].transpose(0, 3, 1, 2).reshape(q.shape[:3])
+    return output, logsumexp  # pyright: ignore[reportReturnType]

@@ -1,6 +1,7 @@
-"""Scores from products of queries and keys (scale, soft cap), and dropout of their probabilities."""
+"""Scores from products of queries and keys: scale, soft cap, terms of each head; and dropout."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -64,6 +65,17 @@ class Dropout:
         return jnp.where(kept, 1 / (1 - self.rate), 0.0)
 
 
+def alibi_slopes(heads: int) -> jax.Array:
+    """The slopes of ALiBi, float32 [heads]: 2 ** (-8 i / heads) for the i-th head from 1 (arXiv 2108.12409).
+
+    Where ``heads`` is no power of two: those of the power below, then every other one of the power above.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    exponents = [-8 * i / power for i in range(1, power + 1)]
+    exponents += [-4 * i / power for i in range(1, 2 * power, 2)]
+    return jnp.exp2(jnp.array(exponents[:heads], jnp.float32))
+
+
 def _words(x: jax.Array) -> jax.Array:
     return x.astype(jnp.uint32)
 
@@ -84,20 +96,70 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["dropout"], meta_fields=["scale", "soft_cap"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slopes", "windows", "dropout"],
+    meta_fields=["scale", "soft_cap"],
+)
 @dataclass(frozen=True)
 class Scores:
-    """Scale, soft cap and dropout: what a kernel applies before and after the softmax.
+    """What a kernel applies before and after the softmax.
 
     Attributes:
       scale: the product is multiplied by it.
       soft_cap: then scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
-      dropout: dropout of the probabilities; needs positions in the labels of the mask.
+      slopes: float [N] of this device's query heads; then slope * distance of the two tokens is taken off
+        (arXiv 2108.12409).
+      windows: int32 [N], likewise: a query attends only to keys nearer than the window of its head.
+      dropout: dropout of the probabilities.
     """
 
     scale: float
     soft_cap: float | None = None
+    slopes: jax.Array | None = None
+    windows: jax.Array | None = None
     dropout: Dropout | None = None
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the labels of the mask must have positions."""
+        return any(part is not None for part in (self.slopes, self.windows, self.dropout))
+
+    def map_heads(self, function: Callable[[jax.Array], jax.Array]) -> "Scores":
+        """Applies ``function`` to the arrays [N] of the query heads that are there."""
+        return replace(
+            self, slopes=jax.tree.map(function, self.slopes), windows=jax.tree.map(function, self.windows)
+        )
+
+    def moved(self, rows: jax.Array, heads: jax.Array) -> "Scores":
+        """Those of a part of the batch and the heads, which begins that far in."""
+        if self.dropout is None:
+            return self
+        first_row, first_head = self.dropout.first_row + rows, self.dropout.first_head + heads
+        return replace(self, dropout=replace(self.dropout, first_row=first_row, first_head=first_head))
+
+    def head_terms(self, pair: HopMask, heads: jax.Array) -> jax.Array | None:
+        """What is added to the scores of one chunk pair, by head; -inf outside the window of the head.
+
+        Args:
+          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
+          heads: int32 [B, G], of this device's query heads.
+
+        Returns:
+          [B, G, T, S], or None where nothing is added.
+        """
+        if self.slopes is None and self.windows is None:
+            return None
+        query, key = pair.query.positions, pair.key.positions
+        if query is None or key is None:
+            raise ValueError("slopes and windows of heads need positions")
+        distance = jnp.abs(query[:, None, :, None] - key[:, None, None, :])
+
+        def of_head(x: jax.Array) -> jax.Array:
+            return x[heads][..., None, None]
+
+        terms = jnp.zeros(()) if self.slopes is None else -of_head(self.slopes) * distance
+        return terms if self.windows is None else jnp.where(distance < of_head(self.windows), terms, -jnp.inf)
 
     def from_products(self, products: jax.Array) -> jax.Array:
         """Scores of products q . k."""

@@ -17,7 +17,7 @@ class SoftmaxState(NamedTuple):
     Both are in ``state_dtype`` of the inputs: in bfloat16 the error would grow with every merge.
 
     Attributes:
-      output: softmax-weighted values over these keys, [B, T, N, H]; 0 where a query attends to none
+      output: softmax-weighted values over these keys, [B, T, N, V]; 0 where a query attends to none
         of them.
       logsumexp: log of the sum of exp(score) over these keys, [B, T, N]; -inf where a query attends
         to none of them.
@@ -27,10 +27,19 @@ class SoftmaxState(NamedTuple):
     logsumexp: jax.Array
 
 
-def empty_state(q: jax.Array) -> SoftmaxState:
-    """The state of queries [B, T, N, H] before any key."""
-    dtype = state_dtype(q.dtype)
-    return SoftmaxState(jnp.zeros_like(q, dtype), jnp.full_like(q[..., 0], -jnp.inf, dtype))
+def empty_state(q: jax.Array, value_dim: int) -> SoftmaxState:
+    """The state of queries [B, T, N, H] before any key, for values of ``value_dim`` numbers."""
+    zeros = jnp.zeros_like(q[..., 0], state_dtype(q.dtype))
+    output = jnp.broadcast_to(zeros[..., None], (*zeros.shape, value_dim))
+    return SoftmaxState(output, jnp.full_like(zeros, -jnp.inf))
+
+
+def only_rows(state: SoftmaxState, kept: jax.Array) -> SoftmaxState:
+    """The state, empty for all queries but those of ``kept``, bool [B, T] or [B, 1]."""
+    kept = kept[..., None]
+    return SoftmaxState(
+        jnp.where(kept[..., None], state.output, 0.0), jnp.where(kept, state.logsumexp, -jnp.inf)
+    )
 
 
 def with_sinks(state: SoftmaxState, sinks: jax.Array) -> SoftmaxState:

@@ -9,9 +9,11 @@ ulysses_ring   Ulysses within runs of neighbours, a ring over the runs (arXiv 24
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentic_ring.attention.inputs import AttentionInputs
 from agentic_ring.attention.kernels.interface import Kernel
@@ -20,9 +22,10 @@ from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend
 from agentic_ring.attention.ring.exchange import from_layout, to_layout
 from agentic_ring.attention.ring.hop import Hop
-from agentic_ring.attention.ring.layout import shard_order
+from agentic_ring.attention.ring.layout import inverse_order, order, shard_order
 from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
 from agentic_ring.attention.scores import Dropout, Scores
+from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
 
 
@@ -54,7 +57,7 @@ class ShardedAttention:
 
     def attend(
         self, axis: RingAxis, inputs: AttentionInputs, first_row: jax.Array, first_head: jax.Array
-    ) -> jax.Array:
+    ) -> SoftmaxState:
         """Attention of this device's queries to the whole sequence.
 
         Args:
@@ -64,47 +67,61 @@ class ShardedAttention:
           first_head: index among all query heads of this device's first one; for dropout.
 
         Returns:
-          [B, T, N, H] in q's dtype.
+          (output [B, T, N, V] in q's dtype, logsumexp [B, T, N] in its ``state_dtype``).
         """
         options = self.options
         scale = inputs.q.shape[3] ** -0.5 if options.scale is None else options.scale
         dropout = Dropout.from_key(options.dropout_rate, inputs.dropout_key, first_row, first_head)
-        scores = Scores(scale, options.soft_cap, dropout)
-        inputs = replace(inputs, dropout_key=None)
+        scores = Scores(scale, options.soft_cap, inputs.slopes, inputs.windows, dropout)
+        inputs = replace(inputs, slopes=None, windows=None, dropout_key=None)
         if self.ulysses == 1:
             return self._attend(axis, inputs, scores)
-        if self.given != "contiguous":
+        permuted = self.given != "contiguous" and inputs.query.positions is None
+        if permuted and self.ulysses < axis.size:
             # Blocks of neighbours do not join to a block of this order.
             inputs = _with_positions(inputs, self.given, axis)
         outer, inner = axis.split(self.ulysses)
         heads = inputs.q.shape[2] // self.ulysses
-        if scores.dropout is not None:
-            first_head = scores.dropout.first_head + inner.index() * heads
-            scores = replace(scores, dropout=replace(scores.dropout, first_head=first_head))
-        sinks = inputs.sinks
-        if sinks is not None:
-            sinks = jax.lax.dynamic_slice_in_dim(sinks, inner.index() * heads, heads)
+
+        def of_own_heads(x: jax.Array, axis: int = 0) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, inner.index() * heads, heads, axis)
+
+        scores = scores.map_heads(of_own_heads).moved(jnp.int32(0), jnp.asarray(inner.index() * heads))
+        sinks = None if inputs.sinks is None else of_own_heads(inputs.sinks)
+        expansion = jax.tree.map(lambda x: of_own_heads(x, 1), inputs.expansion)
         # Where there are fewer key heads than devices, several devices get the same.
         copies = max(1, self.ulysses // inputs.k.shape[2])
         k, v = (jnp.repeat(x, copies, axis=2) for x in (inputs.k, inputs.v))
         q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
         labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
-        output = self._attend(outer, AttentionInputs(q, k, v, sinks, *labels), scores)
-        return inner.all_to_all(output, split_axis=1, concat_axis=2)
+        query, key = labels
+        joined = AttentionInputs(q, k, v, query=query, key=key)
+        weights: dict[str, Any] = {"sinks": sinks, "expansion": expansion}
+        if not permuted or self.ulysses < axis.size:
+            state = self._attend(outer, replace(joined, **weights), scores)
+        else:
+            # Each device has the whole sequence, so that its order is known and no mask needs positions.
+            places = order(self.given, q.shape[1], axis.size)
+            joined = jax.tree.map(lambda x: _permuted(x, inverse_order(places)), joined)
+            state = self._attend(outer, replace(joined, **weights), scores)
+            state = jax.tree.map(lambda x: _permuted(x, places), state)
+        return jax.tree.map(lambda x: inner.all_to_all(x, split_axis=1, concat_axis=2), state)
 
-    def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> jax.Array:
+    def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
         moved = self.layout != self.given and axis.size > 1
         if moved:
-            tokens = jax.tree.map(lambda x: to_layout(x, self.layout, axis), replace(inputs, sinks=None))
-            inputs = replace(tokens, sinks=inputs.sinks)
+            tokens = replace(inputs, sinks=None, expansion=None)
+            tokens = jax.tree.map(lambda x: to_layout(x, self.layout, axis), tokens)
+            inputs = replace(tokens, sinks=inputs.sinks, expansion=inputs.expansion)
         transport = self._transport(axis, inputs)
         unplaced = inputs.query.positions is None
-        tiled = unplaced and scores.dropout is None and self._tiles(axis, transport, inputs)
-        if not tiled and unplaced and (self.options.mask.by_position or scores.dropout is not None):
+        by_position = scores.by_position or inputs.key.hidden is not None
+        tiled = unplaced and not by_position and self._tiles(axis, transport, inputs)
+        if not tiled and unplaced and (self.options.mask.by_position or by_position):
             inputs = _with_positions(inputs, self.layout, axis)
         hop = Hop(self.kernel, self.options.mask, self.layout if tiled else None)
-        output = attend(Route(transport, hop, axis.names), inputs, scores)
-        return from_layout(output, self.layout, axis) if moved else output
+        state = attend(Route(transport, hop, axis.names, self.options.return_logsumexp), inputs, scores)
+        return jax.tree.map(lambda x: from_layout(x, self.layout, axis), state) if moved else state
 
     def _transport(self, axis: RingAxis, inputs: AttentionInputs) -> Transport:
         """How blocks of keys travel."""
@@ -141,7 +158,7 @@ class ShardedAttention:
             return False
         if mask.window is not None:
             return isinstance(transport, Neighbours)
-        return self.layout != "striped"
+        return self.layout in ("contiguous", "zigzag")
 
 
 def _with_positions(inputs: AttentionInputs, layout: Layout, axis: RingAxis) -> AttentionInputs:
@@ -153,6 +170,11 @@ def _with_positions(inputs: AttentionInputs, layout: Layout, axis: RingAxis) -> 
 
     query = replace(inputs.query, positions=positions(inputs.q))
     return replace(inputs, query=query, key=replace(inputs.key, positions=positions(inputs.k)))
+
+
+def _permuted(x: jax.Array, places: np.ndarray) -> jax.Array:
+    """[B, T, ...] in another order of its tokens, a permutation."""
+    return x.at[:, places].get(unique_indices=True)
 
 
 def _joined(gathered: jax.Array) -> jax.Array:

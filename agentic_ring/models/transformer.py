@@ -302,7 +302,8 @@ class Block(nnx.Module):
         ``attend`` is ``attend_new_tokens`` or, where C is sharded, ``attend_chunk``.
         """
         query, key, value = self.attention.project(x, positions)
-        heads = attend(CachedAttentionInputs(query, key, value, positions, past, prefix), self.config.rules)
+        inputs = CachedAttentionInputs(query, key, value, positions, past, prefix)
+        heads = attend(inputs, self.config.rules, kernel=self.config.attention_kernel)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
 

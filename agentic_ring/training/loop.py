@@ -3,14 +3,14 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.errors import ConfigError, NonFiniteLossError, StopRequested, check_at_least_one
+from agentic_ring.errors import NonFiniteLossError, StopRequested
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 from agentic_ring.processes import compile_together
@@ -19,34 +19,10 @@ from agentic_ring.stopping import deferred
 from agentic_ring.training.agreement import Wishes, dispatch_wishes, fetch_wishes
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics_log import MetricsLog
-from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from agentic_ring.training.optimizer import learning_rate_schedule, make_optimizer
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import Loss, TrainState, abstract_state, init_state, make_train_step
 from agentic_ring.watchdog import watched_steps
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Length and settings of a training run."""
-
-    steps: int
-    batch_size: int
-    """Rows (chains or rows of text) per update, summed over all devices."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    checkpoint_every: int = 100
-    """Updates between two checkpoints, the best of which is kept."""
-    checkpoint_minutes: float = 5.0
-    """Maximum time between two checkpoints; those that only the time asks for are kept until the next one."""
-    log_every: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_at_least_one(self, "steps", "batch_size", "checkpoint_every", "log_every")
-        if not self.checkpoint_minutes > 0:
-            raise ConfigError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
-        if self.batch_size % self.optimizer.accumulation:
-            raise ConfigError(
-                f"batch_size {self.batch_size} is not divisible by accumulation {self.optimizer.accumulation}"
-            )
 
 
 class Batches(Protocol):

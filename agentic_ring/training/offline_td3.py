@@ -15,9 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
 from agentic_ring.errors import ConfigError
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import TrainConfig, run_updates
+from agentic_ring.training.loop import run_updates
 from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.td3 import TD3Config, TD3State, init_population, temporal_difference, update
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 
 

@@ -61,6 +61,7 @@ SHAPES: dict[str, Shape] = {
     "tiny": Shape(128, 384, 2, 4),
     "100M": Shape(768, 2048, 12, 12),
     "350M": Shape(1024, 2816, 24, 16),
+    "1B": Shape(2048, 8192, 16, 32, kv_heads=8, vocab_size=128_256),
     "3B": Shape(3200, 8640, 26, 32),
     "7B": Shape(4096, 11008, 32, 32),
     "8B": Shape(4096, 14336, 32, 32, kv_heads=8, vocab_size=128_256),
@@ -68,7 +69,8 @@ SHAPES: dict[str, Shape] = {
     "30B": Shape(6656, 17920, 60, 52),
     "65B": Shape(8192, 22016, 80, 64),
 }
-"""Sizes of the paper's models, of Llama-3-8B (arXiv 2407.21783), and of small models."""
+"""Sizes of the paper's models, of Llama-3.2-1B (here with an output matrix of its own) and Llama-3-8B
+(arXiv 2407.21783), and of small models."""
 
 CHUNK = 2048
 """Tokens of a device that a blockwise feedforward, and the loss of every method, take at a time."""
@@ -88,6 +90,7 @@ class LlamaStep:
       precision: type of matrix products and activations; parameters and optimiser state are float32.
       sequences: sequences per batch; by default one per device, or one in total for a ring.
       remat: see ``TransformerConfig``.
+      layers: number of layers; by default the model's.
 
     Raises:
       UnknownNameError: no such model or method.
@@ -101,6 +104,7 @@ class LlamaStep:
     precision: Precision = "bfloat16"
     sequences: int | None = None
     remat: Literal["full", "offload", "attention"] = "full"
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.model not in SHAPES:
@@ -122,7 +126,8 @@ class LlamaStep:
     @property
     def shape(self) -> Shape:
         """Sizes of the model."""
-        return SHAPES[self.model]
+        shape = SHAPES[self.model]
+        return shape if self.layers is None else replace(shape, layers=self.layers)
 
     @property
     def batch(self) -> int:

@@ -1,8 +1,8 @@
 """Benchmark of attention implementations on one problem, relative to each other and to matrix products.
 
-Operations are those that a causal mask needs: 4 * T * T / 2 * N * H for a forward pass, two products
-over half of all pairs, and 3.5 times as many for forward and backward (five more products, one of which
-repeats the scores). Further operations of an implementation, such as masked scores, do not count.
+Operations are those that the mask needs: 4 * T * T * N * H for a forward pass, two products over all pairs,
+half as many with a causal mask, and 3.5 times as many for forward and backward (five more products, one of
+which repeats the scores). Further operations of an implementation, such as masked scores, do not count.
 
 The reference is a product of two square matrices in the problem's dtype on one device, timed before
 each implementation in each round. ``share_of_matmul`` is an implementation's rate over this rate: a
@@ -10,7 +10,6 @@ share of what the machine reaches under its present load. Simulated devices shar
 them the rate is that of all devices together; otherwise it is per device.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,9 +18,6 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.errors import AgenticRingError, ArgumentError, MeshError
@@ -42,7 +38,7 @@ class UnsupportedError(AgenticRingError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One layer of causal self-attention, batch 1.
+    """One layer of self-attention, batch 1.
 
     Attributes:
       tokens: sequence length, T.
@@ -50,6 +46,7 @@ class Problem:
       kv_heads: number of key and value heads.
       head_dim: size of a head, H.
       dtype: type of q, k, v and the output.
+      causal: whether a query attends to its own and earlier keys only, or to all keys.
     """
 
     tokens: int
@@ -57,6 +54,7 @@ class Problem:
     kv_heads: int = 4
     head_dim: int = 64
     dtype: Dtype = "float32"
+    causal: bool = True
 
     def __post_init__(self):
         for name in ("tokens", "heads", "kv_heads", "head_dim"):
@@ -68,8 +66,9 @@ class Problem:
             )
 
     def flops(self, direction: Direction) -> float:
-        """Returns the operations that a causal mask needs; see the module."""
-        forward = 4 * self.tokens**2 / 2 * self.heads * self.head_dim
+        """Returns the operations that the mask needs; see the module."""
+        pairs = self.tokens**2 / (2 if self.causal else 1)
+        forward = 4 * pairs * self.heads * self.head_dim
         return forward if direction == "forward" else 3.5 * forward
 
     def arrays(self, sharding: Sharding) -> tuple[jax.Array, ...]:
@@ -187,8 +186,9 @@ def benchmark(
     references: Sequence[str],
     rounds: int,
     calls: int = 1,
+    directions: Sequence[Direction] = DIRECTIONS,
 ) -> tuple[list[SpeedRow], list[str]]:
-    """Times every implementation that can compute the problem, forward and forward+backward.
+    """Times every implementation that can compute the problem.
 
     Args:
       problem: the problem to compute.
@@ -196,6 +196,7 @@ def benchmark(
       references: names of the implementations that all are compared with.
       rounds: number of timed rounds.
       calls: calls of each implementation per round; see ``time_interleaved``.
+      directions: directions to time, by default forward and forward+backward.
 
     Returns:
       The rows, and a line for each implementation and direction that was left out, with the reason: it
@@ -211,12 +212,12 @@ def benchmark(
     refusals: dict[str, list[str]] = {}
     arrays = {sharding: problem.arrays(sharding) for sharding in {each.sharding for each in implementations}}
     for implementation in implementations:
-        for direction in DIRECTIONS:
+        for direction in directions:
             try:
                 programs.append(_compile(implementation, direction, arrays[implementation.sharding]))
             except (UnsupportedError, MeshError, DoesNotFitError) as reason:
                 refusals.setdefault(f"{implementation.name}: {reason}", []).append(direction)
-    left_out = [f"{line} ({', '.join(directions)})" for line, directions in refusals.items()]
+    left_out = [f"{line} ({', '.join(refused)})" for line, refused in refusals.items()]
     multiply = square_product(problem.dtype)
     # The reference before each program, not once per round: the load may change within a round.
     functions = [function for program in programs for function in (multiply, program.run)]
@@ -275,31 +276,3 @@ def _compile(implementation: Implementation, direction: Direction, arrays: tuple
     memory, devices = PlannedMemory.of(compiled), len(implementation.sharding.device_set)
     check_memory(memory.total * devices, devices)
     return _Program(implementation, direction, partial(compiled, *arguments), memory.temporary)
-
-
-def print_rows(title: str, rows: Sequence[SpeedRow], left_out: Sequence[str]) -> None:
-    """Prints the rows of one problem as a table, and below it the implementations that were left out."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    references = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    figures = ("seconds", "min to max", "of matmul", "temp MB/device")
-    for column in ("implementation", "direction"):
-        table.add_column(column)
-    for column in (*figures, *(f"time / {name}" for name in references)):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            row.contender,
-            row.direction,
-            f"{row.seconds.median:.4g}",
-            f"{row.seconds.low:.4g} to {row.seconds.high:.4g}",
-            f"{row.share_of_matmul.median:.0%}",
-            f"{row.temp_bytes / 1e6:,.1f}",
-            *(f"{row.ratios[name].median:.2f}" if name in row.ratios else "" for name in references),
-        )
-    console = Console(width=160)
-    console.print(table)
-    if rows:
-        rate = statistics.median(row.matmul_rate for row in rows)
-        console.print(f"matrix product: {rate / 1e9:,.0f} GFLOP/s (median)")
-    for line in left_out:
-        console.print(f"left out: {line}")

@@ -24,7 +24,7 @@ from agentic_ring.run_folder import (
     earlier_config,
     enter_directory,
 )
-from agentic_ring.training.loop import TrainConfig
+from agentic_ring.training.train_config import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 
 SIMULATED_DEVICES = 8

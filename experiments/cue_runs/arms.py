@@ -17,8 +17,9 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import say
-from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
+from agentic_ring.training.train_config import TrainConfig
 from evals.in_context.rollouts import CueRolloutConfig
 from evals.in_context.verdict import CUES
 from experiments.common.training_outputs import train_stages, training_outputs

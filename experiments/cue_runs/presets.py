@@ -14,8 +14,8 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer import TransformerConfig
-from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.train_config import TrainConfig
 
 CURRICULUM_SHARE = 0.3
 """Share of an arm's tokens in all stages before the last one, the same in each of them."""

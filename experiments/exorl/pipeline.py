@@ -100,6 +100,16 @@ def resolve(
     )
 
 
+def chain_batches(config: RunConfig, store: TrajectoryStore, mesh: Mesh) -> ChainPipeline:
+    """Returns the batches of hindsight chains that a run trains on."""
+    chains, training = config.chains, config.training
+    loader = ChainLoader(store, chains, config.scaling, mesh.shape["ring"])
+    sampler = StratifiedSampler(
+        store.returns(chains.task), store.learnable, chains.trajectories, chains.top_fraction, chains.seed
+    )
+    return ChainPipeline(loader, sampler, training.batch_size, mesh, seed=training.seed)
+
+
 def train_on_store(
     config: RunConfig, model: Model, mesh: Mesh, directory: Path, wandb_project: str | None
 ) -> TrainState:
@@ -108,14 +118,10 @@ def train_on_store(
         training_outputs(directory, config, wandb_project) as outputs,
         TrajectoryStore.open(config.store) as store,
     ):
-        chains = config.chains
-        loader = ChainLoader(store, chains, config.scaling, mesh.shape["ring"])
-        sampler = StratifiedSampler(
-            store.returns(chains.task), store.learnable, chains.trajectories, chains.top_fraction, chains.seed
+        batches = chain_batches(config, store, mesh)
+        return train(
+            config.training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP
         )
-        training = config.training
-        batches = ChainPipeline(loader, sampler, training.batch_size, mesh, seed=training.seed)
-        return train(training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP)
 
 
 def all_figures(

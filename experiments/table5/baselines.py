@@ -19,10 +19,11 @@ from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.run import EvaluationConfig
-from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.loop import train
 from agentic_ring.training.losses import window_loss
 from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
 from agentic_ring.training.td3 import TD3State
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.pipeline import DataFacts

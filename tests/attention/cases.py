@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from agentic_ring.attention import MaskSpec, attention, reference_attention
+from agentic_ring.attention import MaskSpec, alibi_slopes, attention, reference_attention
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 
 
@@ -54,16 +54,17 @@ FACTORS: dict[str, tuple[Any, ...]] = {
         "causal segments",  # packed sequences, the last tokens padding
         "bidirectional segments",
         "causal positions",  # a permutation, the last tokens padding
-        "bidirectional positions",  # only says which tokens are padding
         "causal window",
         "bidirectional window",
         "causal window prefix",
         "causal prefix segments",
+        "causal hidden",  # a tree; random ranges of rows
+        "bidirectional hidden positions",  # which only say which tokens are padding
     ),
-    "scores": ("plain", "soft cap", "sinks", "dropout"),
+    "scores": ("plain", "soft cap", "sinks", "dropout", "by head"),
     "heads": ((8, 8), (8, 2), (8, 1)),  # multi-head, grouped-query, multi-query
-    "layout": ("contiguous", "striped", "zigzag"),
-    "length": (64, 53),  # 53 divides over nothing
+    "layout": ("contiguous", "striped", "block_striped", "zigzag"),
+    "length": (64, 53),  # 53 divides over nothing; values are then smaller than keys
     "chunks": (None, (3, 5)),  # 3 and 5 divide no block
     "kernel": ("xla", "vanilla"),
     "dtype": ("float32", "bfloat16"),
@@ -114,13 +115,17 @@ def covering(strength: int) -> list[Case]:
 
 
 class Result(NamedTuple):
-    """Attention and the gradients of its inner product with a fixed random array."""
+    """Attention and the gradients of its inner product with a fixed random array.
+
+    Where the logsumexp is an output, what is differentiated has its product with such an array added.
+    """
 
     output: Any
     dq: Any
     dk: Any
     dv: Any
     d_sinks: Any  # 0 where there are no sinks
+    logsumexp: Any  # 0 where it is no output, or -inf
 
 
 class Problem(NamedTuple):
@@ -137,8 +142,9 @@ class Problem(NamedTuple):
 def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Problem:
     """Random arrays and labels; the same for every ring, strategy, layout and kernel."""
     generator = np.random.default_rng(length * heads[1])
-    shapes = [(BATCH, length, n, HEAD_DIM) for n in (heads[0], heads[1], heads[1], heads[0])]
-    q, k, v, d_output = (jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes)
+    values = HEAD_DIM if length == 64 else 5
+    sizes = zip((heads[0], heads[1], heads[1], heads[0]), (HEAD_DIM, HEAD_DIM, values, values), strict=True)
+    q, k, v, d_output = (jnp.asarray(generator.normal(size=(BATCH, length, *size)), dtype) for size in sizes)
     padding = np.arange(length) >= length - np.array([[5], [0]])
     labels = {}
     if "segments" in mask:
@@ -148,6 +154,12 @@ def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Probl
         positions = np.stack([generator.permutation(length) for _ in range(BATCH)])
         labels["positions"] = jnp.asarray(np.where(padding, -1, positions))
     empty_rows = padding if labels else np.zeros_like(padding)
+    if "hidden" in mask:
+        # Two ranges for each key of each row, or one that all rows share; some are empty.
+        shape = (1, length, 2) if labels else (BATCH, length, 4)
+        firsts = generator.integers(0, length, (*shape[:2], shape[2] // 2))
+        ends = firsts + generator.integers(-2, length // 3, firsts.shape)
+        labels["hidden_rows"] = jnp.asarray(np.stack((firsts, ends), axis=-1).reshape(shape))
     spec = MaskSpec(
         causal=mask.startswith("causal"),
         window=11 if "window" in mask else None,
@@ -160,8 +172,9 @@ def problem(mask: str, heads: tuple[int, int], length: int, dtype: str) -> Probl
 SCORES: dict[str, dict[str, Any]] = {
     "plain": {},
     "soft cap": {"soft_cap": 1.5},  # most scores lie within 3
-    "sinks": {},
+    "sinks": {"return_logsumexp": True},
     "dropout": {"dropout_rate": 0.4},
+    "by head": {"alibi_slopes": alibi_slopes(8), "head_windows": (3, None, 20, 1, 7, 40, 11, 5)},
 }
 
 
@@ -173,11 +186,14 @@ def differentiated(function: Callable[..., jax.Array], case: Case, arrays: tuple
         options["dropout_key"] = jax.random.key(3)
     *inputs, sinks, d_output = arrays
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
-        return function(q, k, v, sinks=sinks if case.scores == "sinks" else None, **options)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if case.scores == "sinks":
+            return function(q, k, v, sinks=sinks, **options)
+        return function(q, k, v, **options), jnp.zeros(q.shape[:3])
 
-    output, vjp = jax.vjp(attend, *inputs, sinks)
-    return Result(output, *vjp(d_output))
+    (output, logsumexp), vjp = jax.vjp(attend, *inputs, sinks)
+    gradients = vjp((d_output, d_output.sum(-1).astype(logsumexp.dtype)))
+    return Result(output, *gradients, jnp.where(jnp.isneginf(logsumexp), 0.0, logsumexp))
 
 
 @cache
@@ -216,17 +232,11 @@ def largest(x: np.ndarray) -> float:
     return np.abs(x).max()
 
 
-def root_mean_square(x: np.ndarray) -> float:
-    return np.sqrt(np.mean(x**2))
-
-
-def relative_errors(
-    result: Result, case: Case, size: Callable[[np.ndarray], float] = largest
-) -> dict[str, float]:
-    """Size of the difference from the oracle's result over the size of that result, by array."""
+def relative_errors(result: Result, case: Case) -> dict[str, float]:
+    """The largest difference from the oracle's result over the largest value of that result, by array."""
     expected = truth(case.mask, case.scores, case.heads, case.length, case.dtype)
     return {
-        name: size(got - want) / size(want)
+        name: largest(got - want) / largest(want)
         for name, got, want in zip(Result._fields, result, expected, strict=True)
         if want.any() or got.any()
     }

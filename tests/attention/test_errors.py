@@ -77,7 +77,7 @@ def test_dtypes():
         (
             {"sinks": jnp.zeros(3)},
             ArgumentError,
-            r"shape \(3,\); expected one score per query head, \(4,\)",
+            r"shape \(3,\); expected one number per query head, \(4,\)",
         ),
         ({"sinks": jnp.zeros(4, int)}, ArgumentError, "sinks has dtype int32"),
         ({"dropout_rate": 1.0}, ArgumentError, "dropout_rate is 1.0; it must be at least 0 and below 1"),

@@ -53,6 +53,6 @@ def test_an_empty_piece_changes_nothing():
 
 
 def test_a_sink_that_is_switched_off_leaves_an_empty_row_at_0():
-    state = with_sinks(empty_state(jnp.ones((1, 3, 2, 4))), jnp.array([-jnp.inf, 0.5]))
+    state = with_sinks(empty_state(jnp.ones((1, 3, 2, 4)), 4), jnp.array([-jnp.inf, 0.5]))
     np.testing.assert_array_equal(state.output, 0)
     np.testing.assert_array_equal(state.logsumexp[0, 0], [-jnp.inf, 0.5])

@@ -1,5 +1,6 @@
 """Every command of the documentation is parsed by the program that it starts; nothing is run."""
 
+import argparse
 import functools
 import re
 import runpy
@@ -51,7 +52,7 @@ def pip(arguments: list[str]) -> None:
 
 
 def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts the script as ``__main__``; ``tyro.cli`` parses its flags, as patched, and calls nothing."""
+    """Starts the script as ``__main__``; tyro or argparse parses its flags, as patched, and calls nothing."""
     as_module = arguments[0] == "-m"
     target, *flags = arguments[as_module:]
     if target == "pytest":
@@ -69,14 +70,20 @@ def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_understood(command, monkeypatch, capsys):
-    real = tyro.cli
+    real, real_argparse = tyro.cli, argparse.ArgumentParser.parse_args
 
     def parse_only(main, **options):
         parsed.append(main)
         real(functools.wraps(main)(lambda *_, **__: None), **options)
 
+    def parse_and_exit(parser, arguments=None):
+        parsed.append(parser)
+        real_argparse(parser, arguments)
+        parser.exit()
+
     parsed: list = []
     monkeypatch.setattr(tyro, "cli", parse_only)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_exit)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     program, *arguments = shlex.split(re.sub(r"^XLA_\w+=\S+ ", "", command), comments=True)
     program = program.removeprefix(".venv/bin/")

@@ -15,9 +15,10 @@ from flax import nnx
 
 from agentic_ring.errors import CheckpointError, NonFiniteLossError
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import TrainConfig, run_updates
+from agentic_ring.training.loop import run_updates
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import MetricsLog
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from tests.training.worker import train_tiny
 from tests.training.worker_processes import losses, start_worker

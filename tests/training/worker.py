@@ -21,10 +21,11 @@ from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.processes import join_processes
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import TrainConfig, train
+from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import Loss
 from tests.data.synthetic import DOMAIN, TASK
 

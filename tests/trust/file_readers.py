@@ -38,8 +38,8 @@ from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.run_folder import Stages, read_config, write_config
-from agentic_ring.training.loop import TrainConfig
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.train_config import TrainConfig
 from data_prep.collection.collection_folder import CollectionFolder
 from data_prep.conversations.conversation_files import conversation, records
 from data_prep.episodes.episode_files import episode_file, read_episode, write_episode

@@ -1,8 +1,8 @@
 """Attention of one chunk of a long prompt: to everything cached before it, and to itself.
 
-Keys and values stay where they are and the queries go to them ("pass-Q" of arXiv 2411.01783): every
-device gathers the whole chunk's queries, attends to its own shard of the cache and to its own block of
-the chunk, and hands each device what it found for that device's queries.
+Either the queries go to the keys, or the keys go round the ring to the queries ("pass-Q" and "pass-KV" of
+arXiv 2411.01783). With the queries gathered, every device attends to its own shard of the cache and to its
+own block of the chunk, and hands each device what it found for that device's queries:
 
     device             0          1          2          3
     has cached         S0         S1         S2         S3       any tokens, by position
@@ -11,15 +11,19 @@ the chunk, and hands each device what it found for that device's queries.
     attends to         S0, k0     S1, k1     S2, k2     S3, k3   all queries, masked by position
     receives for       q0         q1         q2         q3       one state from each, and merges them
 
-A ring would send C / P keys and values over P - 1 hops for what the gathered queries get for nothing.
+That moves the chunk, whatever is cached; a ring moves what is cached, whatever the chunk. The shapes say
+which is less: a ring where the chunk is a good part of the whole, the more so the more queries share a key.
 """
 
-import jax
+from typing import Any
 
-from agentic_ring.attention.cache.kv_cache import on_shards, ring_axis
+import jax
+import jax.numpy as jnp
+
+from agentic_ring.attention.cache.kv_cache import EMPTY_SLOT, on_shards, ring_axis
 from agentic_ring.attention.cache.shard_attention import CachedAttentionInputs, attend_to_shard
+from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys, attend_to_own_keys
 from agentic_ring.attention.kernels.interface import Tile
-from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.scores import Scores
@@ -28,42 +32,114 @@ from agentic_ring.mesh import ShardingRules
 
 
 def attend_chunk(
-    inputs: CachedAttentionInputs, rules: ShardingRules, mask: MaskSpec = MaskSpec(causal=True)
+    inputs: CachedAttentionInputs,
+    rules: ShardingRules,
+    mask: MaskSpec = MaskSpec(causal=True),
+    kernel: str = "auto",
 ) -> jax.Array:
     """Attention of a chunk that is sharded over the ring to the cached tokens and to itself.
 
-    A device receives the other devices' queries, B x C x N x H in the query's dtype less its own, and
-    sends B x C x N x (H + 1) float32 numbers less its own, in one all-to-all; however much is cached.
-    It therefore holds all of the chunk's queries at once: memory grows with C, not with what is cached.
+    With the queries gathered, a device receives the other devices' queries, B x C x N x H in the query's
+    dtype less its own, and sends B x C x N x (H + 1) float32 numbers less its own, in one all-to-all;
+    however much is cached. It then holds all of the chunk's queries at once: memory grows with C, not
+    with what is cached. Where all slots of the cache, as they are stored, are less than that, they and
+    the chunk's keys and values go round the ring instead.
 
     Args:
       inputs: the arrays, C sharded over the ring in any layout that the positions describe.
+      kernel: the kernel for blocks that it serves, one of ``KERNELS``; the XLA kernel attends to the others.
 
     Returns:
       [B, C, N, H] in the query's dtype, sharded as the query; exactly 0 for padding.
     """
 
     def local(inputs: CachedAttentionInputs) -> jax.Array:
-        queries, positions = inputs.query, inputs.positions
         ring = ring_axis(rules)
-        if ring.names:
-            queries, positions = jax.lax.all_gather((queries, positions), ring.names, axis=1, tiled=True)
-        pair = HopMask(mask, TokenLabels(positions), TokenLabels(inputs.positions))
-        tile = Tile(queries, inputs.key, inputs.value, pair, Scores(queries.shape[-1] ** -0.5))
-        state = select_kernel("xla").forward(tile)
-        for shard in (inputs.past, inputs.prefix):
-            if shard is not None:
-                state = merge(state, attend_to_shard(queries, positions, shard, mask))
-        if ring.names:
-            state = _merge_at_owners(state, ring)
+        state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, mask), kernel)
+        if ring.size == 1:
+            state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, mask, kernel)
+        elif ring_moves_less(inputs):
+            state = _around_ring(state, inputs, ring, mask, kernel)
+        else:
+            state = _at_shards(state, inputs, ring, mask, kernel)
         return state.output.astype(inputs.query.dtype)
 
     specs = inputs.specs(rules, tokens="sequence")
     return on_shards(local, (specs,), specs.query)(inputs)
 
 
-def _merge_at_owners(state: SoftmaxState, ring: RingAxis) -> SoftmaxState:
-    """Sends each device of the ring its own queries' part of the state [B, C, ...], and merges there."""
+def ring_moves_less(inputs: CachedAttentionInputs) -> bool:
+    """Whether a device's keys are fewer bytes than its queries and, in float32, their attention.
+
+    A hop of the ring sends the former once; the latter go to and from each of the other devices.
+    """
+    *_, heads, head_dim = inputs.query.shape
+    gathered = inputs.positions.size * heads * (head_dim * inputs.query.dtype.itemsize + 4 * (head_dim + 1))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(_keys(inputs))) < gathered
+
+
+def _keys(inputs: CachedAttentionInputs) -> Any:
+    return inputs.key, inputs.value, inputs.positions, inputs.past, inputs.prefix
+
+
+def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, mask: MaskSpec) -> Tile:
+    """Queries against the chunk's keys that ``keys`` has."""
+    pair = HopMask(mask, TokenLabels(positions), TokenLabels(keys.positions))
+    return Tile(query, keys.key, keys.value, pair, Scores(query.shape[-1] ** -0.5))
+
+
+def _attend_to_shards(
+    state: SoftmaxState,
+    query: jax.Array,
+    positions: jax.Array,
+    keys: CachedAttentionInputs,
+    mask: MaskSpec,
+    kernel: str,
+) -> SoftmaxState:
+    """``state``, with the cached tokens that ``keys`` has."""
+    for shard in (keys.past, keys.prefix):
+        if shard is not None:
+            state = merge(state, attend_to_shard(query, positions, shard, mask, kernel))
+    return state
+
+
+def _around_ring(
+    own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, mask: MaskSpec, kernel: str
+) -> SoftmaxState:
+    """Adds to the attention to a device's ``own`` block that to all cached tokens and to the other blocks."""
+    query, positions = inputs.query, inputs.positions
+
+    def on_arrival(state: SoftmaxState, keys: Any) -> SoftmaxState:
+        arrived = CachedAttentionInputs(query, *keys)
+        state = merge(state, attend_to_earlier_keys(_tile(query, positions, arrived, mask), kernel))
+        return _attend_to_shards(state, query, positions, arrived, mask, kernel)
+
+    def hop(carry: tuple[SoftmaxState, Any], _: None) -> tuple[tuple[SoftmaxState, Any], None]:
+        state, keys = carry
+        following = ring.shift(keys, 1)
+        return (on_arrival(state, keys), following), None
+
+    following = ring.shift(_keys(inputs), 1)
+    state = _attend_to_shards(own, query, positions, inputs, mask, kernel)
+    (state, keys), _ = jax.lax.scan(hop, (state, following), length=ring.size - 2)
+    return on_arrival(state, keys)
+
+
+def _at_shards(
+    own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, mask: MaskSpec, kernel: str
+) -> SoftmaxState:
+    """The same as ``_around_ring``, by gathering the queries and sending each device its part."""
+    query, positions = jax.lax.all_gather((inputs.query, inputs.positions), ring.names, axis=1, tiled=True)
+    first = ring.index() * inputs.positions.shape[1]
+
+    def with_own(x: jax.Array, part: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, part, first, axis=1)
+
+    # The device's own queries have attended to its block.
+    others = with_own(positions, jnp.full_like(inputs.positions, EMPTY_SLOT))
+    state = attend_to_earlier_keys(_tile(query, others, inputs, mask), kernel)
+    state = jax.tree.map(with_own, state, own)
+    state = _attend_to_shards(state, query, positions, inputs, mask, kernel)
 
     def exchange(x: jax.Array) -> jax.Array:
         by_owner = x.reshape(x.shape[0], ring.size, -1, *x.shape[2:]).swapaxes(0, 1)

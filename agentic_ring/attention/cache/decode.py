@@ -14,7 +14,10 @@ from agentic_ring.mesh import ShardingRules
 
 
 def attend_new_tokens(
-    inputs: CachedAttentionInputs, rules: ShardingRules, mask: MaskSpec = MaskSpec(causal=True)
+    inputs: CachedAttentionInputs,
+    rules: ShardingRules,
+    mask: MaskSpec = MaskSpec(causal=True),
+    kernel: str = "auto",
 ) -> jax.Array:
     """Attention of a few new tokens to the cached ones and to each other.
 
@@ -24,6 +27,7 @@ def attend_new_tokens(
 
     Args:
       inputs: the arrays; those of the new tokens are the same on every device of the ring.
+      kernel: as in ``attend_chunk``, where the new tokens are more than a few.
 
     Returns:
       [B, C, N, H] in the query's dtype; exactly 0 for padding.
@@ -38,9 +42,9 @@ def attend_new_tokens(
         ring = ring_axis(rules).names
         if ring:
             query, positions = jax.lax.pcast((query, positions), ring, to="varying")
-        earlier = attend_to_shard(query, positions, inputs.past, mask)
+        earlier = attend_to_shard(query, positions, inputs.past, mask, kernel)
         if inputs.prefix is not None:
-            earlier = merge(earlier, attend_to_shard(query, positions, inputs.prefix, mask))
+            earlier = merge(earlier, attend_to_shard(query, positions, inputs.prefix, mask, kernel))
         if ring:
             earlier = _merge_over_ring(earlier, ring)
         return merge(earlier, new).output.astype(inputs.query.dtype)

@@ -1,6 +1,6 @@
 """A key/value cache sharded along the sequence: its arrays, and how tokens are stored in it.
 
-No key or value ever moves between devices. New tokens go to the devices in turn, whole calls at a
+What is stored never moves to another device. New tokens go to the devices in turn, whole calls at a
 time, so the shards fill evenly; a prompt, or a chunk of one, stays where it was computed, every device
 keeping its block. A slot's place therefore says nothing about its token: every slot carries its
 position, and -1 marks an empty one.

@@ -3,7 +3,7 @@
 A few queries read the whole shard and compute little: what counts is to stream the cache at the
 memory's speed. XLA's CPU compiler does so for products of batches of a few thousand slots; over the
 whole shard at once it takes ten times as long, and an elementwise product with a sum twenty. Many
-queries go through the blockwise kernel instead, so that no array of queries x slots exists.
+queries go through a blockwise kernel instead, so that no array of queries x slots exists.
 
 A shard that is not in float32 is widened a slab at a time, in a scan, and never as a whole; so is any
 shard for many queries. Slabs without a token that a query may attend to are skipped.
@@ -11,6 +11,7 @@ shard for many queries. Slabs without a token that a query may attend to are ski
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 
 from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, layer_specs
 from agentic_ring.attention.cache.storage import Stored
+from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys
 from agentic_ring.attention.kernels.interface import Tile
-from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
@@ -71,7 +72,7 @@ class CachedAttentionInputs:
 
 
 def attend_to_shard(
-    query: jax.Array, positions: jax.Array, shard: CachedLayer, mask: MaskSpec
+    query: jax.Array, positions: jax.Array, shard: CachedLayer, mask: MaskSpec, kernel: str = "auto"
 ) -> SoftmaxState:
     """Attention of queries to this device's shard.
 
@@ -80,6 +81,7 @@ def attend_to_shard(
       positions: int32 [B, C]; negative for padding.
       shard: its batch is B, or it is 1 and all rows of the queries share the shard: their queries
         become those of one row, and no copy of the shard is made.
+      kernel: as in ``attend_chunk``, for many queries.
 
     Returns:
       The state of the B x C queries.
@@ -93,7 +95,7 @@ def attend_to_shard(
     query = query.reshape(shard.positions.shape[0], -1, heads, head_dim)
     positions = positions.reshape(query.shape[:2])
     few = query.shape[1] * heads // shard.keys.numbers.shape[1] <= FEW_ROWS
-    attend = _few_to_slab if few else _many_to_slab
+    attend = _few_to_slab if few else partial(_many_to_slab, kernel=kernel)
     slots = shard.positions.shape[1]
     slab = slots if few and shard.keys.numbers.dtype == jnp.float32 else _piece(slots)
     queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
@@ -115,7 +117,7 @@ def attend_to_shard(
     else:
         reachable = HopMask(mask, queries, keys).reachable(queries.bounds(), keys.bounds()).any(-1)
         firsts = slab * jnp.arange(slots // slab)
-        state, _ = jax.lax.scan(visit, empty_state(query), (firsts, keys, reachable))
+        state, _ = jax.lax.scan(visit, empty_state(query, query.shape[3]), (firsts, keys, reachable))
     return SoftmaxState(
         state.output.reshape(batch, tokens, heads, head_dim), state.logsumexp.reshape(batch, tokens, heads)
     )
@@ -127,9 +129,10 @@ def _piece(slots: int) -> int:
     return piece if piece >= SLOTS_UNIT else slots
 
 
-def _many_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:
+def _many_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask, kernel: str) -> SoftmaxState:
     key, value = (x.restored().astype(query.dtype).swapaxes(1, 2) for x in (keys, values))
-    return select_kernel("xla").forward(Tile(query, key, value, mask, Scores(query.shape[-1] ** -0.5)))
+    tile = Tile(query, key, value, mask, Scores(query.shape[-1] ** -0.5))
+    return attend_to_earlier_keys(tile, kernel)
 
 
 def _few_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:

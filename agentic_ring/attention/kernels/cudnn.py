@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
 from agentic_ring.attention.mask import HopMask
-from agentic_ring.attention.softmax import SoftmaxState
+from agentic_ring.attention.softmax import SoftmaxState, only_rows
 
 SEED = 42
 """Seed of the dropout, whose rate is always 0; cuDNN's configuration needs one."""
@@ -25,8 +25,8 @@ SEED = 42
 class CudnnKernel:
     """See ``Kernel``; serves whole tiles, and causal ones on the diagonal, with a window or without.
 
-    Grouped queries share their keys without a copy. Head dimensions go up to 256 on Hopper and later,
-    to 128 before and where a program is compiled without a GPU.
+    Its forward takes lengths of the keys of each row. Grouped queries share their keys without a copy. Head
+    dimensions go up to 256 on Hopper and later, to 128 before and where a program is compiled without a GPU.
     """
 
     def forward(self, tile: Tile) -> SoftmaxState:
@@ -34,6 +34,11 @@ class CudnnKernel:
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)
+        lengths: dict[str, Any] = {}
+        if mask.key_lengths is not None:
+            # cuDNN says nothing of a row without a key, so that it is given one.
+            lengths["kv_seqlen"] = jnp.maximum(mask.key_lengths, 1)
+            lengths["q_seqlen"] = jnp.full_like(mask.key_lengths, q.shape[1])
         output, logsumexp = library.dot_product_attention(
             q,
             k,
@@ -42,14 +47,20 @@ class CudnnKernel:
             mask_type=_mask_type(library, mask),
             sliding_window_length=mask.spec.window,
             return_residual=True,
+            **lengths,
         )
-        return SoftmaxState(output.astype(jnp.float32), logsumexp.swapaxes(1, 2))
+        state = SoftmaxState(output.astype(jnp.float32), logsumexp.swapaxes(1, 2))
+        return state if mask.key_lengths is None else only_rows(state, mask.key_lengths[:, None] > 0)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)
+        if saved.d_logsumexp is not None:
+            raise NotImplementedError("the logsumexp has a gradient")
+        if mask.key_lengths is not None:
+            raise NotImplementedError("a backward with lengths of the keys")
         none = jnp.zeros(0, q.dtype)
         # By name, because versions of JAX differ in how many there are and in their order.
         static: dict[str, Any] = {
@@ -104,7 +115,10 @@ def _library() -> Any:
 
 
 def _mask_type(library: Any, mask: HopMask) -> Any:
-    return library.MaskType.CAUSAL if mask.spec.causal else library.MaskType.NO_MASK
+    types = library.MaskType
+    if mask.key_lengths is not None:
+        return types.PADDING_CAUSAL if mask.spec.causal else types.PADDING
+    return types.CAUSAL if mask.spec.causal else types.NO_MASK
 
 
 def _refuse(library: Any, tile: Tile) -> None:
@@ -127,6 +141,8 @@ def _refuse(library: Any, tile: Tile) -> None:
     if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
         dtypes = dict.fromkeys(jnp.dtype(x.dtype).name for x in (q, k, v))
         raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes bfloat16 or float16")
+    if q.shape[3] != v.shape[3]:
+        raise NotImplementedError(f"keys of {q.shape[3]} numbers and values of {v.shape[3]}")
     if q.shape[3] % 8:
         raise NotImplementedError(f"head dimension {q.shape[3]} is no multiple of 8")
     try:

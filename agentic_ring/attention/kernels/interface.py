@@ -23,7 +23,8 @@ class Tile(NamedTuple):
 
     Attributes:
       q: queries [B, T, N, H].
-      k, v: keys and values [B, S, K, H], N a multiple of K.
+      k: keys [B, S, K, H], N a multiple of K.
+      v: values [B, S, K, V].
     """
 
     q: jax.Array
@@ -37,15 +38,39 @@ class Saved(NamedTuple):
     """What a backward needs of the queries' attention to *all* keys.
 
     Attributes:
-      output: attention over all keys, [B, T, N, H]. With that over this tile's keys only in its place,
+      output: attention over all keys, [B, T, N, V]. With that over this tile's keys only in its place,
         dq and dk come out wrong while the forward and dv stay right.
       logsumexp: over all keys, in ``state_dtype``, [B, T, N].
-      d_output: gradient of the loss with respect to ``output``, [B, T, N, H].
+      d_output: gradient of the loss with respect to ``output``, [B, T, N, V].
+      delta: in ``state_dtype``, [B, T, N]; the gradient of a score is its probability times that of the
+        probability less this.
+      d_logsumexp: gradient with respect to ``logsumexp``, part of ``delta``; None where it is no output.
     """
 
     output: jax.Array
     logsumexp: jax.Array
     d_output: jax.Array
+    delta: jax.Array
+    d_logsumexp: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        output: jax.Array,
+        logsumexp: jax.Array,
+        d_output: jax.Array,
+        d_logsumexp: jax.Array | None = None,
+    ) -> "Saved":
+        """With the delta of arXiv 2205.14135, the inner product of output and its gradient."""
+        delta = (output.astype(logsumexp.dtype) * d_output.astype(logsumexp.dtype)).sum(-1)
+        if d_logsumexp is not None:
+            delta -= jnp.where(jnp.isneginf(logsumexp), 0.0, d_logsumexp)
+        return cls(output, logsumexp, d_output, delta, d_logsumexp)
+
+    @property
+    def total(self) -> jax.Array:
+        """The logsumexp, +inf where it is -inf: exp(score - total) is 0 in a row that attends to nothing."""
+        return jnp.where(jnp.isneginf(self.logsumexp), jnp.inf, self.logsumexp)
 
 
 class Kernel(Protocol):
@@ -70,16 +95,3 @@ class Kernel(Protocol):
 def accumulate(subscripts: str, *arrays: jax.Array) -> jax.Array:
     """``jnp.einsum`` of arrays of the input dtype, summed and returned in its ``state_dtype``."""
     return jnp.einsum(subscripts, *arrays, preferred_element_type=state_dtype(jnp.result_type(*arrays)))
-
-
-def backward_rows(saved: Saved) -> tuple[jax.Array, jax.Array]:
-    """The two numbers [B, T, N] of each query that its backward needs (arXiv 2205.14135).
-
-    Returns:
-      (total, delta): the logsumexp, +inf where it was -inf so that exp(score - total) is 0 in a row
-      that attends to nothing; and the inner product of output and its gradient.
-    """
-    output, logsumexp, d_output = saved
-    total = jnp.where(jnp.isneginf(logsumexp), jnp.inf, logsumexp)
-    delta = (output.astype(logsumexp.dtype) * d_output.astype(logsumexp.dtype)).sum(-1)
-    return total, delta

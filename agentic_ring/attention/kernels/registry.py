@@ -36,7 +36,11 @@ KERNELS: tuple[str, ...] = ("auto", *_KERNELS)
 
 
 def select_kernel(
-    name: str, query_chunk: int | None = None, key_chunk: int | None = None, platform: str | None = None
+    name: str,
+    query_chunk: int | None = None,
+    key_chunk: int | None = None,
+    platform: str | None = None,
+    run: int | None = None,
 ) -> Kernel:
     """The kernel of this name; "auto" is the first of the platform's that serves the case.
 
@@ -44,6 +48,7 @@ def select_kernel(
       name: one of ``KERNELS``.
       query_chunk, key_chunk: for kernels that have chunks.
       platform: "cpu", "gpu" or "tpu"; that of the ambient mesh where absent.
+      run: tokens of a stripe, where the sequence lies in stripes; see ``XlaKernel``.
 
     Raises:
       UnknownNameError: no kernel bears the name.
@@ -68,11 +73,18 @@ def select_kernel(
     def make(name: str) -> Kernel:
         if name != "xla":
             return _KERNELS[name]()
-        return XlaKernel(**chunks, all_streams=platform != "cpu")
+        return XlaKernel(**chunks, run=run, all_streams=platform != "cpu")
 
     if name != "auto":
         return make(name)
     return FirstThatServes(tuple((candidate, make(candidate)) for candidate in _ORDER[platform]))
+
+
+def hardware_kernels(name: str) -> "FirstThatServes":
+    """The kernel of this name if it runs on one platform only; of "auto" those that do. Perhaps none."""
+    kernel = select_kernel(name)
+    candidates = kernel.candidates if isinstance(kernel, FirstThatServes) else ((name, kernel),)
+    return FirstThatServes(tuple(pair for pair in candidates if pair[0] in _PLATFORM))
 
 
 @dataclass(frozen=True)
@@ -97,11 +109,12 @@ class FirstThatServes:
             except NotImplementedError as refusal:
                 refusals.append(f"{name}: {refusal}")
                 continue
-            _log_once(f"attention {direction} runs the {name} kernel", *refusals)
+            log_once(f"attention {direction} runs the {name} kernel", *refusals)
             return result
         raise NotImplementedError("no kernel serves this case; " + "; ".join(refusals))
 
 
 @functools.cache
-def _log_once(choice: str, *refusals: str) -> None:
+def log_once(choice: str, *refusals: str) -> None:
+    """Says which kernel runs, and why not others; the same only once."""
     _log.info("%s%s", choice, "".join(f"; not {refusal}" for refusal in refusals))

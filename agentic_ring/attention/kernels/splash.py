@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.platform import mesh_device_kind
 from agentic_ring.attention.ring.collectives import vary_alike
@@ -72,6 +72,7 @@ class SplashKernel:
         """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
+        mask = mask.with_segments(q.shape[1], k.shape[1])
         run = functools.partial(
             _checked(library._splash_attention_forward),
             band.table(library, for_keys=False),
@@ -103,6 +104,7 @@ class SplashKernel:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
+        mask = mask.with_segments(q.shape[1], k.shape[1])
         shared = {
             "is_mqa": False,
             "mask_value": _LOWEST,
@@ -142,8 +144,7 @@ class SplashKernel:
             _, dk, dv = for_keys(q, k.astype(jnp.float32), v.astype(jnp.float32), *rows)
             return dq * scores.scale, dk, dv
 
-        rows = backward_rows(saved)
-        arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), *rows)
+        arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), saved.total, saved.delta)
         return Gradients(
             *_heads_first(*_over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0])))
         )
@@ -252,6 +253,8 @@ def _band_tile(tile: Tile) -> _BandTile:
     if q.dtype not in (jnp.float32, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         dtypes = {jnp.dtype(x.dtype).name: None for x in (q, k, v)}
         raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes float32 or bfloat16")
+    if head_dim != v.shape[3]:
+        raise NotImplementedError(f"keys of {head_dim} numbers and values of {v.shape[3]}")
     if head_dim > MAX_HEAD_DIM:
         raise NotImplementedError(f"head dimension {head_dim} is above {MAX_HEAD_DIM}")
     for length in (queries, keys):

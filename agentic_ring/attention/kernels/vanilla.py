@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -22,7 +22,7 @@ class VanillaKernel:
         """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        masked = _masked(scores.from_products(_products(q, k)), mask)
+        masked = _masked(scores.from_products(_products(q, k)), mask, scores)
         largest = masked.max(axis=-1, keepdims=True)
         largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
         weights = jnp.exp(masked - largest)
@@ -30,16 +30,17 @@ class VanillaKernel:
         probabilities = _drop(weights / jnp.where(total == 0.0, 1.0, total), mask, scores)
         output = accumulate("bkgts,bskh->btkgh", probabilities.astype(v.dtype), v)
         logsumexp = (largest + jnp.log(total))[..., 0].transpose(0, 3, 1, 2)
-        return SoftmaxState(output.reshape(q.shape), logsumexp.reshape(q.shape[:3]))
+        return SoftmaxState(output.reshape(*q.shape[:3], -1), logsumexp.reshape(q.shape[:3]))
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
-        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in backward_rows(saved))
+        rows = (saved.total, saved.delta)
+        total, delta = (_grouped(row, k).transpose(0, 2, 3, 1)[..., None] for row in rows)
         query, d_output = _grouped(q, k), _grouped(saved.d_output.astype(q.dtype), k)
         unmasked = scores.from_products(_products(q, k))
-        probabilities = jnp.exp(_masked(unmasked, mask) - total)
+        probabilities = jnp.exp(_masked(unmasked, mask, scores) - total)
         d_probabilities = _drop(accumulate("btkgh,bskh->bkgts", d_output, v), mask, scores)
         d_products = scores.gradient(probabilities * (d_probabilities - delta), unmasked).astype(q.dtype)
         return Gradients(
@@ -58,8 +59,14 @@ def _products(q: jax.Array, k: jax.Array) -> jax.Array:
     return accumulate("btkgh,bskh->bkgts", _grouped(q, k), k)
 
 
-def _masked(scores: jax.Array, mask: HopMask) -> jax.Array:
-    return scores if mask.trivial else jnp.where(mask.allowed()[:, None, None], scores, -jnp.inf)
+def _masked(products: jax.Array, mask: HopMask, scores: Scores) -> jax.Array:
+    """Scores [B, K, N / K, T, S], with what is added by head, and -inf where a query does not attend."""
+    if mask.trivial:
+        return products
+    terms = scores.head_terms(mask, jnp.arange(products.shape[1] * products.shape[2])[None])
+    if terms is not None:
+        products += terms.reshape(-1, *products.shape[1:]).astype(products.dtype)
+    return jnp.where(mask.allowed()[:, None, None], products, -jnp.inf)
 
 
 def _drop(x: jax.Array, mask: HopMask, scores: Scores) -> jax.Array:

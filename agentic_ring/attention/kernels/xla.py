@@ -6,13 +6,13 @@ the mask leaves empty are skipped. Without a ring this is the paper's "memory ef
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.kernels.chunks import MAX_CHUNK, ChunkGrid, default_chunk
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate, backward_rows
+from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, state_dtype
@@ -28,6 +28,8 @@ class XlaKernel:
       query_chunk: queries a chunk; where absent, ``default_chunk`` of their number, shorter where many
         heads share a key head.
       key_chunk: keys a chunk; ``default_chunk`` of their number where absent.
+      run: tokens that stand together in the sequence, where an order of it over the ring cuts it into
+        stripes; the default chunks do not reach from one into another, which lies far away.
       all_streams: whether all rows and heads of a batch are worked on at once, as an accelerator needs
         to be full; else only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the
         cache of a CPU's core.
@@ -35,107 +37,179 @@ class XlaKernel:
 
     query_chunk: int | None = None
     key_chunk: int | None = None
+    run: int | None = None
     all_streams: bool = False
-
-    def _grid(self, q: jax.Array, k: jax.Array, mask: HopMask) -> ChunkGrid:
-        group, masked = q.shape[2] // k.shape[2], not mask.trivial
-        longest = max(16, MAX_CHUNK // group)
-        query_chunk = self.query_chunk or default_chunk(q.shape[1], longest=longest, masked=masked)
-        key_chunk = self.key_chunk or default_chunk(k.shape[1], masked=masked)
-        query_chunk, key_chunk = min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1])
-        streams = k.shape[0] * k.shape[2]
-        if not self.all_streams:
-            most = max(1, MAX_CHUNK**2 // (group * query_chunk * key_chunk))
-            streams = next(n for n in range(min(most, streams), 0, -1) if streams % n == 0)
-        return ChunkGrid(q.shape, k.shape, query_chunk, key_chunk, streams)
 
     def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
-        q, k, v, mask, scores = tile
-        grid = self._grid(q, k, mask)
-        mask, reachable = grid.split_mask(mask, k)
-        dtype = state_dtype(q.dtype)
-
-        def take_turn(_, turn):
-            queries, keys, values, mask, reachable, streams = turn
-
-            def visit_queries(_, chunk):
-                query, query_labels, reachable_keys = chunk
-
-                def visit_keys(state, chunk):
-                    key, value, key_labels, reachable = chunk
-                    pair = _Pair(replace(mask, query=query_labels, key=key_labels), scores, grid, streams)
-                    return _where(
-                        reachable, lambda state: _attend(state, query, key, value, pair), state
-                    ), None
-
-                nothing = _RunningSoftmax(
-                    jnp.zeros_like(query, dtype),
-                    jnp.full_like(query[..., 0], jnp.finfo(dtype).min, dtype),
-                    jnp.zeros_like(query[..., 0], dtype),
-                )
-                state, _ = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable_keys))
-                return None, state.normalised()
-
-            return None, jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))[1]
-
-        turns = (
-            grid.split_queries(q),
-            grid.split_keys(k),
-            grid.split_keys(v),
-            mask,
-            reachable,
-            grid.stream_numbers(),
+        grid, parts = self._grid(tile)
+        if parts.number == 1:
+            return _forward(tile, grid)
+        batch, length, heads, _ = tile.q.shape
+        dtype = state_dtype(tile.q.dtype)
+        whole = SoftmaxState(
+            _zeros((batch, length, heads, tile.v.shape[3]), dtype, tile.q),
+            _zeros((batch, length, heads), dtype, tile.q),
         )
-        _, state = jax.lax.scan(take_turn, None, turns)
-        return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
+        return parts.loop(lambda number: _forward(parts.tile(tile, number), grid), whole)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """See ``Kernel.backward``."""
+        grid, parts = self._grid(tile)
+        if parts.number == 1:
+            return _backward(tile, saved, grid)
+
+        def backward(number: jax.Array) -> Gradients:
+            part = jax.tree.map(lambda x: parts.of_queries(x, number), saved)
+            return _backward(parts.tile(tile, number), part, grid)
+
+        dtype = state_dtype(tile.q.dtype)
+        return parts.loop(backward, Gradients(*(jnp.zeros_like(x, dtype) for x in tile[:3])))
+
+    def _grid(self, tile: Tile) -> tuple[ChunkGrid, "_Parts"]:
+        """The chunks of each part of the tile, and its parts."""
+        q, k, mask = tile.q, tile.k, tile.mask
+        batch, key_heads = k.shape[0], k.shape[2]
+        group, halves = q.shape[2] // key_heads, not mask.trivial and self.run is None
+        longest = max(16, MAX_CHUNK // group)
+        query_chunk = self.query_chunk or default_chunk(self.run or q.shape[1], longest, halves)
+        key_chunk = self.key_chunk or default_chunk(self.run or k.shape[1], MAX_CHUNK, halves)
+        query_chunk, key_chunk = min(query_chunk, q.shape[1]), min(key_chunk, k.shape[1])
+        rows, heads = batch, key_heads
+        if not self.all_streams:
+            most = max(1, MAX_CHUNK**2 // (group * query_chunk * key_chunk))
+            heads = _largest_divisor(key_heads, most)
+            rows = _largest_divisor(batch, most // heads) if heads == key_heads else 1
+        query_shape, key_shape = (rows, q.shape[1], heads * group, q.shape[3]), (rows, *k.shape[1:])
+        grid = ChunkGrid(query_shape, (*key_shape[:2], heads, k.shape[3]), query_chunk, key_chunk)
+        return grid, _Parts(rows, heads, group, key_heads // heads, batch // rows * (key_heads // heads))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Array:
+    """Zeros that vary over the mesh axes that ``like`` varies over."""
+    return jnp.broadcast_to(jnp.zeros_like(like[(0,) * like.ndim], dtype), shape)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parts of a tile that are worked on one after another: some rows of the batch by some key heads.
+
+    A part is cut out of the arrays when its turn comes: chunked copies of all of them at once would be
+    several times what the tile itself takes.
+    """
+
+    rows: int
+    heads: int
+    group: int
+    across: int
+    """Parts that the heads of a row are cut into."""
+    number: int
+
+    def loop(self, function: Callable[[jax.Array], State], whole: State) -> State:
+        """The results of all parts, put in their places in ``whole``."""
+
+        def step(number: jax.Array, whole: State) -> State:
+            def place(x: jax.Array, part: jax.Array) -> jax.Array:
+                heads = part.shape[2]
+                return jax.lax.dynamic_update_slice(x, part, self._start(number, heads, x.ndim))
+
+            return jax.tree.map(place, whole, function(number))
+
+        return jax.lax.fori_loop(0, self.number, step, whole)
+
+    def of_queries(self, x: jax.Array, number: jax.Array) -> jax.Array:
+        """The part of an array [B, T, N, ...] of queries."""
+        return self._cut(x, number, self.heads * self.group)
+
+    def tile(self, tile: Tile, number: jax.Array) -> Tile:
+        """The part of a tile."""
         q, k, v, mask, scores = tile
-        grid = self._grid(q, k, mask)
-        mask, reachable = grid.split_mask(mask, k)
-        dtype = state_dtype(q.dtype)
+        row, _, head, _ = self._start(number, self.heads * self.group, 4)
 
-        def take_turn(_, turn):
-            queries, keys, values, mask, reachable, streams = turn
-            reachable = None if reachable is None else reachable.T
+        def of_heads(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, head, self.heads * self.group)
 
-            def visit_keys(dq, chunk):
-                key, value, labels, reachable_queries = chunk
+        def of_rows(x: jax.Array) -> jax.Array:
+            return x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, row, self.rows)
 
-                def visit_queries(carry, chunk):
-                    dq, *d_key_value = carry
-                    place, query, query_labels, reachable = chunk
-                    pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid, streams)
-
-                    def differentiate(gradients):
-                        return jax.tree.map(jnp.add, gradients, _attend_backward(query, key, value, pair))
-
-                    unchanged = Gradients(jnp.zeros_like(dq[0]), *d_key_value)
-                    d_query, *d_key_value = _where(reachable, differentiate, unchanged)
-                    # Outside the conditional, so that dq is updated in place and not copied by a branch.
-                    return (dq.at[place].add(d_query), *d_key_value), None
-
-                nothing = (jnp.zeros_like(key, dtype), jnp.zeros_like(value, dtype))
-                chunks = (jnp.arange(len(queries.q)), queries, mask.query, reachable_queries)
-                (dq, dk, dv), _ = jax.lax.scan(visit_queries, (dq, *nothing), chunks)
-                return dq, (dk, dv)
-
-            nothing = jnp.zeros_like(queries.q.swapaxes(-1, -2), dtype)
-            dq, (dk, dv) = jax.lax.scan(visit_keys, nothing, (keys, values, mask.key, reachable))
-            return None, Gradients(dq.swapaxes(-1, -2), dk, dv)
-
-        total, delta = backward_rows(saved)
-        queries = _BackwardQueries(
-            grid.split_queries(q),
-            grid.split_queries(saved.d_output.astype(q.dtype)),
-            grid.split_rows(total),
-            grid.split_rows(delta),
+        return Tile(
+            self.of_queries(q, number),
+            self._cut(k, number, self.heads),
+            self._cut(v, number, self.heads),
+            jax.tree.map(of_rows, mask),
+            scores.map_heads(of_heads).moved(row, head),
         )
-        turns = (queries, grid.split_keys(k), grid.split_keys(v), mask, reachable, grid.stream_numbers())
-        _, (dq, dk, dv) = jax.lax.scan(take_turn, None, turns)
-        return Gradients(grid.join_queries(dq), grid.join_keys(dk), grid.join_keys(dv))
+
+    def _cut(self, x: jax.Array, number: jax.Array, heads: int) -> jax.Array:
+        sizes = (self.rows, x.shape[1], heads, *x.shape[3:])
+        return jax.lax.dynamic_slice(x, self._start(number, heads, x.ndim), sizes)
+
+    def _start(self, number: jax.Array, heads: int, axes: int) -> tuple[Any, ...]:
+        """Where a part begins in an array whose parts have ``heads`` heads."""
+        return number // self.across * self.rows, 0, number % self.across * heads, *[0] * (axes - 3)
+
+
+def _forward(tile: Tile, grid: ChunkGrid) -> SoftmaxState:
+    """Attention of a part, whose chunks are those of the grid."""
+    q, k, v, mask, scores = tile
+    mask, reachable = grid.split_mask(mask, k, scores.windows)
+    queries, keys, values = grid.split_queries(q), grid.split_keys(k), grid.split_keys(v)
+    dtype = state_dtype(q.dtype)
+
+    def visit_queries(_: None, chunk: tuple) -> tuple[None, SoftmaxState]:
+        query, query_labels, reachable_keys = chunk
+
+        def visit_keys(place: jax.Array, state: _RunningSoftmax) -> _RunningSoftmax:
+            key, value, labels = jax.tree.map(lambda x: x[place], (keys, values, mask.key))
+            pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid)
+            return _attend(state, query, key, value, pair)
+
+        zeros = jnp.zeros_like(query[..., 0], dtype)
+        nothing = _RunningSoftmax(
+            jnp.broadcast_to(zeros[..., None], (*zeros.shape, v.shape[3])),
+            jnp.full_like(zeros, jnp.finfo(dtype).min),
+            zeros,
+        )
+        return None, _visit(reachable_keys, len(keys), visit_keys, nothing).normalised()
+
+    _, state = jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))
+    return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
+
+
+def _backward(tile: Tile, saved: Saved, grid: ChunkGrid) -> Gradients:
+    """The gradients of a part, likewise."""
+    q, k, v, mask, scores = tile
+    mask, reachable = grid.split_mask(mask, k, scores.windows)
+    dtype = state_dtype(q.dtype)
+    queries = _BackwardQueries(
+        grid.split_queries(q),
+        grid.split_queries(saved.d_output.astype(q.dtype)),
+        grid.split_rows(saved.total),
+        grid.split_rows(saved.delta),
+    )
+
+    def visit_keys(dq: jax.Array, chunk: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        key, value, labels, reachable_queries = chunk
+
+        def visit_queries(place: jax.Array, carry: tuple) -> tuple:
+            dq, d_key, d_value = carry
+            query, query_labels = jax.tree.map(lambda x: x[place], (queries, mask.query))
+            pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid)
+            more = _attend_backward(query, key, value, pair)
+            return dq.at[place].add(more.dq), d_key + more.dk, d_value + more.dv
+
+        nothing = (dq, jnp.zeros_like(key, dtype), jnp.zeros_like(value, dtype))
+        dq, dk, dv = _visit(reachable_queries, len(queries.q), visit_queries, nothing)
+        return dq, (dk, dv)
+
+    nothing = jnp.zeros_like(queries.q.swapaxes(-1, -2), dtype)
+    chunks = grid.split_keys(k), grid.split_keys(v), mask.key, None if reachable is None else reachable.T
+    dq, (dk, dv) = jax.lax.scan(visit_keys, nothing, chunks)
+    return Gradients(grid.join_queries(dq.swapaxes(-1, -2)), grid.join_keys(dk), grid.join_keys(dv))
 
 
 class _RunningSoftmax(NamedTuple):
@@ -145,7 +219,7 @@ class _RunningSoftmax(NamedTuple):
     less a finite number is exactly 0.
     """
 
-    output: jax.Array  # [streams, rows, H]: sum of exp(score - largest) * value
+    output: jax.Array  # [streams, rows, V]: sum of exp(score - largest) * value
     largest: jax.Array  # [streams, rows]
     total: jax.Array  # [streams, rows]: sum of exp(score - largest)
 
@@ -159,8 +233,8 @@ class _BackwardQueries(NamedTuple):
     """The arrays of the queries that the backward needs, in chunks."""
 
     q: jax.Array  # [streams, rows, H]
-    d_output: jax.Array  # [streams, rows, H]
-    total: jax.Array  # [streams, rows], see ``backward_rows``
+    d_output: jax.Array  # [streams, rows, V]
+    total: jax.Array  # [streams, rows], see ``Saved``
     delta: jax.Array  # [streams, rows]
 
 
@@ -170,12 +244,18 @@ class _Pair(NamedTuple):
     mask: HopMask  # labels [streams or 1, tokens]
     scores: Scores
     grid: ChunkGrid
-    streams: jax.Array
 
     def masked(self, scores: jax.Array, *, keys_first: bool) -> jax.Array:
-        """Scores [streams, rows, S], or [streams, S, rows], with -inf where a query does not attend."""
+        """Scores [streams, rows, S], or [streams, S, rows], with -inf where a query does not attend.
+
+        What is added by head is added here.
+        """
         if self.mask.trivial:
             return scores
+        terms = self.scores.head_terms(self.mask, self.grid.stream_heads()[1])
+        if terms is not None:
+            terms = terms.reshape(len(terms), -1, terms.shape[-1]).astype(scores.dtype)
+            scores += terms.swapaxes(-1, -2) if keys_first else terms
         # The heads of a group are blocks of rows with one mask.
         allowed = jnp.tile(self.mask.allowed(), (1, self.grid.group, 1))
         return jnp.where(allowed.swapaxes(-1, -2) if keys_first else allowed, scores, -jnp.inf)
@@ -185,16 +265,19 @@ class _Pair(NamedTuple):
         dropout = self.scores.dropout
         if dropout is None:
             return x
-        key_heads = self.grid.key_shape[2]
-        heads = (self.streams % key_heads * self.grid.group)[:, None] + jnp.arange(self.grid.group)
-        factors = dropout.factors(self.mask, self.streams // key_heads, heads)
+        factors = dropout.factors(self.mask, *self.grid.stream_heads())
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
         return x * (factors.swapaxes(-1, -2) if keys_first else factors)
 
 
-def _where(reachable: jax.Array | None, step: Callable[[State], State], state: State) -> State:
-    """The state after ``step``, or the state itself at no cost; None is known to be reachable."""
-    return step(state) if reachable is None else jax.lax.cond(reachable, step, lambda state: state, state)
+def _visit(
+    reachable: jax.Array | None, chunks: int, step: Callable[[jax.Array, State], State], state: State
+) -> State:
+    """The state after ``step`` with the place of each reachable chunk, bool [chunks]; None reaches all."""
+    if reachable is None:
+        return jax.lax.fori_loop(0, chunks, step, state)
+    (places,) = jnp.nonzero(reachable, size=chunks, fill_value=0)
+    return jax.lax.fori_loop(0, reachable.sum(), lambda number, state: step(places[number], state), state)
 
 
 def _attend(

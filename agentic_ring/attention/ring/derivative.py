@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.inputs import AttentionInputs
-from agentic_ring.attention.kernels.interface import Saved, backward_rows
+from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.attention.ring.hop import Block, Hop, Queries
+from agentic_ring.attention.ring.hop import Block, Hop, Queries, join_pair, split_pair
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, with_sinks
@@ -33,13 +33,17 @@ class Route:
     hop: Hop
     axes: tuple[str, ...]
     """Mesh axes that the sequence is sharded over."""
+    logsumexp: bool = False
+    """Whether the logsumexp is an output too, with a gradient."""
 
 
-def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
+def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     """Attention of this device's queries to the blocks of keys and values of all devices.
 
-    The inputs are this device's shards; their dropout key is part of ``scores`` already. The result is
-    [B, T, N, H] in q's dtype.
+    The inputs are this device's shards; what changes scores is part of ``scores`` already.
+
+    Returns:
+      (output [B, T, N, V] in q's dtype, logsumexp [B, T, N] in its ``state_dtype``).
     """
     # Hops combine them all, and the carries of a scan must keep their type. Before the custom derivative, so
     # that JAX sums the gradient of an array that was the same on several devices.
@@ -48,49 +52,61 @@ def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> jax.Array:
-    return _forward(route, inputs, scores).output.astype(inputs.q.dtype)
+def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    state = _forward(route, inputs, scores)
+    return state._replace(output=state.output.astype(inputs.q.dtype))
 
 
 def _attend_forward(
     route: Route, inputs: AttentionInputs, scores: Scores
-) -> tuple[jax.Array, tuple[AttentionInputs, Scores, jax.Array, jax.Array]]:
+) -> tuple[SoftmaxState, tuple[AttentionInputs, Scores, SoftmaxState]]:
     state = _forward(route, inputs, scores)
     output = checkpoint_name(state.output.astype(inputs.q.dtype), SAVED_NAMES[0])
     logsumexp = checkpoint_name(state.logsumexp, SAVED_NAMES[1])
-    return output, (inputs, scores, output, logsumexp)
+    state = SoftmaxState(output, logsumexp)
+    return state, (inputs, scores, state)
 
 
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    queries = _queries(inputs)
     state = route.transport.forward(
-        Block(jnp.stack((inputs.k, inputs.v)), inputs.key),
-        lambda block, origin: route.hop.forward(Queries(inputs.q, inputs.query), block, origin, scores),
+        Block(join_pair(inputs.k, inputs.v), inputs.key),
+        lambda state, block, origin: route.hop.forward(state, queries, block, origin, scores),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
 
 def _attend_backward(
-    route: Route, residuals: tuple[AttentionInputs, Scores, jax.Array, jax.Array], d_output: jax.Array
+    route: Route, residuals: tuple[AttentionInputs, Scores, SoftmaxState], d_state: SoftmaxState
 ) -> tuple[AttentionInputs, None]:
-    inputs, scores, output, logsumexp = residuals
-    q, k, v, sinks = inputs.q, inputs.k, inputs.v, inputs.sinks
-    queries, saved = Queries(q, inputs.query), Saved(output, logsumexp, d_output)
-    dq, (dk, dv) = route.transport.backward(
-        Block(jnp.stack((k, v)), inputs.key),
-        lambda block, origin: route.hop.backward(queries, saved, block, origin, scores),
+    inputs, scores, state = residuals
+    k, v, sinks = inputs.k, inputs.v, inputs.sinks
+    d_logsumexp = d_state.logsumexp if route.logsumexp else None
+    queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
+    sums, d_block = route.transport.backward(
+        Block(join_pair(k, v), inputs.key),
+        lambda sums, d_block, block, origin: route.hop.backward(
+            sums, d_block, queries, saved, block, origin, scores
+        ),
     )
+    primals = inputs.q, k, v, inputs.expansion
+    found = sums.dq, *split_pair(d_block, k.shape[3]), sums.d_expansion
+    dq, dk, dv, d_expansion = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), found, primals)
     d_sinks = None if sinks is None else _d_sinks(sinks, saved)
-    gradients = {"q": dq.astype(q.dtype), "k": dk.astype(k.dtype), "v": dv.astype(v.dtype)}
-    return replace(inputs, **gradients, sinks=d_sinks, query=None, key=None), None
+    gradients = {"q": dq, "k": dk, "v": dv, "expansion": d_expansion, "sinks": d_sinks}
+    return replace(inputs, **gradients, query=None, key=None), None
+
+
+def _queries(inputs: AttentionInputs) -> Queries:
+    return Queries(inputs.q, inputs.query, inputs.expansion)
 
 
 def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:
     """The gradient of the sinks: a sink's value is 0, so it is probability * (0 - delta), summed."""
-    total, delta = backward_rows(saved)
-    probability = jnp.exp(sinks.astype(total.dtype) - total)
-    return -(probability * delta).sum((0, 1)).astype(sinks.dtype)
+    probability = jnp.exp(sinks.astype(saved.total.dtype) - saved.total)
+    return -(probability * saved.delta).sum((0, 1)).astype(sinks.dtype)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

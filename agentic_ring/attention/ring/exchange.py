@@ -4,20 +4,23 @@ The moves are a fixed pattern between devices, so that each holds two blocks at 
 the sharded axis would gather the whole sequence on every device.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.options import Layout
 from agentic_ring.attention.ring.collectives import RingAxis
+from agentic_ring.attention.ring.layout import stripe_length
 
 
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """From this device's consecutive block [B, T, ...] to its block in ``layout``.
 
-    For use inside ``jax.shard_map``; T is even for zigzag and a multiple of the ring for striped.
+    For use inside ``jax.shard_map``; T times the ring is a ``padded_length``.
     """
-    if layout == "striped":
-        return _to_stripes(x, axis)
+    if layout in ("striped", "block_striped"):
+        return _restripe(x, axis, stripe_length(layout, x.shape[1], axis.size), False)
     if layout == "zigzag":
         evens, odds = _zigzag_routes(axis.size)
         early, late = jnp.split(x, 2, axis=1)  # halves 2i and 2i + 1 of the sequence
@@ -29,8 +32,8 @@ def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
 
 def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """The inverse of ``to_layout``."""
-    if layout == "striped":
-        return _from_stripes(x, axis)
+    if layout in ("striped", "block_striped"):
+        return _restripe(x, axis, stripe_length(layout, x.shape[1], axis.size), True)
     if layout == "zigzag":
         evens, odds = _zigzag_routes(axis.size)
         early, late = jnp.split(x, 2, axis=1)
@@ -64,12 +67,37 @@ def _even_first(a: jax.Array, b: jax.Array, axis: RingAxis) -> tuple[jax.Array, 
     return jnp.where(even_device, a, b), jnp.where(even_device, b, a)
 
 
-def _to_stripes(x: jax.Array, axis: RingAxis) -> jax.Array:
-    """Token t of the sequence to device t mod P."""
-    stripes = x.reshape(x.shape[0], x.shape[1] // axis.size, axis.size, *x.shape[2:])
-    return axis.all_to_all(stripes, split_axis=2, concat_axis=1).reshape(x.shape)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _restripe(x: jax.Array, axis: RingAxis, stripe: int, back: bool) -> jax.Array:
+    """Stripe number s of the sequence to device s mod P, or back to its consecutive block.
+
+    A device holds m stripes of ``stripe`` tokens. Those that one device sends to another are every P-th of
+    its own, at most ceil(m / P); an all-to-all of so many has room for them.
+    """
+    size, here = axis.size, axis.index()
+    stripes = x.shape[1] // stripe
+    room = -(-stripes // size)
+    # Numbers in the whole sequence of the stripes that this device holds in either order.
+    block, striped = here * stripes + jnp.arange(stripes), here + jnp.arange(stripes) * size
+    other, place = jnp.divmod(jnp.arange(size * room), room)
+    # Its stripes to or from each other device, by that device and the room there; some are beyond the end.
+    of_block = (other - here * stripes) % size + place * size
+    of_striped = (other * stripes + (here - other * stripes) % size - here) // size + place
+    sent, taken = of_block, striped // stripes * room + striped % stripes // size
+    if back:
+        sent, taken = of_striped, block % size * room + block % stripes // size
+    parts = x.reshape(x.shape[0], stripes, stripe, *x.shape[2:])
+    parts = axis.all_to_all(jnp.take(parts, sent, axis=1, mode="clip"), split_axis=1, concat_axis=1)
+    return jnp.take(parts, taken, axis=1).reshape(x.shape)
 
 
-def _from_stripes(x: jax.Array, axis: RingAxis) -> jax.Array:
-    blocks = x.reshape(x.shape[0], axis.size, x.shape[1] // axis.size, 1, *x.shape[2:])
-    return axis.all_to_all(blocks, split_axis=1, concat_axis=3).reshape(x.shape)
+def _restripe_forward(x: jax.Array, axis: RingAxis, stripe: int, back: bool) -> tuple[jax.Array, None]:
+    return _restripe(x, axis, stripe, back), None
+
+
+def _restripe_backward(axis: RingAxis, stripe: int, back: bool, _: None, d_x: jax.Array) -> tuple[jax.Array]:
+    # A permutation's transpose is its inverse.
+    return (_restripe(d_x, axis, stripe, not back),)
+
+
+_restripe.defvjp(_restripe_forward, _restripe_backward)

@@ -19,35 +19,85 @@ and the kernel finds out chunk by chunk.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.inputs import Expansion
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.options import Layout
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, state_dtype
 
+Tree = TypeVar("Tree")
+
 
 class Block(NamedTuple):
-    """Keys and values [2, B, S, K, H] of one device, stacked so that one permute carries both."""
+    """Keys [B, S, K, H] and values [B, S, K, V] of one device in one array, so that one permute carries both.
+
+    It is [2, B, S, K, H] where both have one size, which makes them parts of it in memory, else
+    [1, B, S, K, H + V]. Gradients of both have the same form. With an expansion (``Queries``) it holds the
+    latents [B, S, 1, R] and the rotated keys [B, S, 1, P] in their place.
+    """
 
     keys_values: jax.Array
     labels: TokenLabels
 
-    @property
-    def pair(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values, each [B, S, K, H]."""
-        return self.keys_values[0], self.keys_values[1]
+
+def join_pair(k: jax.Array, v: jax.Array) -> jax.Array:
+    """The ``keys_values`` of a block."""
+    return jnp.stack((k, v)) if k.shape == v.shape else jnp.concatenate((k, v), axis=-1)[None]
+
+
+def split_pair(keys_values: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """The inverse of ``join_pair`` for keys of ``head_dim`` numbers."""
+    if len(keys_values) == 2:
+        return keys_values[0], keys_values[1]
+    return keys_values[0, ..., :head_dim], keys_values[0, ..., head_dim:]
+
+
+class Sums(NamedTuple):
+    """What a device sums over the hops of a backward: the gradients, float32, of what stays on it."""
+
+    dq: jax.Array
+    d_expansion: Expansion | None = None
 
 
 class Queries(NamedTuple):
-    """The queries of a device, q [B, T, N, H], and their labels; they stay where they are."""
+    """What stays on a device.
+
+    Attributes:
+      q: its queries [B, T, N, H].
+      labels: their labels.
+      expansion: makes keys and values of a block that holds latents; else None.
+    """
 
     q: jax.Array
     labels: TokenLabels
+    expansion: Expansion | None = None
+
+    def pair(self, block: Block) -> tuple[jax.Array, jax.Array]:
+        """The keys [B, S, K, H] and values [B, S, K, V] of a block."""
+        if self.expansion is None:
+            return split_pair(block.keys_values, self.q.shape[3])
+        return self.expansion(*split_pair(block.keys_values, self.expansion.key_weight.shape[0]))
+
+    def gradients(self, block: Block, gradients: Gradients) -> tuple[Sums, jax.Array]:
+        """What a tile of the block adds to the sums, and to the gradient of ``keys_values``."""
+        pair = gradients.dk, gradients.dv
+        if self.expansion is None:
+            return Sums(gradients.dq, None), join_pair(*pair)
+        size = self.expansion.key_weight.shape[0]
+
+        def expand(expansion: Expansion, keys_values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return expansion(*split_pair(keys_values, size))
+
+        # In the dtype of the sums: over hops, and over devices in the end.
+        primals = jax.tree.map(lambda x: x.astype(gradients.dk.dtype), (self.expansion, block.keys_values))
+        d_expansion, d_block = jax.vjp(expand, *primals)[1](pair)
+        return Sums(gradients.dq, d_expansion), d_block
 
 
 class Origin(NamedTuple):
@@ -87,46 +137,64 @@ class Hop:
     spec: MaskSpec
     layout: Layout | None
 
-    def forward(self, queries: Queries, block: Block, origin: Origin, scores: Scores) -> SoftmaxState:
-        """Attention of the queries to this block."""
+    def forward(
+        self, state: SoftmaxState | None, queries: Queries, block: Block, origin: Origin, scores: Scores
+    ) -> SoftmaxState:
+        """Attention of the queries to the blocks of ``state``, None for no block, and to this one."""
 
-        def whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
+        def with_whole(spec: MaskSpec, offset: int = 0) -> SoftmaxState:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return self.kernel.forward(Tile(queries.q, *block.pair, mask, scores))
+            more = self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
+            return more if state is None else merge(state, more)
 
         if self.layout is None or origin.own:
-            return whole(self.spec)
+            return with_whole(self.spec)
+        if state is None:
+            state = empty_state(queries.q, jax.eval_shape(queries.pair, block)[1].shape[-1])
         if self.layout == "zigzag":
-            quarters = _Quarters(queries, block, origin.earlier)
-            return quarters.join_state(self.kernel.forward(quarters.tile(scores)))
+
+            def with_quarter(number: jax.Array, state: SoftmaxState) -> SoftmaxState:
+                quarter = _Quarter.of(number, queries, block, origin.earlier)
+                more = self.kernel.forward(quarter.tile(scores))
+                merged = merge(jax.tree.map(quarter.rows.of, state), more)
+                return jax.tree.map(quarter.rows.put, state, merged)
+
+            return jax.lax.fori_loop(0, 2, with_quarter, state)
         attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: whole(spec, offset), lambda: empty_state(queries.q))
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: state)
 
     def backward(
-        self, queries: Queries, saved: Saved, block: Block, origin: Origin, scores: Scores
-    ) -> tuple[jax.Array, jax.Array]:
-        """The block's contribution to dq [B, T, N, H] and its own gradient [2, B, S, K, H], float32."""
+        self,
+        sums: Sums | None,
+        d_block: jax.Array | None,
+        queries: Queries,
+        saved: Saved,
+        block: Block,
+        origin: Origin,
+        scores: Scores,
+    ) -> tuple[Sums, jax.Array]:
+        """The sums, and the gradient of the block's ``keys_values``, with this hop added; None is 0."""
 
-        def whole(spec: MaskSpec, offset: int = 0) -> tuple[jax.Array, jax.Array]:
+        def with_whole(spec: MaskSpec, offset: int = 0) -> tuple[Sums, jax.Array]:
             mask = HopMask(spec, queries.labels, block.labels, offset)
-            return _stacked(self.kernel.backward(Tile(queries.q, *block.pair, mask, scores), saved))
+            tile = Tile(queries.q, *queries.pair(block), mask, scores)
+            more, d_tile = queries.gradients(block, self.kernel.backward(tile, saved))
+            return _plus(sums, more), _plus(d_block, d_tile)
 
         if self.layout is None or origin.own:
-            return whole(self.spec)
+            return with_whole(self.spec)
+        sums = _zeros(Sums(queries.q, queries.expansion)) if sums is None else sums
+        d_block = _zeros(block.keys_values) if d_block is None else d_block
         if self.layout == "zigzag":
-            quarters = _Quarters(queries, block, origin.earlier)
-            gradients = self.kernel.backward(
-                quarters.tile(scores), Saved(*map(quarters.split_queries, saved))
-            )
-            return quarters.join_gradients(*_stacked(gradients))
+
+            def with_quarter(number: jax.Array, found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+                quarter = _Quarter.of(number, queries, block, origin.earlier)
+                gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
+                return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+
+            return jax.lax.fori_loop(0, 2, with_quarter, (sums, d_block))
         attends, spec, offset = self._contiguous(queries, origin)
-
-        def nothing() -> tuple[jax.Array, jax.Array]:
-            return jax.tree.map(
-                lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), (queries.q, block.keys_values)
-            )
-
-        return jax.lax.cond(attends, lambda: whole(spec, offset), nothing)
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: (sums, d_block))
 
     def _contiguous(self, queries: Queries, origin: Origin) -> tuple[jax.Array, MaskSpec, int]:
         """(whether the block is attended, its mask, its offset) for another device's whole block."""
@@ -141,63 +209,67 @@ class Hop:
 _EVERYTHING = MaskSpec(causal=False)
 
 
-def _stacked(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
-    return gradients.dq, jnp.stack((gradients.dk, gradients.dv))
+class _Half(NamedTuple):
+    """Half of a block of the sequence, in zigzag order.
 
-
-class _Quarters:
-    """The two full quarters of a zigzag hop, one after the other along the batch.
-
-    The first is late queries x early keys. The second is early x early where the keys' device stands
-    earlier in the ring, else late x late.
+    Attributes:
+      number: 0 for the early half, 1 for the late one.
     """
 
-    def __init__(self, queries: Queries, block: Block, earlier: jax.Array):
-        self.earlier = earlier
-        labels = queries.labels, block.labels
-        whole_batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (queries.q.shape[0], x.shape[1])), labels)
-        self.queries = Queries(self.split_queries(queries.q), whole_batch[0].map(self.split_queries))
-        self.keys = Block(
-            jnp.concatenate((_early(block.keys_values, 2), self._second(block.keys_values, 2)), axis=1),
-            whole_batch[1].map(lambda x: jnp.concatenate((_early(x, 1), self._second(x, 1)))),
+    number: jax.Array
+
+    def of(self, x: jax.Array, axis: int = 1) -> jax.Array:
+        """The half of an array whose ``axis`` is the block's tokens."""
+        size = x.shape[axis] // 2
+        return jax.lax.dynamic_slice_in_dim(x, self.number * size, size, axis)
+
+    def put(self, x: jax.Array, half: jax.Array, axis: int = 1) -> jax.Array:
+        """The array with another half."""
+        return jax.lax.dynamic_update_slice_in_dim(x, half, self.number * half.shape[axis], axis)
+
+
+class _Quarter(NamedTuple):
+    """A full quarter of a zigzag hop: half of the queries by half of the keys.
+
+    The two are worked on one after the other: side by side, along the batch, they would need copies of
+    their queries, keys and gradients at once, which are as large as all that a hop reads and returns.
+    """
+
+    rows: _Half
+    keys: _Half
+    queries: Queries
+    block: Block
+
+    @classmethod
+    def of(cls, number: jax.Array, queries: Queries, block: Block, earlier: jax.Array) -> "_Quarter":
+        """Quarter 0 is late queries by early keys.
+
+        Quarter 1 is early by early where the keys' device stands ``earlier`` in the ring, else late by late.
+        """
+        same = jnp.where(earlier, 0, 1)
+        rows, keys = _Half(jnp.where(number == 0, 1, same)), _Half(jnp.where(number == 0, 0, same))
+        return cls(
+            rows,
+            keys,
+            queries._replace(q=rows.of(queries.q), labels=queries.labels.map(rows.of)),
+            Block(keys.of(block.keys_values, 2), block.labels.map(keys.of)),
         )
 
     def tile(self, scores: Scores) -> Tile:
-        """Both quarters as one tile without a mask."""
-        mask = HopMask(_EVERYTHING, self.queries.labels, self.keys.labels)
-        return Tile(self.queries.q, *self.keys.pair, mask, scores)
+        """The quarter as a tile without a mask."""
+        mask = HopMask(_EVERYTHING, self.queries.labels, self.block.labels)
+        return Tile(self.queries.q, *self.queries.pair(self.block), mask, scores)
 
-    def split_queries(self, x: jax.Array) -> jax.Array:
-        """[B, T, ...] -> [2 B, T / 2, ...]."""
-        return jnp.concatenate((_late(x, 1), self._second(x, 1)))
-
-    def join_state(self, state: SoftmaxState) -> SoftmaxState:
-        """Joins the states of both quarters to that of the whole block."""
-        first, second = (SoftmaxState(*pair) for pair in zip(*(jnp.split(x, 2) for x in state), strict=True))
-        nothing = SoftmaxState(jnp.zeros_like(first.output), jnp.full_like(first.logsumexp, -jnp.inf))
-        early = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), second, nothing)
-        late = jax.tree.map(lambda x, y: jnp.where(self.earlier, x, y), first, merge(first, second))
-        return jax.tree.map(lambda x, y: jnp.concatenate((x, y), axis=1), early, late)
-
-    def join_gradients(self, dq: jax.Array, d_block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Joins the gradients of both quarters to those of the whole block."""
-        late, second = jnp.split(dq, 2)
-        zero = jnp.zeros_like(late)
-        early = jnp.where(self.earlier, second, zero)
-        late += jnp.where(self.earlier, zero, second)
-        early_keys, second = jnp.split(d_block, 2, axis=1)
-        zero = jnp.zeros_like(early_keys)
-        early_keys += jnp.where(self.earlier, second, zero)
-        late_keys = jnp.where(self.earlier, zero, second)
-        return jnp.concatenate((early, late), axis=1), jnp.concatenate((early_keys, late_keys), axis=2)
-
-    def _second(self, x: jax.Array, axis: int) -> jax.Array:
-        return jnp.where(self.earlier, _early(x, axis), _late(x, axis))
+    def add(self, sums: Sums, d_block: jax.Array, more: Sums, d_quarter: jax.Array) -> tuple[Sums, jax.Array]:
+        """The gradients of whole blocks with those of this quarter added."""
+        dq = self.rows.put(sums.dq, self.rows.of(sums.dq) + more.dq)
+        d_expansion = _plus(sums.d_expansion, more.d_expansion)
+        return Sums(dq, d_expansion), self.keys.put(d_block, self.keys.of(d_block, 2) + d_quarter, 2)
 
 
-def _early(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.slice_in_dim(x, 0, x.shape[axis] // 2, axis=axis)
+def _zeros(like: Tree) -> Tree:
+    return jax.tree.map(lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), like)
 
 
-def _late(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.slice_in_dim(x, x.shape[axis] // 2, None, axis=axis)
+def _plus(sums: Tree | None, more: Tree) -> Tree:
+    return more if sums is None else jax.tree.map(jnp.add, sums, more)

@@ -1,13 +1,17 @@
-"""Orders of a sequence over the ring that give every device the same share of a causal mask.
+"""Orders of a sequence over the ring that give every device the same share of the work.
 
 L tokens, ring of P devices, L / P tokens per device. For L = 8, P = 2:
 
-    contiguous    0 1 2 3 | 4 5 6 7    device 0 has almost no work, device 1 almost all
-    striped       0 2 4 6 | 1 3 5 7    token t on device t mod P (arXiv 2311.09431)
-    zigzag        0 1 6 7 | 2 3 4 5    halves i and 2P - 1 - i on device i
+    contiguous       0 1 2 3 | 4 5 6 7    causal: device 0 has almost no work, device 1 almost all
+    striped          0 2 4 6 | 1 3 5 7    token t on device t mod P (arXiv 2311.09431)
+    block_striped    0 1 4 5 | 2 3 6 7    the same with stripes of up to ``MAX_STRIPE`` tokens
+    zigzag           0 1 6 7 | 2 3 4 5    halves i and 2P - 1 - i on device i
 
-Zigzag is the balanced order to prefer: after the first hop its chunk pairs are either full or
-empty, so that half of them are skipped; striped leaves a diagonal in every pair.
+For one causal sequence zigzag is the order to prefer: after the first hop its chunk pairs are either full
+or empty, so that half of them are skipped. Where documents are packed, or tokens see a prefix or a
+window, zigzag leaves some devices with long documents and others with short ones; stripes spread every
+document over all devices. Stripes of one token leave something to do in every chunk pair of every hop;
+whole blocks leave most pairs empty, to be skipped.
 
 An order is an index array: ``permuted = x[order]`` and ``x = permuted[inverse_order(order)]``.
 """
@@ -21,49 +25,70 @@ import numpy as np
 from agentic_ring.attention.options import LAYOUTS, Layout, Schedule
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
+MAX_STRIPE = 512
+"""Longest stripe of "block_striped": a chunk of the kernels."""
+MIN_STRIPE = 128
+"""Shorter chunks cost a kernel more than a better balance gains."""
+STRIPES = 8
+"""Stripes per device, times the devices of the ring, that are enough for balance: a short document lies on
+few devices of a long ring, so that what a device has in a hop is left to chance, and evens out over many."""
+
 
 def padded_length(
-    length: int, ring: int, layout: Layout, unit: int = 1, *, schedule: Schedule = "unidirectional"
+    length: int,
+    ring: int,
+    layout: Layout,
+    unit: int = 1,
+    *,
+    schedule: Schedule = "unidirectional",
+    ulysses: int = 1,
+    permuted: bool = True,
 ) -> int:
     """The smallest length >= ``length`` that ``layout`` spreads evenly over the ring.
 
     Args:
       length: tokens of the sequence.
-      ring: devices of the ring.
+      ring: devices that share the sequence.
       layout: one of ``LAYOUTS``.
       unit: tokens that must stay together, such as the four of one environment step: every device
-        (in zigzag every half of a device) then holds a multiple of them.
+        (in zigzag every half of a device, in block_striped every stripe) then holds a multiple of them.
       schedule: the schedule of the ring; "bidirectional" cuts each device's block into quarters.
+      ulysses: devices that exchange heads for tokens; a ring joins ``ring / ulysses`` such groups.
+      permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
+        blocks, and the groups exchange tokens.
     """
     _check_layout(layout)
     if length < 1 or ring < 1 or unit < 1:
         raise ArgumentError(f"length, ring and unit must be at least 1, got {length}, {ring}, {unit}")
-    multiple = unit * length_multiple(ring, layout)
-    return round_up(length, math.lcm(multiple, length_multiple(ring, layout, schedule)))
+    groups = ring // ulysses
+    holders = ring if permuted else groups  # over which the layout is laid out
+    parts = 2 if layout == "zigzag" and holders > 1 else 1
+    quarters = 4 if schedule == "bidirectional" and groups > 1 else 1
+    multiple = math.lcm(ring * unit, holders * parts * unit, groups * quarters)
+    padded = round_up(length, multiple)
+    if layout == "block_striped" and holders > 1:
+        # Padding may lengthen a block so far that it has more stripes.
+        while padded % (needed := math.lcm(multiple, holders * unit * _stripes(padded // holders, holders))):
+            padded = round_up(padded, needed)
+    return padded
 
 
-def length_multiple(
-    devices: int,
-    layout: Layout,
-    schedule: Schedule = "unidirectional",
-    *,
-    ulysses: int = 1,
-    permuted: bool = True,
-) -> int:
-    """The number of which a sequence's length must be a multiple to spread evenly over the devices.
+def stripe_length(layout: Layout, block: int, ring: int) -> int:
+    """Consecutive tokens in a stripe, of the ``block`` tokens that a device holds in a striped layout."""
+    return 1 if layout == "striped" else block // _stripes(block, ring)
 
-    Args:
-      devices: devices that share the sequence.
-      layout: the order in which they work on it.
-      ulysses: devices that exchange heads for tokens; a ring joins ``devices / ulysses`` such groups.
-      permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
-        blocks and exchange tokens; for striped, each block is then dealt evenly over the ring.
-    """
-    ring = devices // ulysses
-    holders = devices if permuted else ring  # devices over which the layout is laid out
-    parts = {"contiguous": 1, "striped": 1 if permuted else ring, "zigzag": 2}[layout] if holders > 1 else 1
-    quarters = 4 if schedule == "bidirectional" and ring > 1 else 1
-    return math.lcm(devices, holders * parts, ring * quarters)
+
+def chunk_run(layout: Layout, block: int, ring: int) -> int | None:
+    """Tokens that a kernel had better keep in chunks of their own: a stripe, unless it is short."""
+    if layout != "block_striped" or ring == 1:
+        return None
+    stripe = stripe_length(layout, block, ring)
+    return stripe if stripe >= MIN_STRIPE else None
+
+
+def _stripes(block: int, ring: int) -> int:
+    """Stripes of a device's block in "block_striped" order; where it can, at least one for every device."""
+    return max(min(ring, block), min(STRIPES * ring, block // MIN_STRIPE), -(-block // MAX_STRIPE))
 
 
 def round_up(length: int, multiple: int) -> int:
@@ -79,7 +104,7 @@ def shard_order(layout: Layout, length: int, ring: int, index: int | jax.Array) 
     """The places in the original sequence of the tokens that device ``index`` holds, int32 [L / P].
 
     Args:
-      length: tokens of the sequence; a multiple of the ring, for zigzag of twice the ring.
+      length: tokens of the sequence, as ``padded_length`` gives it.
       ring: devices of the ring, P.
       index: device in the ring; may be a traced value such as ``jax.lax.axis_index``.
 
@@ -91,8 +116,9 @@ def shard_order(layout: Layout, length: int, ring: int, index: int | jax.Array) 
     place = np.arange(block, dtype=np.int32)
     if layout == "contiguous" or ring == 1:
         return index * block + place
-    if layout == "striped":
-        return place * ring + index
+    if layout in ("striped", "block_striped"):
+        stripe = stripe_length(layout, block, ring)
+        return (place // stripe * ring + index) * stripe + place % stripe
     half = block // 2
     late = place // half
     return ((1 - late) * index + late * (2 * ring - 1 - index)) * half + place % half

@@ -21,24 +21,31 @@ import jax.numpy as jnp
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.options import Schedule
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.hop import Block, Origin
-from agentic_ring.attention.softmax import SoftmaxState, merge
+from agentic_ring.attention.ring.hop import Block, Origin, Sums
+from agentic_ring.attention.softmax import SoftmaxState
 
-Attend = Callable[[Block, Origin], SoftmaxState]
-"""One hop of the forward."""
-Differentiate = Callable[[Block, Origin], tuple[jax.Array, jax.Array]]
-"""One hop of the backward: (dq, d_keys_values), float32."""
+Attend = Callable[[SoftmaxState | None, Block, Origin], SoftmaxState]
+"""One hop of the forward: the state, None for that of no block, with one more block."""
+Differentiate = Callable[[Sums | None, jax.Array | None, Block, Origin], tuple[Sums, jax.Array]]
+"""One hop of the backward: the sums and the gradient of a block's ``keys_values``, both float32 and None for
+0, with what this device's queries add to them."""
 
 
 class Transport(Protocol):
     """Brings blocks of keys to a device's queries; see the module."""
 
-    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
-        """Attention to the blocks of all devices, given this device's."""
+    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
+        """``state`` with attention to the blocks of all devices, given this device's."""
         ...
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
-        """(dq of this device's queries, gradient of this device's keys and values)."""
+    def backward(
+        self,
+        block: Block,
+        differentiate: Differentiate,
+        sums: Sums | None = None,
+        d_block: jax.Array | None = None,
+    ) -> tuple[Sums, jax.Array]:
+        """The sums and the gradient of this device's block, with those of all pairs of devices added."""
         ...
 
 
@@ -59,16 +66,16 @@ class Ring:
     axis: RingAxis
     schedule: Schedule = "unidirectional"
 
-    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
         if size == 1:
-            return attend(block, own)
+            return attend(state, block, own)
 
         def hop(state: SoftmaxState, parts: tuple[Block, ...], number: Any) -> SoftmaxState:
             for part, direction in zip(parts, self._directions, strict=True):
-                state = merge(state, attend(part, self._origin(index, number, direction)))
+                state = attend(state, part, self._origin(index, number, direction))
             return state
 
         def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
@@ -77,40 +84,45 @@ class Ring:
             return (hop(state, parts, number), following), None
 
         following = self._travel(self._split(block))
-        state = attend(block, own)
+        state = attend(state, block, own)
         (state, parts), _ = jax.lax.scan(scanned, (state, following), jnp.arange(1, size - 1))
         return hop(state, parts, size - 1)
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(
+        self,
+        block: Block,
+        differentiate: Differentiate,
+        sums: Sums | None = None,
+        d_block: jax.Array | None = None,
+    ) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
         if size == 1:
-            return differentiate(block, own)
+            return differentiate(sums, d_block, block, own)
 
         def hop(
-            dq: jax.Array, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
-        ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-            sums = []
+            sums: Sums, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
+        ) -> tuple[Sums, tuple[jax.Array, ...]]:
+            d_blocks = []
             for part, d_part, direction in zip(parts, d_parts, self._directions, strict=True):
-                d_query, contribution = differentiate(part, self._origin(index, number, direction))
-                dq, d_part = dq + d_query, d_part + contribution
-                sums.append(d_part)
-            return dq, tuple(sums)
+                sums, d_part = differentiate(sums, d_part, part, self._origin(index, number, direction))
+                d_blocks.append(d_part)
+            return sums, tuple(d_blocks)
 
         def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
-            dq, d_parts, parts = carry
+            sums, d_parts, parts = carry
             following, d_parts = self._travel(parts), self._travel(d_parts)
-            return (*hop(dq, d_parts, parts, number), following), None
+            return (*hop(sums, d_parts, parts, number), following), None
 
         following = self._travel(self._split(block))
-        dq, d_block = differentiate(block, own)
+        sums, d_block = differentiate(sums, d_block, block, own)
         d_parts = tuple(part.keys_values for part in self._split(Block(d_block, TokenLabels())))
-        carry, _ = jax.lax.scan(scanned, (dq, d_parts, following), jnp.arange(1, size - 1))
-        dq, d_parts, parts = carry
+        carry, _ = jax.lax.scan(scanned, (sums, d_parts, following), jnp.arange(1, size - 1))
+        sums, d_parts, parts = carry
         d_parts = self._travel(d_parts)
-        dq, d_parts = hop(dq, d_parts, parts, size - 1)
-        return dq, self._join(self._travel(d_parts))
+        sums, d_parts = hop(sums, d_parts, parts, size - 1)
+        return sums, self._join(self._travel(d_parts))
 
     @property
     def _directions(self) -> tuple[int, ...]:
@@ -168,16 +180,29 @@ class DoubleRing:
     outer: Ring
     inner: Ring
 
-    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
         return self.outer.forward(
-            block, lambda block, group: self.inner.forward(block, self._within(group, attend))
+            block,
+            lambda state, block, group: self.inner.forward(block, self._within(group, attend), state),
+            state,
         )
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(
+        self,
+        block: Block,
+        differentiate: Differentiate,
+        sums: Sums | None = None,
+        d_block: jax.Array | None = None,
+    ) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         return self.outer.backward(
-            block, lambda block, group: self.inner.backward(block, self._within(group, differentiate))
+            block,
+            lambda sums, d_block, block, group: self.inner.backward(
+                block, self._within(group, differentiate), sums, d_block
+            ),
+            sums,
+            d_block,
         )
 
     def _within(self, group: Origin, function: Callable) -> Callable:
@@ -188,7 +213,7 @@ class DoubleRing:
             own = 0 if group.own and place.own else None
             return Origin(group.here * size + place.here, group.source * size + place.source, own)
 
-        return lambda block, place: function(block, whole(place))
+        return lambda *arguments: function(*arguments[:-1], whole(arguments[-1]))
 
 
 @dataclass(frozen=True)
@@ -214,22 +239,28 @@ class Neighbours:
         index = self.axis.index()
         return Origin(index, (index - distance) % self.axis.size, distance)
 
-    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
         blocks = [(self.axis.shift(block, distance), self._origin(distance)) for distance in self._distances]
-        state = attend(block, self._origin(0))
+        state = attend(state, block, self._origin(0))
         for fetched, origin in blocks:
-            state = merge(state, attend(fetched, origin))
+            state = attend(state, fetched, origin)
         return state
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(
+        self,
+        block: Block,
+        differentiate: Differentiate,
+        sums: Sums | None = None,
+        d_block: jax.Array | None = None,
+    ) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         blocks = [(self.axis.shift(block, distance), distance) for distance in self._distances]
-        dq, d_block = differentiate(block, self._origin(0))
+        sums, d_own = differentiate(sums, d_block, block, self._origin(0))
         for fetched, distance in blocks:
-            d_query, contribution = differentiate(fetched, self._origin(distance))
-            dq, d_block = dq + d_query, d_block + self.axis.shift(contribution, -distance)
-        return dq, d_block
+            sums, d_fetched = differentiate(sums, None, fetched, self._origin(distance))
+            d_own += self.axis.shift(d_fetched, -distance)
+        return sums, d_own
 
 
 @dataclass(frozen=True)
@@ -242,7 +273,7 @@ class AllGather:
 
     axis: RingAxis
 
-    def forward(self, block: Block, attend: Attend) -> SoftmaxState:
+    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
         index = self.axis.index()
         blocks = self.axis.all_gather(block)
@@ -250,24 +281,30 @@ class AllGather:
         def hop(state: SoftmaxState, number: jax.Array) -> tuple[SoftmaxState, None]:
             source = (index - number) % self.axis.size
             fetched = jax.tree.map(lambda x: x[source], blocks)
-            return merge(state, attend(fetched, Origin(index, source))), None
+            return attend(state, fetched, Origin(index, source)), None
 
-        state = attend(block, Origin(index, index, distance=0))
+        state = attend(state, block, Origin(index, index, distance=0))
         return jax.lax.scan(hop, state, jnp.arange(1, self.axis.size))[0]
 
-    def backward(self, block: Block, differentiate: Differentiate) -> tuple[jax.Array, jax.Array]:
+    def backward(
+        self,
+        block: Block,
+        differentiate: Differentiate,
+        sums: Sums | None = None,
+        d_block: jax.Array | None = None,
+    ) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
         index = self.axis.index()
         blocks = self.axis.all_gather(block)
 
-        def hop(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple, None]:
-            dq, d_blocks = carry
+        def hop(carry: tuple[Sums, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+            sums, d_blocks = carry
             source = (index - number) % self.axis.size
             fetched = jax.tree.map(lambda x: x[source], blocks)
-            d_query, contribution = differentiate(fetched, Origin(index, source))
-            return (dq + d_query, d_blocks.at[source].set(contribution)), None
+            sums, d_fetched = differentiate(sums, None, fetched, Origin(index, source))
+            return (sums, d_blocks.at[source].set(d_fetched)), None
 
-        dq, d_block = differentiate(block, Origin(index, index, distance=0))
+        sums, d_block = differentiate(sums, d_block, block, Origin(index, index, distance=0))
         d_blocks = jnp.zeros_like(blocks.keys_values, d_block.dtype).at[index].set(d_block)
-        (dq, d_blocks), _ = jax.lax.scan(hop, (dq, d_blocks), jnp.arange(1, self.axis.size))
-        return dq, self.axis.sum_scatter(d_blocks)
+        (sums, d_blocks), _ = jax.lax.scan(hop, (sums, d_blocks), jnp.arange(1, self.axis.size))
+        return sums, self.axis.sum_scatter(d_blocks)

@@ -7,6 +7,9 @@ import grain
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.attention import MaskSpec
+from agentic_ring.attention.platform import mesh_platform
+from agentic_ring.attention.ring.balance import balanced_layout
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.packed_file import PackedRows
@@ -25,7 +28,8 @@ class PackedBatches(ShardedBatches):
     Args:
       batch_size: number of rows, over all processes.
       seed: seed of the order of the rows.
-      layout: order of the tokens over the ring.
+      layout: order of the tokens over the ring; None takes the one that balances packed rows on the mesh's
+        devices (``balanced_layout``).
 
     Raises:
       DataError: there are no rows, or their length does not divide evenly over the ring.
@@ -37,10 +41,12 @@ class PackedBatches(ShardedBatches):
         batch_size: int,
         mesh: Mesh,
         seed: int = 0,
-        layout: Layout = "zigzag",
+        layout: Layout | None = None,
         rules: ShardingRules = ShardingRules(),
     ):
         ring = int(np.prod([mesh.shape[axis] for axis in rules.sequence]))
+        if layout is None:
+            layout = balanced_layout(MaskSpec(), True, ring, rows.length // ring, mesh_platform(mesh))
         if not len(rows):
             raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
         needed = padded_length(rows.length, ring, layout)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import MaskSpec, reference_attention
 from agentic_ring.attention.cache import (
     EMPTY_SLOT,
     CachedAttentionInputs,
@@ -17,57 +16,26 @@ from agentic_ring.attention.cache import (
     append,
     append_blocks,
     cache_specs,
-    empty_cache,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.chunked_prefill import attend_chunk, ring_moves_less
 from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from agentic_ring.mesh import MeshShape, ShardingRules, mesh_on_first_devices
-
-HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
-RULES = ShardingRules()
-CAUSAL = MaskSpec(causal=True)
-MASKS = {
-    "causal": CAUSAL,
-    "window": MaskSpec(causal=True, window=5),
-    "window and sinks": MaskSpec(causal=True, window=5, prefix=3),
-}
-
-
-def tokens(batch: int, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Random query, key and value of a sequence."""
-    random = np.random.default_rng(seed)
-    shapes = [(batch, length, heads, HEAD_DIM) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
-    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
-
-
-def oracle(query, key, value, positions, mask: MaskSpec) -> np.ndarray:
-    """Attention in float64; ``positions`` is a (query, key) pair."""
-    with jax.enable_x64(True):
-        arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (query, key, value))
-        reference = jax.jit(partial(reference_attention, mask=mask))
-        return np.asarray(reference(*arrays, positions=positions))
-
-
-def make_cache(batch: int, capacity: int, ring: int, dtype="float32", layers: int = 1) -> KVCache:
-    return empty_cache(layers, batch, capacity, KEY_HEADS, HEAD_DIM, dtype, ring)
-
-
-def compile_step(attend, store):
-    """What a layer does: attends, and then the new tokens are stored."""
-
-    @partial(jax.jit, static_argnames="mask", donate_argnames="cache")
-    def step(cache, query, key, value, positions, mask=CAUSAL, prefix=None):
-        shared = None if prefix is None else prefix.layer(0)
-        inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0), shared)
-        output = attend(inputs, RULES, mask)
-        return output, store(cache, key[None], value[None], positions, RULES)
-
-    return step
-
+from agentic_ring.mesh import MeshShape, mesh_on_first_devices
+from tests.attention.cache.sequences import (
+    CAUSAL,
+    HEAD_DIM,
+    HEADS,
+    KEY_HEADS,
+    MASKS,
+    RULES,
+    compile_step,
+    make_cache,
+    oracle,
+    tokens,
+)
 
 decode_step = compile_step(attend_new_tokens, append)
 chunk_step = compile_step(attend_chunk, append_blocks)
@@ -100,19 +68,31 @@ def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask
 
 
 @pytest.mark.parametrize(
-    ("ring", "mask"), [(1, "causal"), (2, "window and sinks"), (4, "causal"), (8, "window")]
+    ("ring", "mask", "heads"),
+    [
+        (1, "causal", (4, 2)),
+        (2, "window and sinks", (4, 2)),
+        (4, "causal", (4, 2)),
+        (8, "window", (4, 2)),
+        (2, "window", (8, 1)),
+        (4, "window and sinks", (8, 1)),
+        (8, "causal", (8, 1)),
+    ],
 )
-def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask):
+def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask, heads):
+    """Of 8 heads that share a key head the queries would be more to send than all keys."""
     length, sizes, shorter = 29, (16, 16), 6  # the last chunk is 13 tokens and padding
-    query, key, value = tokens(2, sum(sizes))
+    query, key, value = tokens(2, sum(sizes), heads=heads)
     positions = np.tile(np.arange(sum(sizes)), (2, 1))
     positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
     arrays = (query, key, value, positions)
     expected = oracle(*arrays, MASKS[mask])
     with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
-        cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring)
+        cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring, key_heads=heads[1])
         for first, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
             new = slice(first, first + size)
+            inputs = CachedAttentionInputs(*(x[:, new] for x in arrays), cache.layer(0))
+            assert ring_moves_less(inputs) == (heads == (8, 1))
             output, cache = chunk_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
             np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
     np.testing.assert_array_equal(cache.filled, [sum(sizes) // ring] * ring)
@@ -263,19 +243,21 @@ def test_what_attending_moves_does_not_grow_with_the_cache():
     ring, batch = 4, 2
     mesh = mesh_on_first_devices(MeshShape(ring=ring))
 
-    def moved(step, sharded: str | None, capacity: int) -> tuple[set[str], list[str]]:
+    def moved(
+        step, sharded: str | None, capacity: int, heads=(HEADS, KEY_HEADS)
+    ) -> tuple[set[str], list[str]]:
         def array(*shape, dtype=jnp.float32):
             spec = jax.P(None, sharded)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
 
         cache = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, s)),
-            jax.eval_shape(partial(make_cache, batch, capacity, ring)),
+            jax.eval_shape(partial(make_cache, batch, capacity, ring, key_heads=heads[1])),
             cache_specs(RULES, "float32", layers=1),
         )
-        new = array(batch, 8, KEY_HEADS, HEAD_DIM)
+        new = array(batch, 8, heads[1], HEAD_DIM)
         positions = array(batch, 8, dtype=jnp.int32)
-        compiled = step.lower(cache, array(batch, 8, HEADS, HEAD_DIM), new, new, positions).compile()
+        compiled = step.lower(cache, array(batch, 8, heads[0], HEAD_DIM), new, new, positions).compile()
         shapes = re.findall(r"= (\S+) (?:all-\w+|all-to-all)(?:-start)?\(", compiled.as_text())
         return collectives(compiled), sorted(shapes)
 
@@ -285,6 +267,9 @@ def test_what_attending_moves_does_not_grow_with_the_cache():
         assert chunk[0] <= {"all-gather", "all-to-all"}
         assert moved(decode_step, None, 4096) == decode
         assert moved(chunk_step, "ring", 4096) == chunk
+        # What is less goes to the other: the cache, where it is small.
+        assert moved(chunk_step, "ring", 16, heads=(8, 1))[0] == {"collective-permute"}
+        assert moved(chunk_step, "ring", 4096, heads=(8, 1))[0] <= {"all-gather", "all-to-all"}
 
 
 def test_capacity_is_counted_by_device_and_by_chunk():

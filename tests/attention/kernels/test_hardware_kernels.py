@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
+from agentic_ring.attention.cache import CachedAttentionInputs, cache_specs, empty_cache
+from agentic_ring.attention.cache.chunked_prefill import attend_chunk
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.interface import Saved, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from evals.compile.compile_target import CompilerMissingError, CompileTarget, compile_target
 from tests.attention.kernels.tiles import SCALE, arrays, check_refusal, unlabelled
 
@@ -53,7 +56,7 @@ def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=No
         return kernel.forward(Tile(q, k, v, mask(ids), scores))
 
     def backward(q, k, v, output, logsumexp, d_output, ids):
-        return kernel.backward(Tile(q, k, v, mask(ids), scores), Saved(output, logsumexp, d_output))
+        return kernel.backward(Tile(q, k, v, mask(ids), scores), Saved.of(output, logsumexp, d_output))
 
     def program(function, *arguments):
         run = jax.shard_map(function, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
@@ -71,15 +74,26 @@ def test_cudnn_compiles(gpu, spec):
 
 
 ON_A_GPU = """
+from dataclasses import replace
 import jax.numpy as jnp
+import numpy as np
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
+from agentic_ring.attention.kernels.interface import Tile
+from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import MaskSpec
-from tests.attention.kernels.tiles import arrays, check, unlabelled
+from agentic_ring.attention.scores import Scores
+from tests.attention.kernels.tiles import SCALE, arrays, check, unlabelled
 
 for spec in (MaskSpec(causal=False), MaskSpec(), MaskSpec(window=100)):
     for heads in ((4, 4), (4, 1)):
         given = arrays(384, 384, heads, head_dim=64, dtype=jnp.bfloat16)
         check(CudnnKernel(), unlabelled(spec), *given, tolerance=8e-3)
+
+q, k, v, _ = arrays(256, 384, (4, 2), head_dim=64, dtype=jnp.bfloat16, batch=3)
+mask = replace(unlabelled(MaskSpec(causal=False)), key_lengths=jnp.array([384, 100, 0]))
+tile = Tile(q, k, v, mask, Scores(SCALE))
+for got, wanted in zip(CudnnKernel().forward(tile), XlaKernel().forward(tile), strict=True):
+    np.testing.assert_allclose(got, wanted, rtol=8e-3, atol=4e-2)
 """
 
 
@@ -110,6 +124,39 @@ def test_splash_compiles(tpu, spec, options):
     assert "splash_mha_dq" in backward
 
 
+PREFILL_KERNELS = {
+    "h100": ("__cudnn$fmhaSoftmax", '"mask_type": "CAUSAL"', '"mask_type": "PADDING"'),
+    "v5e": ("splash_mha_fwd_residuals", "splash_mha_fwd_segmented_residuals"),
+}
+
+
+@pytest.mark.parametrize(
+    ("slots", "transfer"), [(2**17, "all-gather"), (2**14, "collective-permute")], ids=["gathered", "ring"]
+)
+@pytest.mark.parametrize("name", PREFILL_KERNELS)
+def test_prefill_compiles(name, slots, transfer):
+    """A chunk of 8192 tokens after those of a bfloat16 cache, with queries gathered or round the ring."""
+    target = machine(name, devices=8) if name == "h100" else machine(name, "2x4")
+    mesh, rules = make_mesh(MeshShape(ring=8), list(target.devices)), ShardingRules()
+
+    def array(*shape, dtype=jnp.bfloat16, spec=jax.P(None, "ring")):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
+
+    specs = cache_specs(rules, "bfloat16", layers=1)
+    cache = jax.eval_shape(lambda: empty_cache(1, 2, slots, 2, 128, "bfloat16", 8))
+    cache = jax.tree.map(lambda x, spec: array(*x.shape, dtype=x.dtype, spec=spec), cache, specs)
+    key = array(2, 8192, 2, 128)
+    inputs = CachedAttentionInputs(
+        array(2, 8192, 8, 128), key, key, array(2, 8192, dtype=jnp.int32), cache.layer(0)
+    )
+    with jax.set_mesh(mesh):
+        text = target.compile(jax.jit(lambda inputs: attend_chunk(inputs, rules)).lower(inputs)).as_text()
+    assert f" {transfer}(" in text or f" {transfer}-start(" in text
+    # The chunk against itself, and earlier keys, of which each row has a number of its own.
+    for kernel in PREFILL_KERNELS[name]:
+        assert kernel in text
+
+
 @pytest.mark.parametrize("tpu", ["v4", "v5e"])
 def test_splash_fits_wide_heads_in_float32(tpu):
     """The largest blocks that the kernel makes; the memory of a core is smallest on these."""
@@ -120,7 +167,7 @@ def test_splash_fits_wide_heads_in_float32(tpu):
     mask, scores = unlabelled(offset=5), Scores(SCALE, soft_cap=30.0)
 
     def backward(q, output, logsumexp, d_output):
-        return SplashKernel().backward(Tile(q, q, q, mask, scores), Saved(output, logsumexp, d_output))
+        return SplashKernel().backward(Tile(q, q, q, mask, scores), Saved.of(output, logsumexp, d_output))
 
     target.compile(jax.jit(backward).lower(q, q, logsumexp, q))
 

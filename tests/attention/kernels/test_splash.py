@@ -94,7 +94,7 @@ def test_two_tiles_make_the_whole():
     np.testing.assert_allclose(state.output, output, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(state.logsumexp, logsumexp, rtol=1e-5, atol=1e-5)
     parts = [
-        KERNEL.backward(Tile(q, *tile, mask, scores), Saved(*state, d_output))
+        KERNEL.backward(Tile(q, *tile, mask, scores), Saved.of(*state, d_output))
         for tile, mask in zip(tiles, masks, strict=True)
     ]
     got = (
@@ -141,7 +141,7 @@ def test_within_shard_map(few_heads_at_a_time, check_vma):
     def both(q, k, v, d_output):
         tile = Tile(q, k, v, mask, scores)
         state = KERNEL.forward(tile)
-        return state, KERNEL.backward(tile, Saved(*state, d_output))
+        return state, KERNEL.backward(tile, Saved.of(*state, d_output))
 
     mesh = jax.make_mesh((2,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     run = jax.shard_map(both, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"), check_vma=check_vma)

@@ -64,7 +64,7 @@ def check(kernel, mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
     allowed = allowed_pairs(mask, q.shape[0], q.shape[1], k.shape[1])
     output, logsumexp, *gradients = truth(q, k, v, d_output, allowed, soft_cap)
     state = jax.jit(lambda *a: kernel.forward(Tile(*a, mask, scores)))(q, k, v)
-    got = jax.jit(lambda q, k, v, *saved: kernel.backward(Tile(q, k, v, mask, scores), Saved(*saved)))(
+    got = jax.jit(lambda q, k, v, *saved: kernel.backward(Tile(q, k, v, mask, scores), Saved.of(*saved)))(
         q, k, v, jnp.asarray(output, jnp.float32), jnp.asarray(logsumexp, jnp.float32), d_output
     )
     assert all(x.dtype == jnp.float32 for x in (*state, *got))
@@ -83,4 +83,4 @@ def check_refusal(kernel, arrays, mask, scores, message):
     with pytest.raises(NotImplementedError, match=message):
         kernel.forward(tile)
     with pytest.raises(NotImplementedError, match=message):
-        kernel.backward(tile, Saved(q, q[..., 0], d_output))
+        kernel.backward(tile, Saved.of(q, q[..., 0], d_output))

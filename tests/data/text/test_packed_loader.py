@@ -33,7 +33,7 @@ def rows(tmp_path):
 
 def arrays(batch, ring):
     """A batch's fields in the order of the text."""
-    undo = inverse_order(order("zigzag", LENGTH, ring))
+    undo = inverse_order(order(batch.layout, LENGTH, ring))
     names = ("tokens", "targets", "weight", "positions", "segment_ids")
     return {name: np.asarray(getattr(batch, name))[:, undo] for name in names}
 
@@ -75,7 +75,7 @@ def test_the_iterator_goes_on_from_its_state(rows):
         jax.tree.map(np.testing.assert_array_equal, batch, next(resumed))
 
 
-def test_packed_zigzag_rows_have_the_loss_of_each_text_alone(rows):
+def test_packed_rows_have_the_loss_of_each_text_alone(rows):
     """No text sees another, no target is lost where a row is cut up, weights add up over the ring."""
     transformer = TransformerConfig(width=32, layers=2, heads=4, ffn_width=32, remat="none")
     model = LlamaConfig(transformer, vocab_size=rows.description.vocab_size).build(jax.random.key(0))
@@ -110,7 +110,7 @@ def text_alone(ids, counts):
 
 def test_rows_that_do_not_fit_the_ring_are_refused(tmp_path):
     path = write(tmp_path / "train.h5", packed(numbered([20]), 36), 36)
-    with PackedRows.open(path) as rows, pytest.raises(DataError, match=r"ring of 8 .* pack rows of 48"):
+    with PackedRows.open(path) as rows, pytest.raises(DataError, match=r"ring of 8 .* pack rows of 40"):
         PackedBatches(rows, 1, make_mesh(MeshShape(ring=8), jax.devices()))
     with (
         PackedRows.open(write(tmp_path / "empty.h5", [], 32)) as rows,

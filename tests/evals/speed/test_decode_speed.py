@@ -6,7 +6,7 @@ import pytest
 
 from agentic_ring.attention.cache.storage import CACHE_DTYPES
 from evals.common.rows import read_rows, write_rows
-from evals.decode_speed import decode_speed
+from evals.speed.decode_step import decode_speed
 
 
 @pytest.mark.parametrize(("dtype", "bytes_a_number"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 4 / 64)])

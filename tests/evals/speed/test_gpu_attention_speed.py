@@ -9,9 +9,10 @@ from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
 from evals import gpu_attention_speed as script
 from evals.common.rows import read_rows
-from evals.gpu_attention_speed import EmulatedRing, OneCall, ring_on_one_device
+from evals.gpu_attention_speed import ring_on_one_device
 from evals.speed import attention_benchmark
 from evals.speed.attention_benchmark import Problem
+from evals.speed.one_device_ring import EmulatedRing, OneCall
 from tests.commands import exit_status
 
 PROBLEM = Problem(tokens=32, heads=4, kv_heads=2, head_dim=8)

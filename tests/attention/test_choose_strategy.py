@@ -1,0 +1,189 @@
+"""The rule and its cost model, held against published measurements. Plain arithmetic: nothing is compiled."""
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from agentic_ring.attention import MaskSpec, Strategy
+from agentic_ring.attention.choose_strategy import (
+    GATHER_LIMIT,
+    choose_strategy,
+    gathered_bytes,
+    reason_against,
+)
+from agentic_ring.attention.cost_model import HARDWARE, Hardware, Shapes, estimate
+from tests.attention.published_times import CELLS, Cell
+
+CAUSAL = MaskSpec(causal=True)
+LLAMA_8B = Shapes(8, 8, 1, 8192, 32, 8, 128, 2)
+ODD_HEADS = replace(LLAMA_8B, heads=6, key_heads=2)
+
+
+def estimated(cell: Cell, method: str) -> float:
+    """The estimated seconds of a published method."""
+
+    def on(strategy: Strategy, shapes: Shapes = cell.shapes):
+        return estimate(shapes, CAUSAL, cell.hardware, strategy, cell.passes)
+
+    name, *degree = method.split()
+    if name not in ("gathered", "unbalanced"):
+        shapes = replace(cell.shapes, inner=int(degree[0])) if degree else cell.shapes
+        return on(cast(Strategy, name), shapes).total
+    # One call of the kernel sees all keys, as after Ulysses.
+    whole = replace(on("all_gather"), compute=on("ulysses").compute)
+    if name == "unbalanced":
+        whole = replace(whole, compute=whole.compute * (2 - 1 / cell.shapes.ring))
+    return whole.total
+
+
+def named(cells) -> Any:
+    return [pytest.param(cell, id=cell.source) for cell in cells]
+
+
+@pytest.mark.parametrize("cell", named(cell for cell in CELLS if len(cell.times) > 1))
+def test_the_least_estimate_is_the_published_winner_or_within_7_percent_of_it(cell: Cell):
+    methods = [method for method in cell.times if method not in cell.contradicts]
+    taken = min(methods, key=lambda method: estimated(cell, method))
+    assert cell.times[taken] <= 1.07 * min(cell.times.values())
+    for method in cell.contradicts:  # a contradiction that the model no longer has must leave the data
+        assert estimated(cell, method) < estimated(cell, taken)
+
+
+@pytest.mark.parametrize("cell", named(cell for cell in CELLS if cell.hardware == HARDWARE["tpu"]))
+def test_seconds_that_a_ring_loses_in_a_step_of_maxtext(cell: Cell):
+    best = min(cell.times.keys() - {"gathered"}, key=lambda method: cell.times[method])
+    lost = cell.calls * (estimated(cell, "ring") - estimated(cell, best))
+    assert lost == pytest.approx(cell.times["ring"] - cell.times[best], rel=0.25)
+
+
+@pytest.mark.parametrize("cell", named(cell for cell in CELLS if "zhuzilin" in cell.source))
+def test_time_of_zigzag_on_nvlink(cell: Cell):
+    assert estimated(cell, "ring") == pytest.approx(cell.times["ring"], rel=0.1)
+
+
+@pytest.mark.parametrize("cell", named(cell for cell in CELLS if cell.hardware == HARDWARE["cpu"]))
+def test_time_on_simulated_devices(cell: Cell):
+    for method, seconds in cell.times.items():
+        assert estimated(cell, method) == pytest.approx(seconds, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "platform", "strategy"),
+    [
+        # Shapes of published cells. A ring is left where the winner gathers all keys for one call of the
+        # kernel, or exchanges heads over an inner axis that this mesh does not have.
+        (Shapes(2, 2, 1, 32768, 96, 8, 128, 2), "gpu", "ulysses"),
+        (Shapes(4, 4, 1, 16384, 96, 8, 128, 2), "gpu", "ulysses"),
+        (Shapes(8, 8, 2, 16384, 8, 8, 128, 2), "gpu", "ulysses"),
+        (Shapes(16, 16, 16, 2048, 32, 32, 128, 2), "tpu", "ulysses"),
+        (Shapes(64, 64, 1, 4096, 32, 8, 128, 2), "tpu", "ring"),
+        (Shapes(64, 4, 1, 4096, 32, 8, 128, 2), "tpu", "ulysses_ring"),
+        (Shapes(64, 8, 1, 4096, 32, 8, 128, 2), "tpu", "ulysses_ring"),
+        # Heads that do not divide: long blocks hide a ring's transfers, short ones do not.
+        (ODD_HEADS, "gpu", "ring"),
+        (replace(ODD_HEADS, tokens=512), "gpu", "all_gather"),
+        (replace(ODD_HEADS, tokens=512, batch=2000), "gpu", "ring"),
+        (replace(ODD_HEADS, tokens=512), "tpu", "all_gather"),
+        # Two hosts: fast links on the inner axis are for the all-to-all.
+        (replace(LLAMA_8B, ring=16, inner=8), "gpu", "ulysses_ring"),
+        (replace(LLAMA_8B, ring=64, inner=8, tokens=65536), "gpu", "ulysses_ring"),
+        # In zigzag order already, an exchange within parts of the ring would fall back to the XLA kernel.
+        (replace(LLAMA_8B, permuted=True), "gpu", "ulysses"),
+        (replace(LLAMA_8B, ring=16, inner=8, permuted=True), "gpu", "ulysses"),
+        # CPU devices keep the ring.
+        (LLAMA_8B, "cpu", "ring"),
+        (replace(LLAMA_8B, tokens=128), "cpu", "ring"),
+        (replace(LLAMA_8B, tokens=127), "cpu", "ulysses"),
+        (replace(LLAMA_8B, tokens=127, permuted=True), "cpu", "ulysses"),
+        (replace(LLAMA_8B, ring=1, inner=1), "gpu", "local"),
+    ],
+)
+def test_the_choice(shapes: Shapes, platform: str, strategy: Strategy):
+    assert choose_strategy(shapes, CAUSAL, platform).strategy == strategy
+
+
+def test_a_window_within_a_block_keeps_the_ring():
+    window = MaskSpec(window=8192)
+    choice = choose_strategy(LLAMA_8B, window, "gpu")
+    assert (choice.strategy, "only neighbours exchange" in choice.reason) == ("ring", True)
+    reason = reason_against(LLAMA_8B, window, "gpu", "ulysses")
+    assert reason == "would send all keys, of which the window needs few"
+    assert choose_strategy(LLAMA_8B, MaskSpec(window=8193), "gpu").strategy == "ulysses"
+
+
+@pytest.mark.parametrize(
+    ("mask", "live"),
+    [
+        (MaskSpec(causal=False), 1),
+        (CAUSAL, 1 / 2),
+        (MaskSpec(window=16384), 7 / 32),  # a quarter of 65536, less what lies before the first token
+        (MaskSpec(causal=False, window=16384), 7 / 16),
+        (MaskSpec(window=10**6), 1 / 2),
+    ],
+)
+def test_compute_of_a_mask(mask: MaskSpec, live: float):
+    def compute(mask: MaskSpec) -> float:
+        return estimate(LLAMA_8B, mask, HARDWARE["gpu"], "ring").compute
+
+    assert compute(mask) == pytest.approx(live * compute(MaskSpec(causal=False)))
+
+
+def test_reasons_name_the_estimates_and_what_keeps_a_strategy_out():
+    assert choose_strategy(LLAMA_8B, CAUSAL, "gpu").reason == "estimated 26.9 ms on H100, ring 29.7 ms"
+    assert reason_against(LLAMA_8B, CAUSAL, "gpu", "ring") == "estimated 29.7 ms, 1.11 times ulysses"
+    assert gathered_bytes(replace(LLAMA_8B, tokens=16384)) > GATHER_LIMIT
+    for shapes, strategy, reason in (
+        (replace(LLAMA_8B, tokens=16384), "all_gather", "take 1.5 GiB per device, the limit is 1.0"),
+        (LLAMA_8B, "ulysses_ring", "needs the sequence over two mesh axes"),
+        (
+            ODD_HEADS,
+            "ulysses",
+            "cannot serve: 6 query and 2 key heads per device do not divide over 8 devices",
+        ),
+        (
+            replace(LLAMA_8B, inner=4, permuted=True),
+            "ulysses_ring",
+            "joins no blocks of a permuted sequence",
+        ),
+        (LLAMA_8B, "local", "each of 8 devices would do the work of all"),
+    ):
+        assert reason in reason_against(shapes, CAUSAL, "gpu", cast(Strategy, strategy))
+
+
+def test_what_each_strategy_waits_for():
+    """A ring hides what it moves behind long blocks only; the others wait as long as they move."""
+    h100 = HARDWARE["gpu"]
+
+    def waiting(strategy: Strategy, hardware: Hardware = h100, **changes) -> float:
+        return estimate(replace(LLAMA_8B, **changes), CAUSAL, hardware, strategy).transfers
+
+    per_token = 8 * 128 * 2  # numbers of keys and values
+    last_gradients = per_token * 8192 * 4 / h100.link
+    assert waiting("ring") == pytest.approx(last_gradients)
+    short = 4 * per_token * 64 * (7 * (2 + 6) + 4) / h100.link
+    assert 0.5 * short < waiting("ring", tokens=64, key_heads=32) < short
+    assert waiting("all_gather") == pytest.approx(7 * per_token * 8192 * (2 + 6) / h100.collective)
+    # q, k, v and the output, forward and backward, of which an eighth stays.
+    assert waiting("ulysses") == pytest.approx(2 * (64 + 16) * 8192 * 128 * 2 * 7 / 8 / h100.collective)
+    # Over two hosts of 8, half of what Ulysses sends crosses the network, and a double ring hides it.
+    # With fewer key heads than devices, each is sent twice.
+    assert waiting("ulysses", ring=16) == pytest.approx(
+        2 * (64 + 32) * 8192 * 128 * 2 / 16 * (7 / h100.collective + 8 / h100.network)
+    )
+    assert waiting("ring", ring=16, inner=8) == pytest.approx(per_token * 8192 * 4 / h100.network)
+    one_axis, two_axes = (
+        waiting("ring", ring=16, inner=inner, tokens=2048, key_heads=32) for inner in (16, 8)
+    )
+    assert one_axis > 4 * two_axes
+    # Short blocks wait on the inner axis too: forward and backward, 7 transfers in each of 2 rounds.
+    inner = 2 * 7 * 4 * per_token * 64 * (2 + 6) / h100.link
+    short_blocks = {"ring": 16, "inner": 8, "tokens": 64, "key_heads": 32}
+    crossing = waiting("ring", replace(h100, link=math.inf), **short_blocks)
+    assert 0.5 * inner < waiting("ring", **short_blocks) - crossing < inner
+    # Heads are exchanged within a host. Two key heads become eight copies, which the outer ring moves on.
+    gradients, exchanged = 8 * 128 * 2 * 8192 * 4, 2 * (64 + 16) * 8192 * 128 * 2 / 8 * 7
+    assert waiting("ulysses_ring", ring=16, inner=8, key_heads=2) == pytest.approx(
+        exchanged / h100.collective + gradients / h100.network
+    )
