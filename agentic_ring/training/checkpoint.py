@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import shutil
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,11 @@ class Checkpoints(SavedCheckpoints):
                 self._remove(old)
 
     def _remove_unfinished(self) -> None:
-        if self._writes:
-            for path in self._directory.glob("*.partial*"):  # orbax appends to the name while it writes
+        """Deletes what is not whole, also what threads of orbax still write after a failed save."""
+        for _ in range(20 if self._writes else 0):
+            unfinished = [*self._directory.glob("*.partial*")]  # orbax appends to the name while it writes
+            if not unfinished:
+                return
+            for path in unfinished:
                 shutil.rmtree(path, ignore_errors=True)
+            time.sleep(0.05)
