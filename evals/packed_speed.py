@@ -9,9 +9,10 @@ devices than there are would hide the imbalance. All rows are timed interleaved.
 """
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,10 +44,10 @@ class PackedRow:
       live: live share of the causal pairs.
       devices: size of the ring.
       layout: order of the sequence over the ring; "contiguous" on one device.
-      critical_path: of the tiles, over the ideal.
-      seconds: of forward and backward.
-      to_zigzag: over the seconds of zigzag order in the same round; None without a ring.
-      to_one_document: over the seconds of one document in the same layout and round.
+      critical_path: tiles of the slowest devices, over the ideal; see ``imbalance``.
+      seconds: time of forward and backward.
+      to_zigzag: this time over that in zigzag order in the same round; None without a ring.
+      to_one_document: this time over that of one document in the same layout and round.
     """
 
     tokens: int
@@ -58,6 +59,13 @@ class PackedRow:
     seconds: Spread
     to_zigzag: Spread | None
     to_one_document: Spread
+
+    def columns(self) -> dict[str, Any]:
+        """The row as one level of named cells, for a CSV file."""
+        cells: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            cells |= value.cells(name) if isinstance(value, Spread) else {name: value}
+        return cells
 
 
 def packed_row(tokens: int, median: int | None) -> np.ndarray:
@@ -160,20 +168,11 @@ def main(
         )
     Console(width=160).print(table)
     if rows_to is not None:
-        write_rows(rows_to, [_columns(row) for row in rows])
+        write_rows(rows_to, [row.columns() for row in rows])
 
 
 def _cell(spread: Spread | None) -> str:
     return "" if spread is None else f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
-
-
-def _columns(row: PackedRow) -> dict[str, object]:
-    cells = {name: cell for name, cell in asdict(row).items() if not isinstance(cell, dict)}
-    for name in ("seconds", "to_zigzag", "to_one_document"):
-        spread: Spread | None = getattr(row, name)
-        if spread is not None:
-            cells |= {name: spread.median, f"{name}_low": spread.low, f"{name}_high": spread.high}
-    return cells
 
 
 if __name__ == "__main__":

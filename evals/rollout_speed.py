@@ -90,7 +90,7 @@ class SpeedRow:
         if self.again is not None and self.faster is not None:
             spreads |= {"again_seconds": self.again, "faster": self.faster}
         for name, spread in spreads.items():
-            cells |= {name: spread.median, f"{name}_low": spread.low, f"{name}_high": spread.high}
+            cells |= spread.cells(name)
         return cells
 
 

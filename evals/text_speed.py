@@ -123,7 +123,7 @@ class SpeedRow:
         cells: dict[str, Any] = {**vars(self)}
         for name in ("seconds", "other_seconds", "ratio"):
             spread = cells[name]
-            cells |= {name: spread.median, f"{name}_low": spread.low, f"{name}_high": spread.high}
+            cells |= spread.cells(name)
         return cells
 
 

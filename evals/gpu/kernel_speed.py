@@ -54,9 +54,7 @@ def hop(
     work = problem.flops(direction) / 1e12
     details: dict[str, Any] = {"seconds": row.seconds.median, "matmul_tflops": row.matmul_rate / 1e12}
     if peer_name in row.ratios:
-        ratio = row.ratios[peer_name]
-        details |= {"peer": peer_name, "peer_ratio": ratio.median}
-        details |= {"peer_ratio_low": ratio.low, "peer_ratio_high": ratio.high}
+        details |= {"peer": peer_name, **row.ratios[peer_name].cells("peer_ratio")}
     else:
         details["peer_left_out"] = left_out
     return Found(

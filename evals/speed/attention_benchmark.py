@@ -166,7 +166,7 @@ class SpeedRow:
         spreads = {"seconds": self.seconds, "share_of_matmul": self.share_of_matmul}
         spreads |= {f"ratio_to_{name}": spread for name, spread in self.ratios.items()}
         for name, spread in spreads.items():
-            cells |= {name: spread.median, f"{name}_low": spread.low, f"{name}_high": spread.high}
+            cells |= spread.cells(name)
         return cells
 
 

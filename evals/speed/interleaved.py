@@ -28,6 +28,10 @@ class Spread:
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
 
+    def cells(self, name: str) -> dict[str, float]:
+        """The cells of a CSV file's row: ``name`` is the median, with _low and _high the others."""
+        return {name: self.median, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def time_interleaved(
     rounds: int, *functions: Callable[[], Any], calls: int = 1, warm_up: int = 1

@@ -78,7 +78,7 @@ class MeasuredRow:
         for field, value in vars(self).items():
             if isinstance(value, Spread):
                 name = f"mfu_{field}" if field in vars(flops) else field
-                cells |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
+                cells |= value.cells(name)
         return cells
 
     @property
