@@ -29,7 +29,7 @@ from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, T
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.options import Layout
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, state_dtype
+from agentic_ring.attention.softmax import SoftmaxState, merge, state_dtype
 
 Tree = TypeVar("Tree")
 
@@ -149,8 +149,7 @@ class Hop:
 
         if self.layout is None or origin.own:
             return with_whole(self.spec)
-        if state is None:
-            state = empty_state(queries.q, jax.eval_shape(queries.pair, block)[1].shape[-1])
+        assert state is not None, "a device's own block comes first"
         if self.layout == "zigzag":
 
             def with_quarter(number: jax.Array, state: SoftmaxState) -> SoftmaxState:
@@ -183,8 +182,9 @@ class Hop:
 
         if self.layout is None or origin.own:
             return with_whole(self.spec)
-        sums = _zeros(Sums(queries.q, queries.expansion)) if sums is None else sums
-        d_block = _zeros(block.keys_values) if d_block is None else d_block
+        assert sums is not None, "a device's own block comes first"
+        if d_block is None:
+            d_block = jnp.zeros_like(block.keys_values, state_dtype(block.keys_values.dtype))
         if self.layout == "zigzag":
 
             def with_quarter(number: jax.Array, found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
@@ -265,10 +265,6 @@ class _Quarter(NamedTuple):
         dq = self.rows.put(sums.dq, self.rows.of(sums.dq) + more.dq)
         d_expansion = _plus(sums.d_expansion, more.d_expansion)
         return Sums(dq, d_expansion), self.keys.put(d_block, self.keys.of(d_block, 2) + d_quarter, 2)
-
-
-def _zeros(like: Tree) -> Tree:
-    return jax.tree.map(lambda x: jnp.zeros_like(x, state_dtype(x.dtype)), like)
 
 
 def _plus(sums: Tree | None, more: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """Transport of key blocks between the devices of a ring, and of their gradients back to the owner.
 
 A transport is given one device's block and a function for one hop, and calls the function once for
-each block that the queries may attend to. It adds up what the calls return, in float32.
+each block that the queries may attend to. Each call adds to what the calls before it have found.
 
 * The permute that fetches the next block is issued before the compute of this hop, on which it
   does not depend, and never inside a conditional: a device that skipped it would stall the ring.
