@@ -1,6 +1,8 @@
 """Layers of the models: weight initialisation, linear maps, normalisation, feedforward."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,15 +49,26 @@ def input_projections(
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation over the last axis, in float32 or wider (arXiv 1910.07467)."""
+    """Root-mean-square normalisation over the last axis, in float32 or wider (arXiv 1910.07467).
 
-    def __init__(self, width: int, epsilon: float):
-        self.scale = nnx.Param(jnp.ones(width), logical_axes=(None,))
+    With ``zero_centered`` the parameter is the scale less 1, and its initial value is 0.
+    """
+
+    def __init__(self, width: int, epsilon: float, zero_centered: bool = False):
+        self.scale = nnx.Param(jnp.full(width, 0.0 if zero_centered else 1.0), logical_axes=(None,))
         self.epsilon = epsilon
+        self.zero_centered = zero_centered
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises x, in x's dtype."""
-        return rms_norm(x, self.scale[...], self.epsilon)
+        return self.scaled(x, self.scale[...])
+
+    def scaled(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """Normalises x [..., D] with ``scale`` [D] as the value of the parameter, in x's dtype."""
+        if self.zero_centered:
+            # Not in bfloat16, which would lose the digits of a small difference from 1.
+            scale = 1.0 + scale.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return rms_norm(x, scale, self.epsilon)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -65,8 +78,18 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return (wide * inverse * scale).astype(x.dtype)
 
 
+Activation = Literal["silu", "gelu_tanh"]
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+"""Activation functions of the gate, by name; the second is GELU's approximation by tanh."""
+
+
 class FeedForward(nnx.Module):
-    """Gated feedforward, SwiGLU (arXiv 2002.05202), with pre-norm and residual connection.
+    """Gated feedforward, SwiGLU or GeGLU (arXiv 2002.05202), with pre-norm and residual connection.
+
+    With ``output_norm`` what it adds is normalised too.
 
     With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: a device holds only one chunk
     of the hidden activations [B, chunk, F] at a time, in the backward pass too. ``chunk=None`` takes all
@@ -81,12 +104,17 @@ class FeedForward(nnx.Module):
         chunk: int | None,
         rules: ShardingRules,
         norm_epsilon: float,
+        zero_centered_norms: bool = False,
+        output_norm: bool = False,
+        activation: Activation = "silu",
     ):
         gate, up, down = jax.random.split(key, 3)
-        self.norm = RMSNorm(width, norm_epsilon)
+        self.norm = RMSNorm(width, norm_epsilon, zero_centered_norms)
         self.gate = init_weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.up = init_weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.down = init_weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
+        self.output_norm = RMSNorm(width, norm_epsilon, zero_centered_norms) if output_norm else None
+        self.activation: Activation = activation
         self.chunk = chunk
         self.rules = rules
 
@@ -94,15 +122,17 @@ class FeedForward(nnx.Module):
         self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
     ) -> jax.Array:
         """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
-        epsilon = self.norm.epsilon
+        norm, activate = self.norm, ACTIVATIONS[self.activation]
 
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
             scale, gate, up, down = weights
-            normed = rms_norm(x, scale, epsilon)
-            return sum_over_axes((jax.nn.silu(normed @ gate) * (normed @ up)) @ down, axes)
+            normed = norm.scaled(x, scale)
+            return sum_over_axes((activate(normed @ gate) * (normed @ up)) @ down, axes)
 
         parameters = (self.norm.scale, self.gate, self.up, self.down)
         added = apply_blockwise(
             feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn"
         )
+        if self.output_norm is not None:
+            added = self.output_norm(added)
         return x + drop(added)

@@ -2,12 +2,14 @@
 
 Blocks are pre-norm, with rotary positions and a gated feedforward. Their parameters are stacked along a
 leading axis and applied by ``lax.scan``: compile time and program size do not grow with depth, and each
-layer's weights are gathered inside the scan (FSDP). A model of ``unstack_layers`` has a list of blocks. On a
-mesh with stages, whole sequences pass through the layers stage by stage (``models.pipeline``).
+layer's weights are gathered inside the scan (FSDP). Where local layers, which have a window, alternate with
+global ones, the scan is over groups of layers, with a scan over the local ones of a group inside it. A model
+of ``unstack_layers`` has a list of blocks. On a mesh with stages, whole sequences pass through the layers
+stage by stage (``models.pipeline``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -24,16 +26,18 @@ from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.options import STRATEGIES
 from agentic_ring.attention.ring.derivative import SAVED_NAMES
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
+from agentic_ring.attention.scores import Scores
+from agentic_ring.errors import ConfigError, MeshError, check_at_least_one, check_choice, check_positive
 from agentic_ring.mesh import ShardingRules, constrain
 from agentic_ring.models.blockwise import gather_param, gather_weight
-from agentic_ring.models.layers import FeedForward, RMSNorm, init_weight
-from agentic_ring.models.pipeline import ambient_stages, apply_in_stages
+from agentic_ring.models.layers import ACTIVATIONS, Activation, FeedForward, RMSNorm, init_weight
+from agentic_ring.models.pipeline import ambient_stages, apply_in_stages, layers_per_stage
 from agentic_ring.models.residual_dropout import ResidualDropout
 from agentic_ring.models.rotary import DynamicScaling, RotaryScaling, apply_rotary
 
 _MAX_LAYERS = 10_000
 _PROJECTION = ("embed", "heads", None)
+_BIASES = ("query_bias", "key_bias", "value_bias")
 _BLOCK_INPUT = "block_input"
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 _KEPT = {
@@ -85,7 +89,28 @@ class TransformerConfig:
     rope_scaling: RotaryScaling | None = None
     """Method that extends rotary positions beyond the context of pre-training."""
     query_scaling: QueryScaling | None = None
+    window: int | None = None
+    """Tokens that a token attends to, itself and those before it; None is all."""
+    global_every: int | None = None
+    """Layers in a group whose last one is global and attends to all tokens. The others are local: they have
+    the window. With None all layers are local."""
+    local_rope_theta: float | None = None
+    """Base of rotary positions in local layers, where they are not scaled; None is as in all layers."""
+    query_pre_attn_scalar: float | None = None
+    """Products of queries and keys are divided by its root; None is the width of a head."""
+    attention_cap: float | None = None
+    """Soft cap of attention's scores; None is none."""
+    projection_bias: bool = False
+    """Whether queries, keys and values have a bias."""
+    head_norm: bool = False
+    """Whether each head of queries and keys is normalised before it is rotated."""
     norm_epsilon: float = 1e-5
+    zero_centered_norms: bool = False
+    """Whether the scales of norms are stored less 1."""
+    output_norm: bool = False
+    """Whether what attention and feedforward add is normalised."""
+    activation: Activation = "silu"
+    """Activation function of the feedforward's gate."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters and optimiser state are always float32."""
     remat: Literal["full", "offload", "attention", "none"] = "full"
@@ -105,12 +130,19 @@ class TransformerConfig:
         if self.layers != 0:  # a model without layers tells what the rest of it costs
             check_at_least_one(self, "layers", at_most=_MAX_LAYERS)
         optional = (
-            name for name in ("kv_heads", "head_size", "ffn_chunk") if getattr(self, name) is not None
+            name
+            for name in ("kv_heads", "head_size", "window", "global_every", "ffn_chunk")
+            if getattr(self, name) is not None
         )
         check_at_least_one(self, "width", "heads", "ffn_width", "head_groups", *optional)
-        check_positive(self, "rope_theta")
+        scalars = ("local_rope_theta", "query_pre_attn_scalar", "attention_cap")
+        check_positive(self, "rope_theta", *(name for name in scalars if getattr(self, name) is not None))
         check_positive(self, "norm_epsilon", below=1.0)
         check_choice(self, "dtype", ("float32", "bfloat16"))
+        check_choice(self, "activation", ACTIVATIONS)
+        for name in ("global_every", "local_rope_theta"):
+            if self.window is None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but local layers need a window")
         check_choice(self, "remat", (*_KEPT, "none"))
         check_choice(self, "attention_strategy", ("auto", *STRATEGIES))
         check_choice(self, "attention_kernel", KERNELS)
@@ -138,6 +170,39 @@ class TransformerConfig:
         """Key/value heads K."""
         return self.kv_heads or self.heads
 
+    @property
+    def mask(self) -> MaskSpec:
+        """Which tokens a token attends to in a stack of one kind of layer."""
+        return MaskSpec(causal=True, window=self.window)
+
+    @property
+    def scores(self) -> Scores:
+        """Scale and soft cap of attention's scores."""
+        return Scores((self.query_pre_attn_scalar or self.head_dim) ** -0.5, self.attention_cap)
+
+    @property
+    def local_layers(self) -> "TransformerConfig":
+        """Configuration of the layers that have the window, as a stack of only these."""
+        if self.local_rope_theta is None:
+            return replace(self, global_every=None)
+        theta = self.local_rope_theta
+        return replace(self, global_every=None, local_rope_theta=None, rope_theta=theta, rope_scaling=None)
+
+    @property
+    def global_layers(self) -> "TransformerConfig":
+        """Configuration of the layers that attend to all tokens, as a stack of only these."""
+        return replace(self, window=None, global_every=None, local_rope_theta=None)
+
+    def of_layer(self, index: int) -> "TransformerConfig":
+        """Configuration of one layer, as a stack of only such layers."""
+        if self.global_every is not None and (index + 1) % self.global_every == 0:
+            return self.global_layers
+        return self.local_layers
+
+
+_Projections = tuple[tuple[jax.Array, jax.Array | None], ...]
+"""Weight [D, N or K, H] and bias [N or K, H], or None, of query, key and value."""
+
 
 class Attention(nnx.Module):
     """Norm, projections and self-attention."""
@@ -145,12 +210,18 @@ class Attention(nnx.Module):
     def __init__(self, key: jax.Array, config: TransformerConfig):
         query, keys, value, output = jax.random.split(key, 4)
         width, head_dim = config.width, config.head_dim
-        self.norm = RMSNorm(width, config.norm_epsilon)
+        self.norm = _norm(width, config)
         self.query = init_weight(query, (width, config.heads, head_dim), _PROJECTION, fan_in=width)
         self.key = init_weight(keys, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
         self.value = init_weight(value, (width, config.key_value_heads, head_dim), _PROJECTION, fan_in=width)
         shape = (config.heads, head_dim, width)
         self.output = init_weight(output, shape, ("heads", None, "embed"), fan_in=config.heads * head_dim)
+        if config.projection_bias:
+            for name, heads in zip(_BIASES, (config.heads, *[config.key_value_heads] * 2), strict=True):
+                setattr(self, name, nnx.Param(jnp.zeros((heads, head_dim)), logical_axes=_PROJECTION[1:]))
+        if config.head_norm:
+            self.query_norm, self.key_norm = _norm(head_dim, config), _norm(head_dim, config)
+        self.output_norm = _norm(width, config) if config.output_norm else None
         self.config = config
 
     def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -158,9 +229,12 @@ class Attention(nnx.Module):
         return self._project(self._projections, x, positions)
 
     def combine(self, heads: jax.Array) -> jax.Array:
-        """Output projection: heads [B, T, N, H] -> [B, T, D]."""
+        """Output projection, and its norm: heads [B, T, N, H] -> [B, T, D]."""
         output = gather_param(self.output, self.config.rules, heads.dtype)
-        return jnp.einsum("btnh,nhd->btd", heads, output)
+        return self._normed(jnp.einsum("btnh,nhd->btd", heads, output))
+
+    def _normed(self, added: jax.Array) -> jax.Array:
+        return added if self.output_norm is None else self.output_norm(added)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
@@ -169,19 +243,22 @@ class Attention(nnx.Module):
 
         # Everything in a group but the output of attention is recomputed for its derivative.
         @partial(jax.checkpoint, policy=_SAVE_ATTENTION)
-        def attend(_: None, weights: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
-            query, key, value = self._project(weights, x, positions)
+        def attend(_: None, projections: _Projections) -> tuple[None, jax.Array]:
+            query, key, value = self._project(projections, x, positions)
             return None, self.attend(query, key, value, positions, segment_ids, layout)
 
         groups = self.config.head_groups
         if groups == 1:
             query, key, value = self.project(x, positions)
             return self.combine(self.attend(query, key, value, positions, segment_ids, layout))
-        weights = tuple(self._grouped(weight, axis=1) for weight in self._projections)
-        _, heads = jax.lax.scan(attend, None, weights)
+        projections = tuple(
+            (self._grouped(weight, axis=1), None if bias is None else self._grouped(bias, axis=0))
+            for weight, bias in self._projections
+        )
+        _, heads = jax.lax.scan(attend, None, projections)
         output = self._grouped(self.output[...], axis=0)
         output = gather_weight(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
-        return jnp.einsum("gbtnh,gnhd->btd", heads, output)
+        return self._normed(jnp.einsum("gbtnh,gnhd->btd", heads, output))
 
     def attend(
         self,
@@ -202,7 +279,9 @@ class Attention(nnx.Module):
             key,
             value,
             rules=config.rules,
-            mask=MaskSpec(causal=True),
+            mask=config.mask,
+            scale=config.scores.scale,
+            soft_cap=config.scores.soft_cap,
             segment_ids=segment_ids,
             positions=positions if layout is None else None,
             layout=layout or "auto",
@@ -212,18 +291,26 @@ class Attention(nnx.Module):
         )
 
     @property
-    def _projections(self) -> tuple[jax.Array, ...]:
-        return self.query[...], self.key[...], self.value[...]
+    def _projections(self) -> _Projections:
+        weights = (self.query[...], self.key[...], self.value[...])
+        biases = (getattr(self, name)[...] if self.config.projection_bias else None for name in _BIASES)
+        return tuple(zip(weights, biases, strict=True))
 
     def _project(
-        self, weights: tuple[jax.Array, ...], x: jax.Array, positions: jax.Array
+        self, projections: _Projections, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         config = self.config
         x = self.norm(x)
-        query, key, value = (
-            jnp.einsum("btd,dnh->btnh", x, gather_weight(weight, _PROJECTION, config.rules, x.dtype))
-            for weight in weights
-        )
+
+        def project(weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+            heads = jnp.einsum("btd,dnh->btnh", x, gather_weight(weight, _PROJECTION, config.rules, x.dtype))
+            if bias is None:
+                return heads
+            return heads + gather_weight(bias, _PROJECTION[1:], config.rules, x.dtype)
+
+        query, key, value = (project(weight, bias) for weight, bias in projections)
+        if config.head_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
         query, key = (
             apply_rotary(x, positions, config.rope_theta, config.rope_scaling) for x in (query, key)
         )
@@ -250,6 +337,10 @@ def _scale_queries(query: jax.Array, positions: jax.Array, scaling: QueryScaling
     return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
 
 
+def _norm(width: int, config: TransformerConfig) -> RMSNorm:
+    return RMSNorm(width, config.norm_epsilon, config.zero_centered_norms)
+
+
 class Block(nnx.Module):
     """Attention and feedforward, each with pre-norm and residual connection."""
 
@@ -263,8 +354,19 @@ class Block(nnx.Module):
             config.ffn_chunk,
             config.rules,
             config.norm_epsilon,
+            config.zero_centered_norms,
+            config.output_norm,
+            config.activation,
         )
         self.config = config
+
+    def configured(self, config: TransformerConfig) -> "Block":
+        """Returns a block of the same parameters that computes by ``config``, that of its layer."""
+        if config == self.config:
+            return self
+        block = jax.tree.map(lambda x: x, self)
+        block.config = block.attention.config = config
+        return block
 
     def __call__(
         self,
@@ -303,7 +405,8 @@ class Block(nnx.Module):
         """
         query, key, value = self.attention.project(x, positions)
         inputs = CachedAttentionInputs(query, key, value, positions, past, prefix)
-        heads = attend(inputs, self.config.rules, kernel=self.config.attention_kernel)
+        config = self.config
+        heads = attend(inputs, config.rules, config.mask, config.attention_kernel, config.scores)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
 
@@ -317,7 +420,7 @@ class Transformer(nnx.Module):
         self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(
             jax.random.split(key, config.layers)
         )
-        self.norm = RMSNorm(config.width, config.norm_epsilon)
+        self.norm = _norm(config.width, config)
         self.config = config
 
     def __call__(
@@ -338,26 +441,33 @@ class Transformer(nnx.Module):
           dropout: applied to what each residual branch adds; None drops nothing.
 
         Raises:
-          MeshError: the layers or the rows do not divide over the mesh's stages.
+          MeshError: the layers, their groups or the rows do not divide over the mesh's stages.
         """
+        stages, every = ambient_stages(self.config.rules), self.config.global_every or 1
+        if stages > 1 and layers_per_stage(self.config.layers, stages) % every:
+            raise MeshError(
+                f"{self.config.layers} layers in {stages} stages are {self.config.layers // stages} each, "
+                f"but every {every}th layer is global and each stage needs whole groups; choose fewer stages"
+            )
 
         def apply(layers: Any, x: jax.Array, labels: tuple[Any, Any, ResidualDropout | None]) -> jax.Array:
             positions, segment_ids, dropout = labels
 
-            def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+            def body(config: TransformerConfig, x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
                 x = checkpoint_name(x, _BLOCK_INPUT)
                 if dropout is None:
-                    return self._shard(layer(x, positions, segment_ids, layout)), None
+                    return self._shard(layer.configured(config)(x, positions, segment_ids, layout)), None
                 block, index = layer
-                return self._shard(block(x, positions, segment_ids, layout, partial(dropout, index))), None
+                drop = partial(dropout, index)
+                return self._shard(block.configured(config)(x, positions, segment_ids, layout, drop)), None
 
             if self.config.remat != "none":
-                body = jax.checkpoint(body, policy=_KEPT[self.config.remat])
-            return _over_blocks(body, layers, self._shard(x))[0]
+                body = jax.checkpoint(body, policy=_KEPT[self.config.remat], static_argnums=0)
+            return _over_layers(self.config, body, layers, self._shard(x))[0]
 
         labels = positions, segment_ids, dropout
         layers = self.blocks if dropout is None else (self.blocks, jnp.arange(self.config.layers))
-        if ambient_stages(self.config.rules) == 1:
+        if stages == 1:
             return apply(layers, x, labels)
         return apply_in_stages(apply, layers, x, labels, self.config.rules)
 
@@ -366,11 +476,11 @@ class Transformer(nnx.Module):
     ) -> tuple[jax.Array, KVCache]:
         """Encodes x [B, T, D] and stores its keys and values in an empty cache."""
 
-        def body(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            x, entries = block.prefill(x, positions, segment_ids)
+        def body(config: TransformerConfig, x: jax.Array, block: Block) -> tuple[jax.Array, Any]:
+            x, entries = block.configured(config).prefill(x, positions, segment_ids)
             return self._shard(x), entries
 
-        x, (keys, values) = _over_blocks(body, self.blocks, self._shard(x))
+        x, (keys, values) = _over_layers(self.config, body, self.blocks, self._shard(x))
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
     def prefill_chunk(
@@ -391,6 +501,17 @@ class Transformer(nnx.Module):
         x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
+    def store_chunk(
+        self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
+    ) -> KVCache:
+        """Stores the next chunk as ``prefill_chunk`` does, without its output.
+
+        The last layer then computes keys and values only, as nothing but the output depends on its attention.
+        """
+        x = self._shard(x)
+        _, keys, values = self._extend(attend_chunk, x, positions, cache, prefix, with_output=False)
+        return append_blocks(cache, keys, values, positions, self.config.rules)
+
     def extend(
         self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
@@ -408,8 +529,11 @@ class Transformer(nnx.Module):
         positions: jax.Array,
         cache: KVCache,
         prefix: KVCache | None,
+        with_output: bool = True,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
+
+        Without output the tokens are those that the last layer receives.
 
         Layers are not scanned here, because a scan would copy the cache of each layer before reading it. The
         caches are only read; the entries of all layers are written once at the end, so that a donated cache
@@ -417,33 +541,66 @@ class Transformer(nnx.Module):
         """
         entries = []
         for index in range(self.config.layers):
-            shared = None if prefix is None else prefix.layer(index)
-            x, added = self.block(index).extend(attend, x, positions, cache.layer(index), shared)
-            entries.append(added)
+            block, shared = self.block(index), None if prefix is None else prefix.layer(index)
+            if with_output or index + 1 < self.config.layers:
+                x, added = block.extend(attend, x, positions, cache.layer(index), shared)
+            else:
+                _, *added = block.attention.project(x, positions)
+            entries.append(tuple(added))
         keys, values = jax.tree.map(partial(_after, x), _stack(entries))
         return x, keys, values
 
     def block(self, index: int) -> Block:
         """The block of one layer."""
         if isinstance(self.blocks, nnx.List):
-            return self.blocks[index]
-        return jax.tree.map(lambda x: x[index], self.blocks)
+            block = self.blocks[index]
+        else:
+            block = jax.tree.map(lambda x: x[index], self.blocks)
+        return block.configured(self.config.of_layer(index))
 
     def _shard(self, x: jax.Array) -> jax.Array:
         return constrain(x, self.config.rules, "batch", "sequence", None)
 
 
-def _over_blocks(
-    body: Callable[[jax.Array, Block], tuple[jax.Array, Any]], blocks: Block | nnx.List[Block], x: jax.Array
+def _over_layers(
+    config: TransformerConfig,
+    body: Callable[[TransformerConfig, jax.Array, Any], tuple[jax.Array, Any]],
+    layers: Any,
+    x: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Applies ``body`` to x [B, T, D] and each block; returns the last x and the stacked results."""
-    if not isinstance(blocks, nnx.List):
-        return jax.lax.scan(body, x, blocks)
-    results = []
-    for block in blocks:
-        x, result = body(x, block)
-        results.append(result)
-    return x, _stack(results)
+    """Applies ``body`` to the configuration of each layer, x [B, T, D] and the layer.
+
+    Args:
+      layers: a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
+
+    Returns:
+      The last x and the stacked results.
+    """
+    if isinstance(layers, nnx.List):
+        results = []
+        for index, block in enumerate(layers):
+            x, result = body(config.of_layer(index), x, block)
+            results.append(result)
+        return x, _stack(results)
+    over_local = partial(jax.lax.scan, partial(body, config.local_layers))
+    every = config.global_every
+    if every is None:
+        return over_local(x, layers)
+
+    def over_group(x: jax.Array, group: Any) -> tuple[jax.Array, Any]:
+        x, results = over_local(x, jax.tree.map(lambda layers: layers[:-1], group))
+        x, result = body(config.global_layers, x, jax.tree.map(lambda layers: layers[-1], group))
+        return x, jax.tree.map(lambda first, last: jnp.concatenate([first, last[None]]), results, result)
+
+    count = len(jax.tree.leaves(layers)[0])
+    grouped = count - count % every
+    groups = jax.tree.map(lambda x: x[:grouped].reshape(-1, every, *x.shape[1:]), layers)
+    x, results = jax.lax.scan(over_group, x, groups)
+    results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
+    if grouped == count:
+        return x, results
+    x, others = over_local(x, jax.tree.map(lambda x: x[grouped:], layers))
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), results, others)
 
 
 def _stack(layers: list[Any]) -> Any:

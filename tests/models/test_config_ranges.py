@@ -29,15 +29,28 @@ def cases(make, name: str, values, **others):
     [
         *(
             case
-            for name in (*SIZES, "kv_heads", "head_size", "head_groups", "ffn_chunk")
+            for name in (
+                *SIZES,
+                "kv_heads",
+                "head_size",
+                "head_groups",
+                "ffn_chunk",
+                "window",
+                "global_every",
+            )
             if name != "layers"
             for case in cases(TransformerConfig, name, WHOLE, **SIZES)
         ),
         *cases(TransformerConfig, "layers", (*WHOLE[1:], 10**9), **SIZES),
-        *cases(TransformerConfig, "rope_theta", POSITIVE, **SIZES),
+        *(
+            case
+            for name in ("rope_theta", "local_rope_theta", "query_pre_attn_scalar", "attention_cap")
+            for case in cases(TransformerConfig, name, POSITIVE, **SIZES)
+        ),
         *cases(TransformerConfig, "norm_epsilon", (*POSITIVE, 1.0), **SIZES),
         *cases(LlamaConfig, "vocab_size", (*WHOLE, 1, 2**31), transformer=STACK),
         *cases(LlamaConfig, "loss_chunk", WHOLE, transformer=STACK),
+        *cases(LlamaConfig, "logit_cap", POSITIVE, transformer=STACK),
         *cases(LlamaConfig, "context", ("4096", 0), transformer=STACK),
         *(
             case
@@ -86,6 +99,7 @@ def test_a_value_out_of_range_is_named(make, fields, name):
         ("dtype", "float64"),
         ("dtype", "float16"),
         ("remat", "some"),
+        ("activation", "relu"),
         ("attention_strategy", "star"),
         ("attention_kernel", "fast"),
     ],

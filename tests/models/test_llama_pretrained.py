@@ -15,7 +15,17 @@ from agentic_ring.errors import AgenticRingError, ArgumentError, DataError, Unkn
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, TokenBatch, load_pretrained, pretrained, save_pretrained
 from agentic_ring.models.rotary import inverse_frequencies
-from tests.models.llama_cases import CASES, LENGTH, config_json, logits, tokens, weights, write_model
+from tests.models.llama_cases import (
+    CASES,
+    FAMILIES,
+    LENGTH,
+    config_json,
+    family,
+    logits,
+    tokens,
+    weights,
+    write_model,
+)
 
 TOLERANCE = 1e-4
 """Of float32 logits, whose standard deviation is about 1.8."""
@@ -47,6 +57,34 @@ def test_logits_do_not_change_with_the_mesh(case, shape, tmp_path):
     mesh = mesh_on_first_devices(shape)
     model = load(write_model(tmp_path, case), mesh=mesh)
     np.testing.assert_allclose(compute(model, mesh), logits(case), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_of_families_do_not_change_on_a_mesh_of_every_axis(name, tmp_path):
+    mesh = mesh_on_first_devices(MeshShape(fsdp=2, ring=2, tensor=2))
+    model = load(write_model(tmp_path, name), mesh=mesh)
+    np.testing.assert_allclose(compute(model, mesh), logits(name), atol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ring", [2, 4, 8])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(FAMILIES)])
+def test_logits_of_families_do_not_change_with_the_ring(case, ring, tmp_path):
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
+    model = load(write_model(tmp_path, case), mesh=mesh)
+    np.testing.assert_allclose(compute(model, mesh), logits(case), atol=TOLERANCE)
+
+
+def test_a_window_that_the_file_leaves_out_is_the_familys(tmp_path):
+    def window(**changes) -> int | None:
+        folder = write_model(tmp_path, "mistral", **changes)
+        fields = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v != "absent"}))
+        return load(folder).config.transformer.window
+
+    assert window() == 20
+    assert window(sliding_window=None) is None
+    assert window(sliding_window="absent") == 4096
 
 
 def interleaved(tensor: np.ndarray, head_dim: int) -> np.ndarray:
@@ -196,6 +234,19 @@ def test_every_device_reads_only_its_own_part(tmp_path, monkeypatch):
     assert max(read) <= largest / 8
 
 
+def test_local_and_global_layers_by_old_and_new_names_are_equivalent(tmp_path):
+    rope = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    new = {"rope_parameters": rope, "rope_scaling": None, "rope_theta": None, "rope_local_base_freq": None}
+    old = {"layer_types": None, "sliding_window_pattern": 3}
+    folders = [write_model(tmp_path / str(n), "gemma3_text", **c) for n, c in enumerate(({}, new, old))]
+    configs = [load(folder).config for folder in folders]
+    assert configs[0] == configs[1] == configs[2]
+    assert configs[0].transformer.global_every == 3
+
+
 OLD_AND_NEW = [
     (
         {"rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -219,9 +270,8 @@ def test_old_and_new_names_of_rotary_settings_are_equivalent(old, new, tmp_path)
 
 
 def test_a_model_with_own_parts_is_refused_by_name_elsewhere(tmp_path):
-    model = load(
-        write_model(tmp_path, model_type="agentic_ring_llama", query_scaling={"floor": 8, "scale": 0.1})
-    )
+    own = {"model_type": "agentic_ring_llama", "architectures": ["AgenticRingLlamaForCausalLM"]}
+    model = load(write_model(tmp_path, **own, query_scaling={"floor": 8, "scale": 0.1}))
     assert np.abs(compute(model) - logits("two_key_heads"))[:, 16:].max() > 0.1
     save_pretrained(model, tmp_path / "to")
     assert json.loads((tmp_path / "to" / "config.json").read_text())["model_type"] == "agentic_ring_llama"
@@ -270,8 +320,45 @@ def missing_shard(folder: Path) -> None:
         (setting(model_type="mamba"), "unknown model_type in .* 'mamba'; choose one of: llama"),
         (setting(rope_scaling={"rope_type": "longrope"}), "unknown rope_type 'longrope'"),
         (setting(rope_scaling={"rope_type": "linear"}), "has no factor"),
-        (setting(attention_bias=True), "sets attention_bias"),
-        (setting(hidden_act="gelu"), "hidden_act 'gelu'; only silu"),
+        (setting(attention_bias=True), "attention_bias True; of LLaMA only models with False are supported"),
+        (
+            setting(model_type="qwen2"),
+            "model_type 'qwen2', but its architecture is 'LlamaForCausalLM'",
+        ),
+        (
+            setting(**family("qwen2", "Qwen2"), use_sliding_window=True),
+            "use_sliding_window True; of Qwen2 only models with False",
+        ),
+        (
+            setting(**family("phi3", "Phi3"), partial_rotary_factor=0.75),
+            r"partial_rotary_factor 0.75; of Phi-3 only models with 1.0",
+        ),
+        (
+            setting(**family("mistral", "Mistral"), layer_types=["sliding_attention", "full_attention"]),
+            "layers of the type 'full_attention'; of Mistral only models with 'sliding_attention' in all",
+        ),
+        (
+            setting(**{**CASES["gemma2"], "layer_types": ["full_attention", "sliding_attention"]}),
+            r"global layers that are not every 1th one \(layer_types\); of Gemma 2 only",
+        ),
+        (
+            setting(**{**CASES["gemma2"], "sliding_window": None}),
+            "global_every is 2, but local layers need a window",
+        ),
+        (
+            setting(**{**CASES["gemma3_text"], "attn_logit_softcapping": 50.0}),
+            "attn_logit_softcapping 50.0; of Gemma 3 only models with None",
+        ),
+        (
+            setting(rope_parameters={"full_attention": {"rope_theta": 1e6}}),
+            "rotary positions of layers with a window are not supported",
+        ),
+        (setting(model_type="gemma3"), "unknown model_type in .* 'gemma3'; choose .* gemma2, gemma3_text"),
+        (
+            setting(**family("qwen3", "Qwen3")),
+            "4 tensors are missing, such as model.layers.0.self_attn.k_",
+        ),
+        (setting(hidden_act="gelu"), "hidden_act 'gelu'; of LLaMA only models with 'silu'"),
         (setting(torch_dtype="int4"), "unknown dtype 'int4'; choose one of: float32"),
         (setting(num_key_value_heads=3), "kv_heads 3 does not divide heads 4"),
         (

@@ -1,4 +1,4 @@
-"""Reading and writing of Hugging Face's ``config.json`` for LLaMA, with its older and newer field names."""
+"""Reading and writing of Hugging Face's ``config.json``, with its older and newer field names."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import Any
 
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.models.llama.config_fields import read_fields
+from agentic_ring.models.llama.families import FAMILIES, LLAMA, OWN, Family, Fields, family_named
 from agentic_ring.models.llama.model import LlamaConfig
 from agentic_ring.models.rotary import (
     DynamicScaling,
@@ -19,14 +20,14 @@ from agentic_ring.models.rotary import (
 from agentic_ring.models.transformer import QueryScaling, TransformerConfig
 from agentic_ring.progress import say
 
-MODEL_TYPE = "llama"
-OWN_MODEL_TYPE = "agentic_ring_llama"
-"""Type of models with ``QueryScaling``, which other programs would compute wrong and must refuse."""
-
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-_UNUSED = ("attention_bias", "mlp_bias")
-"""Parts of other models of this type that this stack does not support."""
-
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+"""Types of layers in ``layer_types``."""
+_ACTIVATIONS = {
+    "silu": {"hidden_act": "silu"},
+    "gelu_tanh": dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
+}
+"""Fields of ``config.json`` that name an activation function."""
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 """Compute dtype by storage dtype; float16 overflows in models that were not trained with it."""
 
@@ -40,27 +41,76 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
 
     Raises:
       DataError: the file is missing, damaged, or describes an unsupported model.
-      UnknownNameError: the architecture or the kind of rotary scaling is not supported.
+      UnknownNameError: the family or the kind of rotary scaling is not supported.
     """
     file = path / "config.json"
     fields = read_fields(file)
-    kind = str(fields.get("model_type"))
-    if kind not in (MODEL_TYPE, OWN_MODEL_TYPE):
-        raise UnknownNameError(f"model_type in {file}:", kind, (MODEL_TYPE, OWN_MODEL_TYPE))
-    for name in _UNUSED:
-        if fields.get(name):
-            raise DataError(f"{file} sets {name}; only models without biases are supported")
-    if fields.get("hidden_act", "silu") != "silu":
-        raise DataError(f"{file} has hidden_act {fields['hidden_act']!r}; only silu is supported")
+    family = family_named(str(fields.get("model_type")), f"model_type in {file}:")
+    fields = {**family.defaults, **fields}
+    _check_supported(file, family, fields)
     try:
-        return _config(fields, context)
+        return _config(family, fields, context)
     except UnknownNameError as error:
         error.args = (f"{file}: {error}",)
         raise
     except KeyError as error:
-        raise DataError(f"{file} has no {error.args[0]}, which a LLaMA requires") from error
+        raise DataError(f"{file} has no {error.args[0]}, which a {family.title} model requires") from error
     except (TypeError, ValueError) as error:
         raise DataError(f"{file} cannot be used: {error}") from error
+
+
+def _check_supported(file: Path, family: Family, fields: Fields) -> None:
+    """Checks that the file describes a model as the family's declaration has it.
+
+    Raises:
+      DataError: it does not.
+    """
+    named = fields.get("architectures") or [family.architecture]
+    if family.architecture not in named:
+        raise DataError(
+            f"{file} has model_type {family.name!r}, but its architecture is {named[0]!r} and not "
+            f"{family.architecture!r}; take the file as it was published"
+        )
+    for name, value in {**family.required, **_activation(family)}.items():
+        if fields.get(name, value) != value:
+            raise DataError(
+                f"{file} has {name} {fields[name]!r}; of {family.title} only models with {value!r} are "
+                "supported"
+            )
+    types = fields.get("layer_types", [])
+    if "layer_types" in family.settings:
+        every = _global_every(fields)
+        if types and types != _layer_types(every, len(types)):
+            raise DataError(
+                f"{file} has global layers that are not every {every}th one (layer_types); of {family.title} "
+                "only models with groups of as many layers are supported"
+            )
+        return
+    expected = _GLOBAL if fields.get("sliding_window") is None else _LOCAL
+    others = sorted(set(types) - {expected})
+    if others:
+        raise DataError(
+            f"{file} has layers of the type {others[0]!r}; of {family.title} only models with {expected!r} "
+            "in all layers are supported"
+        )
+
+
+def _activation(family: Family) -> dict[str, str]:
+    """The fields with the name of the activation function."""
+    return _ACTIVATIONS[family.traits.get("activation", "silu")]
+
+
+def _layer_types(every: int | None, layers: int) -> list[str]:
+    """The type of each layer, where every ``every``-th one is global."""
+    return [_GLOBAL if every and (index + 1) % every == 0 else _LOCAL for index in range(layers)]
+
+
+def _global_every(fields: Fields) -> int | None:
+    """The layers of a group that ends with a global one; None if no layer is global."""
+    types = fields.get(
+        "layer_types", _layer_types(fields["sliding_window_pattern"], fields["num_hidden_layers"])
+    )
+    return types.index(_GLOBAL) + 1 if _GLOBAL in types else None
 
 
 def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -> int:
@@ -92,8 +142,14 @@ def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -
     return context
 
 
-def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
-    rope = _rope(fields)
+def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
+    if "layer_types" in family.settings:
+        fields = {**fields, "layer_types": _global_every(fields)}
+    rope, local_theta = _rope(fields)
+    if "rope_local_base_freq" in family.settings:
+        fields = {**fields, "rope_local_base_freq": local_theta}
+    settings: dict[str, Any] = {name: fields.get(field) for field, name in family.settings.items()}
+    logit_cap = settings.pop("logit_cap", None)
     query_scaling, eos = fields.get("query_scaling"), fields.get("eos_token_id")
     stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
     if stored not in _DTYPES:
@@ -109,9 +165,13 @@ def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
             rope_theta=float(rope.get("rope_theta", 10_000.0)),
             rope_scaling=_scaling(rope, fields, context),
             query_scaling=None if query_scaling is None else QueryScaling(**query_scaling),
+            **family.traits,
+            **settings,
             norm_epsilon=fields.get("rms_norm_eps", 1e-6),
             dtype=_DTYPES[stored],  # pyright: ignore[reportArgumentType]
         ),
+        family=LLAMA.name if family is OWN else family.name,
+        logit_cap=logit_cap,
         vocab_size=fields["vocab_size"],
         tied=fields.get("tie_word_embeddings", False),
         context=fields.get("max_position_embeddings"),
@@ -121,12 +181,22 @@ def _config(fields: Mapping[str, Any], context: int | None) -> LlamaConfig:
     )
 
 
-def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``rope_parameters``, or of the older fields ``rope_theta`` and ``rope_scaling``."""
-    rope = dict(fields.get("rope_scaling") or {}) | dict(fields.get("rope_parameters") or {})
+def _rope(fields: Fields) -> tuple[dict[str, Any], float | None]:
+    """The content of ``rope_parameters``, or of the older fields ``rope_theta`` and ``rope_scaling``.
+
+    Second comes the base of local layers, where it differs.
+    """
+    by_type, local_theta = dict(fields.get("rope_parameters") or {}), fields.get("rope_local_base_freq")
+    if _GLOBAL in by_type or _LOCAL in by_type:
+        local = by_type.get(_LOCAL) or {}
+        by_type = by_type.get(_GLOBAL) or {}
+        if local_theta is None or local.get("rope_type", "default") != "default":
+            raise ValueError("its rotary positions of layers with a window are not supported")
+        local_theta = local.get("rope_theta", local_theta)
+    rope = dict(fields.get("rope_scaling") or {}) | by_type
     if "rope_theta" not in rope and "rope_theta" in fields:
         rope["rope_theta"] = fields["rope_theta"]
-    return rope
+    return rope, local_theta
 
 
 def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | None) -> RotaryScaling | None:
@@ -176,7 +246,7 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
       ArgumentError: ``context`` is not the one that dynamic rotary scaling is set for.
     """
     stack = config.transformer
-    own = stack.query_scaling is not None
+    family = OWN if stack.query_scaling is not None else FAMILIES[config.family]
     theta, scaling = stack.rope_theta, stack.rope_scaling
     if isinstance(scaling, DynamicScaling):
         in_use = max(scaling.context, scaling.original_context)
@@ -192,25 +262,28 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         context = in_use
     context = context or config.context or getattr(scaling, "original_context", 2048)
     fields = {
-        "architectures": ["AgenticRingLlamaForCausalLM" if own else "LlamaForCausalLM"],
-        "model_type": OWN_MODEL_TYPE if own else MODEL_TYPE,
+        "architectures": [family.architecture],
+        "model_type": family.name,
         "hidden_size": stack.width,
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
         "num_key_value_heads": stack.key_value_heads,
         "head_dim": stack.head_dim,
         "intermediate_size": stack.ffn_width,
-        "hidden_act": "silu",
+        **_activation(family),
         "rms_norm_eps": stack.norm_epsilon,
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied,
         "max_position_embeddings": context,
         "rope_theta": theta,
         "rope_scaling": _scaling_fields(scaling),
-        "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": dtype,
+        **family.written,
     }
+    for field, name in family.settings.items():
+        fields[field] = config.logit_cap if name == "logit_cap" else getattr(stack, name)
+    if "layer_types" in fields:
+        fields["layer_types"] = _layer_types(stack.global_every, stack.layers)
     ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     fields |= {name: value for name, value in ids.items() if value is not None}
     if stack.query_scaling is not None:

@@ -10,7 +10,8 @@ from agentic_ring.attention.cache import KVCache
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.exchange import from_layout
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
-from agentic_ring.errors import ConfigError, check_at_least_one
+from agentic_ring.attention.scores import soft_capped
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.mesh import ShardingRules, constrain, devices_along
 from agentic_ring.models.blockwise import (
     Weights,
@@ -19,7 +20,8 @@ from agentic_ring.models.blockwise import (
     gather_weight,
     sum_over_axes,
 )
-from agentic_ring.models.layers import init_weight, rms_norm
+from agentic_ring.models.layers import init_weight
+from agentic_ring.models.llama.families import family_named, misfits
 from agentic_ring.models.transformer import Transformer, TransformerConfig
 
 
@@ -31,6 +33,8 @@ class LlamaConfig:
     vocab_size: int = 32_000
     tied: bool = False
     """Whether the head is the embedding table (tied embeddings), as in small models."""
+    logit_cap: float | None = None
+    """Soft cap of the logits; None is none."""
     loss_chunk: int | None = None
     """Tokens per device whose logits are in memory at a time during the loss; None is all of them."""
     context: int | None = None
@@ -38,10 +42,20 @@ class LlamaConfig:
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    family: str = "llama"
+    """Name of the family whose files the model is read from and written to; see ``families``."""
 
     def __post_init__(self) -> None:
         optional = (name for name in ("loss_chunk", "context") if getattr(self, name) is not None)
         check_at_least_one(self, "vocab_size", *optional)
+        if self.logit_cap is not None:
+            check_positive(self, "logit_cap")
+        for config in (self, self.transformer):
+            for name, expected in misfits(family_named(self.family, "family"), config):
+                raise ConfigError(
+                    f"{name} is {getattr(config, name)}, but models of the family {self.family!r} have "
+                    f"{expected}"
+                )
         if self.vocab_size < 2:
             raise ConfigError(f"vocab_size is {self.vocab_size}; it must be at least 2")
 
@@ -117,6 +131,10 @@ class Llama(nnx.Module):
         """Encodes the next chunk of a prompt, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
         return self.transformer.prefill_chunk(self.embedded(tokens), positions, cache, prefix)
 
+    def store_chunk(self, tokens: jax.Array, positions: jax.Array, cache: KVCache) -> KVCache:
+        """Stores the next chunk of a prompt, int32 [B, C], without encoding its tokens to the end."""
+        return self.transformer.store_chunk(self.embedded(tokens), positions, cache)
+
     def extend(
         self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[jax.Array, KVCache]:
@@ -136,22 +154,25 @@ class Llama(nnx.Module):
         # For few tokens the results of a sharded lookup are sent; for many it is cheaper to gather the table.
         vocabulary = "vocab" if tokens.size < self.config.vocab_size else None
         table = gather_weight(self.embedding[...], (vocabulary, "embed"), rules, self.embedding[...].dtype)
-        return table[tokens].astype(dtype)
+        embedded = table[tokens].astype(dtype)
+        if not family_named(self.config.family, "family").scaled_embeddings:
+            return embedded
+        return embedded * jnp.asarray(self.config.transformer.width**0.5, dtype)
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
         """Cross entropy of each target in nats, float32 [B, T], for ``loss_chunk`` tokens at a time."""
         encoded = self.transformer(
             self.embedded(batch.tokens), batch.positions, batch.segment_ids, batch.layout
         )
-        epsilon = self.transformer.norm.epsilon
+        norm = self.transformer.norm
 
         def predict(weights: Weights, x: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
             scale, head = weights
-            return _cross_entropy(self._scores(rms_norm(x, scale, epsilon), head), target, axes)
+            return _cross_entropy(self._scores(norm.scaled(x, scale), head), target, axes)
 
         return apply_blockwise(
             predict,
-            (self.transformer.norm.scale, self._head),
+            (norm.scale, self._head),
             encoded,
             batch.targets,
             rules=self.config.transformer.rules,
@@ -165,7 +186,8 @@ class Llama(nnx.Module):
 
     def _scores(self, normed: jax.Array, head: jax.Array) -> jax.Array:
         """Logits float32 [..., V] from normalised tokens [..., D] and the weights of ``_head``."""
-        return (normed @ (head.T if self.head is None else head)).astype(jnp.float32)
+        scores = (normed @ (head.T if self.head is None else head)).astype(jnp.float32)
+        return soft_capped(scores, self.config.logit_cap)
 
 
 def _from_zigzag(x: jax.Array, rules: ShardingRules) -> jax.Array:

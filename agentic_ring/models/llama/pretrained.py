@@ -7,7 +7,7 @@ the files: no host ever holds a whole model.
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,19 +16,22 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import replacing_folder
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama.config_file import config_fields, read_config
 from agentic_ring.models.llama.model import Llama, LlamaConfig
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
 from agentic_ring.models.llama.weight_names import Weight, weights
+
+with needs_extra("models"):
+    from flax import nnx
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -67,7 +70,7 @@ def load_pretrained(
 def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtype) -> Llama:
     """Loads the weights of the model ``config`` from the folder ``path``, in ``dtype``."""
     layers, rules = config.transformer.layers, config.transformer.rules
-    files, ours = TensorFiles(path), weights(config.tied)
+    files, ours = TensorFiles(path), weights(config)
     files.check_names({name for weight in ours for name in weight.names(layers)}, config.tied)
     graphdef, state = nnx.split(jax.eval_shape(lambda: config.build(jax.random.key(0))))
     parameters: dict[Any, Any] = dict(nnx.to_flat_state(state))
@@ -99,8 +102,15 @@ class _Source:
     @property
     def _matrix(self) -> tuple[int, ...]:
         """Shape of each tensor."""
-        shape, inputs = self.shape[1:] if self.weight.stacked else self.shape, self.weight.input_dims
-        return (prod(shape[inputs:]), prod(shape[:inputs])) if inputs else shape
+        shape, inputs = self._one, self.weight.input_dims
+        if not inputs:
+            return (prod(shape),) if self.weight.vector else shape
+        return (self.weight.rows or prod(shape[inputs:]), prod(shape[:inputs]))
+
+    @property
+    def _one(self) -> tuple[int, ...]:
+        """Shape of the parameter of one layer."""
+        return self.shape[1:] if self.weight.stacked else self.shape
 
     def check_shapes(self) -> None:
         """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
@@ -122,11 +132,15 @@ class _Source:
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of one layer's array from the corresponding rows and columns of its tensor."""
         inputs = self.weight.input_dims
+        shape = self._one
+        if self.weight.vector:
+            part = self.files.read(name, (_flat(index, shape),))
+            return part.reshape(-1, *shape[1:])[(slice(None), *index[1:])]
         if not inputs:
             return self.files.read(name, index)
-        shape = self.shape[1:] if self.weight.stacked else self.shape
         rows, columns = _flat(index[inputs:], shape[inputs:]), _flat(index[:inputs], shape[:inputs])
-        matrix = self.files.read(name, (rows, columns)).T
+        first = self.weight.first_row
+        matrix = self.files.read(name, (slice(first + rows.start, first + rows.stop), columns)).T
         outer = [len(range(size)[part]) for part, size in zip(index, shape, strict=True)]
         # The slice of the matrix contains whole heads.
         for inner in (i for i in range(len(shape)) if i not in (0, inputs)):
@@ -170,11 +184,11 @@ def save_pretrained(
     dtypes = sorted({str(array.dtype) for array in arrays.values()})
     if len(dtypes) > 1:
         raise ArgumentError(f"the model's weights have several dtypes, {dtypes}; cast them to one")
-    tensors = [
+    tensors = _joined(
         tensor
-        for weight in weights(config.tied)
+        for weight in weights(config)
         for tensor in _tensors(weight, arrays[weight.path], config.transformer.layers)
-    ]
+    )
     shards = _shards(tensors)
     fields = config_fields(config, context, dtypes[0])
     if jax.process_index() != 0:
@@ -225,6 +239,8 @@ def _tensors(weight: Weight, array: jax.Array, layers: int) -> list[_Tensor]:
         )
         if weight.input_dims:
             values = values.reshape(prod(part.shape[: weight.input_dims]), -1).T
+        if weight.vector:
+            values = values.reshape(-1)
         return np.ascontiguousarray(values)
 
     names = weight.names(layers)
@@ -232,6 +248,19 @@ def _tensors(weight: Weight, array: jax.Array, layers: int) -> list[_Tensor]:
     if not weight.stacked:
         return [_Tensor(names[0], size, lambda: fetch(None))]
     return [_Tensor(name, size, lambda layer=layer: fetch(layer)) for layer, name in enumerate(names)]
+
+
+def _joined(tensors: Iterable[_Tensor]) -> list[_Tensor]:
+    """Tensors of one name as one, with their rows below each other."""
+    by_name: dict[str, list[_Tensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(tensor.name, []).append(tensor)
+
+    def join(name: str, parts: list[_Tensor]) -> _Tensor:
+        size = sum(part.size for part in parts)
+        return _Tensor(name, size, lambda: np.concatenate([part.fetch() for part in parts]))
+
+    return [parts[0] if len(parts) == 1 else join(name, parts) for name, parts in by_name.items()]
 
 
 def _shards(tensors: list[_Tensor]) -> list[list[_Tensor]]:

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.models.llama.config_fields import read_index
+
+with needs_extra("models"):
+    from safetensors import SafetensorError, safe_open
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -1,6 +1,7 @@
 """Writes the weights and logits that lie beside this file; needs torch and transformers.
 
 python tests/models/golden/make.py
+python tests/models/golden/make.py qwen2 qwen3
 """
 
 import sys
@@ -15,12 +16,15 @@ from safetensors.numpy import save_file
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.models.llama_cases import (
+    ANSWER,
     CASES,
+    FAMILIES,
     FFN,
     GOLDEN,
     HEADS,
     LAYERS,
     LENGTH,
+    PROMPT,
     ROWS,
     STANDARD_DEVIATION,
     VOCAB,
@@ -56,17 +60,37 @@ def shared_weights() -> dict[str, np.ndarray]:
     return tensors
 
 
+def weights_of_families() -> dict[str, np.ndarray]:
+    """Biases of projections, and norms of heads."""
+    random, tensors = np.random.default_rng(2), {}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}.self_attn."
+        for name in "qkv":
+            bias = STANDARD_DEVIATION * random.standard_normal(HEADS * WIDEST_HEAD)
+            tensors[f"{prefix}{name}_proj.bias"] = bias.astype(np.float32)
+        for name in "qk":
+            norm = 1 + STANDARD_DEVIATION * random.standard_normal(WIDEST_HEAD)
+            tensors[f"{prefix}{name}_norm.weight"] = norm.astype(np.float32)
+    return tensors
+
+
 def main() -> None:
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     save_file(shared_weights(), GOLDEN / "weights.safetensors")
+    save_file(weights_of_families(), GOLDEN / "weights_of_families.safetensors")
     random = np.random.default_rng(1)
     np.save(GOLDEN / "tokens.npy", random.integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32))
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         with tempfile.TemporaryDirectory() as folder:
             path = write_model(Path(folder), case)
             model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+            text = torch.from_numpy(tokens()).long()
             with torch.no_grad():
-                logits = model(torch.from_numpy(tokens()).long()).logits
+                logits = model(text).logits
+                if case in FAMILIES:
+                    model.generation_config.eos_token_id = None  # so that no answer ends early
+                    answer = model.generate(text[:1, :PROMPT], max_new_tokens=ANSWER, do_sample=False)
+                    np.save(GOLDEN / f"{case}_answer.npy", answer[0, PROMPT:].numpy().astype(np.int32))
         np.save(GOLDEN / f"{case}.npy", logits.numpy())
         print(case, f"{logits.std():.3f}")
 

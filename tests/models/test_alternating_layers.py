@@ -1,0 +1,146 @@
+"""Stacks whose local layers alternate with global ones: scanned in groups, on stages, with adapters."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from agentic_ring.errors import ConfigError, MeshError
+from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.model import Model
+from agentic_ring.models.rotary import LinearScaling
+from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.training.losses import token_loss
+from tests.models.test_pipeline import (
+    ONE_DEVICE,
+    TWO_STAGES,
+    assert_equal_to_rounding,
+    differentiated,
+    packed_rows,
+)
+
+STACK = TransformerConfig(
+    width=32,
+    layers=5,
+    heads=4,
+    kv_heads=2,
+    ffn_width=48,
+    ffn_chunk=4,
+    head_groups=2,
+    window=5,
+    global_every=2,
+    rope_theta=1e5,
+    rope_scaling=LinearScaling(4.0),
+    local_rope_theta=100.0,
+    query_pre_attn_scalar=24,
+    zero_centered_norms=True,
+    output_norm=True,
+    activation="gelu_tanh",
+)
+LLAMA = LlamaConfig(
+    replace(STACK, head_norm=True, layers=4), family="gemma3_text", vocab_size=40, loss_chunk=4, logit_cap=5.0
+)
+X = np.random.default_rng(0).normal(size=(2, 16, STACK.width)).astype(np.float32)
+POSITIONS = jnp.arange(16)[None]
+
+
+def gradients(transformer, one_by_one: bool):
+    structure, state = nnx.split(transformer)
+
+    def loss(state):
+        model = nnx.merge(structure, state)
+        if not one_by_one:
+            return jnp.square(model(X, POSITIONS)).sum()
+        x = X
+        for index in range(STACK.layers):
+            x = model.block(index)(x, POSITIONS, None, None)
+        return jnp.square(x).sum()
+
+    return jax.tree.leaves(jax.jit(jax.grad(loss))(state))
+
+
+@pytest.mark.slow
+def test_scanned_in_groups_they_have_the_gradients_of_layers_one_by_one():
+    transformer = Transformer(jax.random.key(0), STACK)
+    kinds = [transformer.block(index).config for index in range(STACK.layers)]
+    assert [kind.window for kind in kinds] == [5, None, 5, None, 5]
+    assert [kind.rope_theta for kind in kinds] == [100.0, 1e5, 100.0, 1e5, 100.0]
+    assert [kind.rope_scaling for kind in kinds] == [None, LinearScaling(4.0)] * 2 + [None]
+    for got, want in zip(gradients(transformer, False), gradients(transformer, True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(np.abs(want).max(), 1))
+
+
+def test_the_program_does_not_grow_with_depth():
+    def products(layers: int) -> int:
+        stack = replace(LLAMA.transformer, layers=layers, global_every=3, head_groups=1, ffn_chunk=None)
+        model = Model(replace(LLAMA, transformer=stack))
+
+        def loss(params):
+            return model.bind(params)(jnp.zeros((1, 16), jnp.int32)).sum()
+
+        return jax.jit(jax.grad(loss)).lower(model.abstract_params()).as_text().count("dot_general")
+
+    assert products(24) == products(6) > 20
+
+
+@pytest.mark.slow
+def test_on_stages_they_have_the_gradients_of_one_device():
+    run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
+    assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
+
+
+def test_a_stage_needs_whole_groups():
+    model = Model(replace(LLAMA, transformer=replace(LLAMA.transformer, global_every=4)))
+    tokens = jnp.zeros((8, 16), jnp.int32)
+    message = "4 layers in 2 stages are 2 each, but every 4th layer is global"
+    with jax.set_mesh(make_mesh(TWO_STAGES)), pytest.raises(MeshError, match=message):
+        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
+
+
+@pytest.mark.slow
+def test_merged_adapters_give_what_adapted_layers_give():
+    plain, adapted = Model(LLAMA), LoraModel(LLAMA, LoraConfig(2), "float32")
+    tokens = jnp.arange(16)[None] % 40
+    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        frozen = jax.jit(plain.init_params, out_shardings=plain.param_shardings(mesh, ShardingRules()))(
+            jax.random.key(0)
+        )
+        adapters = jax.tree.map(
+            lambda x: 0.3 * jax.random.normal(jax.random.key(3), x.shape), adapted.abstract_params()
+        )
+        got = jax.jit(lambda p, f: adapted.bind(p, f)(tokens))(adapters, frozen)
+        run = jax.jit(lambda p: plain.bind(p)(tokens))
+        assert np.abs(got - run(frozen)).max() > 0.1
+        np.testing.assert_allclose(got, run(adapted.merged(adapters, frozen)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["global_every", "local_rope_theta"])
+def test_local_layers_need_a_window(name):
+    with pytest.raises(ConfigError, match=f"{name} is 2, but local layers need a window"):
+        TransformerConfig(width=32, layers=2, heads=4, ffn_width=48, **{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {}, "logit_cap is 5.0, but models of the family 'llama' have None"),
+        ("gemma2", {}, "local_rope_theta is 100.0, but models of the family 'gemma2' have None"),
+        (
+            "gemma3_text",
+            {"query_pre_attn_scalar": None},
+            "query_pre_attn_scalar is None, but .* have a number",
+        ),
+        ("gemma3_text", {"attention_cap": 5.0}, "attention_cap is 5.0, but .* have None"),
+    ],
+)
+def test_what_no_model_of_a_family_has_is_refused(family, changes, message):
+    stack = replace(LLAMA.transformer, head_norm=family == "gemma3_text")
+    with pytest.raises(ConfigError, match=message):
+        replace(LLAMA, family=family, transformer=replace(stack, **changes))
