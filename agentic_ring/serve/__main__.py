@@ -3,7 +3,6 @@
 python -m agentic_ring.serve --model FOLDER --max-context 65536
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,13 +10,13 @@ from agentic_ring import cli
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
+from agentic_ring.extras import needs_extra
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.progress import say
 
-PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_BYTES, BODY_BYTES_A_TOKEN = 2 * 2**20, 32
 """Default size limit of a request: at least the first, and the second for each token of the context."""
@@ -32,6 +31,7 @@ def main(
     max_context: Annotated[int | None, cli.optional_flag(metavar="TOKENS")] = None,
     allow_extrapolation: Annotated[bool, cli.switch] = False,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, cli.optional_flag()] = None,
+    batch_size: int = 8,
     queue_size: int = 16,
     max_body: Annotated[int | None, cli.optional_flag(metavar="BYTES")] = None,
 ) -> None:
@@ -48,26 +48,28 @@ def main(
         that the model was made for.
       allow_extrapolation: Allow a max_context above the context that the model was made for.
       dtype: Data type of weights and computation. Default: as stored.
-      queue_size: Requests that may wait while one is processed; further ones are refused (status 429).
+      batch_size: Maximum number of requests that continue the same text and are answered together; 1 answers
+        one at a time.
+      queue_size: Requests that may wait while others are answered; further ones are refused (status 429).
       max_body: Maximum size of a request in bytes. Default: 32 for each token of the context, at least
         2 MiB.
     """
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size is {batch_size}; give at least 1")
     if queue_size < 0:
         raise ConfigError(f"--queue-size is {queue_size}; give at least 0")
     if max_body is not None and max_body < 1:
         raise ConfigError(f"--max-body is {max_body}; give at least 1")
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port is {port}; give one of 0 to 65535")
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
-        raise ConfigError(f"the server needs {', '.join(PACKAGES)}: pip install 'agentic_ring[serve]'")
-    # Imported here, so that an installation without the extra gets the message above.
-    import uvicorn
+    with needs_extra("serve"):
+        import uvicorn
 
-    from agentic_ring.serve.app import make_app
-    from agentic_ring.serve.generation import TextGenerator
-    from agentic_ring.serve.http_limits import LimitedConnection
-    from agentic_ring.serve.prompt_process import PromptProcess
-    from agentic_ring.serve.prompts import PromptLimits
+        from agentic_ring.serve.app import make_app
+        from agentic_ring.serve.generation import TextGenerator
+        from agentic_ring.serve.http_limits import LimitedConnection
+        from agentic_ring.serve.prompt_process import PromptProcess
+        from agentic_ring.serve.prompts import PromptLimits
 
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
@@ -78,12 +80,13 @@ def main(
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
     tokenizer.check_fits(loaded.config.vocab_size)
-    generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context)
+    generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
     name = name or model.resolve().name
     if host not in LOOPBACK:
         say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
     say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")
     with PromptProcess(model, template, PromptLimits.of(tokenizer, context)) as prompts:
+        prompts.check_template()
         max_body = max_body or max(BODY_BYTES, BODY_BYTES_A_TOKEN * context)
         uvicorn.run(
             make_app(name, generator, prompts, queue_size, max_body),

@@ -19,8 +19,9 @@ from starlette.requests import ClientDisconnect
 from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.inference import Sampling
-from agentic_ring.serve.generation import GeneratedText, GenerationJob, TextGenerator
+from agentic_ring.serve.generation import GeneratedText, TextGenerator
 from agentic_ring.serve.http_limits import BODY_SECONDS, BodyLimits
+from agentic_ring.serve.jobs import GenerationJob, GenerationRequest
 from agentic_ring.serve.json_body import read_body
 from agentic_ring.serve.metrics import CountRequests, Metrics
 from agentic_ring.serve.openai_replies import (
@@ -41,8 +42,6 @@ ROUTES = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/comp
 DISCONNECT_CHECK_SECONDS = 0.5
 """Interval at which a waiting request checks whether its client is still connected."""
 
-_Answers = tuple[GenerationJob, list[GeneratedText]]
-
 
 def make_app(
     name: str,
@@ -57,12 +56,12 @@ def make_app(
     Args:
       name: name by which requests select the model.
       prompts: encodes prompts; without a template, chat requests are refused.
-      queue_size: requests that may wait while one is processed.
+      queue_size: requests that may wait while others are processed.
       max_body_bytes: largest request body.
       body_seconds: longest time that a body may take.
     """
     app = FastAPI(title="agentic_ring", openapi_url=None)
-    queue = RequestQueue(queue_size)
+    queue = RequestQueue(queue_size, lambda *batch: metrics.batches.observe(generator.answer(*batch)))
     metrics = Metrics(queue, generator.prefixes)
     routes = _Routes(name, generator, prompts, queue, metrics)
     app.get("/health")(routes.health)
@@ -83,7 +82,7 @@ class _Routes:
     name: str
     generator: TextGenerator
     prompts: PromptProcess
-    queue: RequestQueue
+    queue: RequestQueue[GenerationRequest, list[GeneratedText]]
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -157,7 +156,7 @@ class _Routes:
         abandoned = threading.Event()
         parts: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        encoded: asyncio.Future[None] = loop.create_future()
+        encoded: asyncio.Future[GenerationJob] = loop.create_future()
 
         def check_connected() -> None:
             if abandoned.is_set():
@@ -167,17 +166,20 @@ class _Routes:
             if text and body.stream:
                 loop.call_soon_threadsafe(parts.put_nowait, text)
 
-        def work() -> _Answers:
+        def prepare() -> GenerationRequest:
             check_connected()
             job = make_job(check_connected)
             self.generator.check(job)
-            loop.call_soon_threadsafe(encoded.set_result, None)
-            answers = self.generator.generate(job, on_text, check_connected)
-            self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in job.prompts))
-            self.metrics.generated_tokens.inc(sum(answer.tokens for answer in answers))
-            return job, answers
+            loop.call_soon_threadsafe(encoded.set_result, job)
+            return GenerationRequest(job, on_text, abandoned.is_set)
 
-        task = self.queue.submit(work)
+        def count(task: asyncio.Task[list[GeneratedText]]) -> None:
+            if not (abandoned.is_set() or task.cancelled() or task.exception()):
+                self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in encoded.result().prompts))
+                self.metrics.generated_tokens.inc(sum(answer.tokens for answer in task.result()))
+
+        task = self.queue.submit(prepare)
+        task.add_done_callback(count)
 
         def leave() -> None:
             abandoned.set()
@@ -192,8 +194,8 @@ class _Routes:
             raise
         if body.stream and not (task.done() and task.exception()):
             return StreamingResponse(_events(task, parts, kind, head, leave), media_type="text/event-stream")
-        job, answers = task.result()
-        return JSONResponse(reply_body(kind, head, job, answers, with_top))
+        answers = task.result()
+        return JSONResponse(reply_body(kind, head, encoded.result(), answers, with_top))
 
 
 async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> None:
@@ -212,7 +214,7 @@ async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> Non
 
 
 async def _events(
-    task: asyncio.Task[_Answers],
+    task: asyncio.Task[list[GeneratedText]],
     parts: asyncio.Queue[str],
     kind: Kind,
     head: dict[str, Any],
@@ -224,7 +226,7 @@ async def _events(
     try:
         while text := await parts.get():
             yield stream_event(kind, head, text)
-        _, (answer,) = await task
+        (answer,) = await task
         yield stream_event(kind, head, "", answer.ended)
     except AgenticRingError as error:
         yield event(error_body(str(error)))

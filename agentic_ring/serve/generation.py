@@ -1,40 +1,19 @@
 """Text generation for requests: answers to prompts, and log probabilities of their tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.inference import Completion, Document, Sampling, Score, TextEngine
+from agentic_ring.inference import Completion, Document, Score, TextEngine
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
-from agentic_ring.serve.prompts import ContextLengthError, Prompt
-
-OnText = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class GenerationJob:
-    """Prompts to answer, and how.
-
-    Attributes:
-      prompts: at least one.
-      max_new_tokens: limit of each answer; 0 generates none.
-      stop: strings that end an answer; they are not part of it.
-      echo: put the prompt before the answer.
-      scored: return log probabilities.
-      continues: the answer continues the prompt's text, including the space between them; otherwise it
-        is a separate text.
-    """
-
-    prompts: Sequence[Prompt]
-    max_new_tokens: int
-    sampling: Sampling
-    stop: Sequence[str] = ()
-    echo: bool = False
-    scored: bool = False
-    continues: bool = True
+from agentic_ring.serve.jobs import GenerationJob, GenerationRequest
+from agentic_ring.serve.prompts import TOKENS, ContextLengthError, Prompt
+from agentic_ring.serve.request_batch import RequestBatch
+from agentic_ring.serve.request_queue import Finish, Take
 
 
 @dataclass(frozen=True)
@@ -71,34 +50,37 @@ class GeneratedText:
 
 
 class TextGenerator:
-    """Answers jobs with one model, one job at a time.
+    """Answers jobs with one model, those together that continue the same text.
 
     Args:
       max_context: maximum number of tokens of a prompt and its answer together.
+      batch_size: maximum number of jobs that are answered together.
 
     Attributes:
       prefixes: cache of the last long prompt.
     """
 
-    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_context: int):
+    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_context: int, batch_size: int = 8):
         self._engine = engine
         self._tokenizer = tokenizer
         self._max_context = max_context
+        self._batch_size = batch_size
         self.prefixes = PrefixCache(engine)
 
     def token_prompt(self, tokens: Sequence[int]) -> Prompt:
         """The prompt of these tokens."""
-        return Prompt(tokens, self._tokenizer.decode(tokens, skip_special=False))
+        return Prompt(array(TOKENS, tokens), self._tokenizer.decode(tokens, skip_special=False))
 
     def room(self, prompt: Prompt) -> int:
         """Maximum number of tokens of an answer."""
         return self._max_context - len(prompt.tokens)
 
     def check(self, job: GenerationJob) -> None:
-        """Checks the length of a job.
+        """Checks the tokens of a job, and how many they are.
 
         Raises:
           ContextLengthError: a prompt and its answer exceed the maximum context.
+          ArgumentError: a prompt is empty, or a token is outside the vocabulary.
         """
         for prompt in job.prompts:
             if self.room(prompt) < job.max_new_tokens:
@@ -106,24 +88,62 @@ class TextGenerator:
                     f"the prompt has {len(prompt.tokens)} tokens and {job.max_new_tokens} new ones are "
                     f"requested; together they may be {self._max_context}"
                 )
+        self._engine.check([prompt.tokens for prompt in job.prompts])
 
-    def generate(
+    def answer(
         self,
-        job: GenerationJob,
-        on_text: OnText = lambda text: None,
-        check_connected: Callable[[], None] = lambda: None,
-    ) -> list[GeneratedText]:
-        """Returns the answers to all prompts of a job that has passed ``check``.
+        request: GenerationRequest,
+        take: Take[GenerationRequest],
+        finish: Finish[GenerationRequest, list[GeneratedText]],
+    ) -> int:
+        """Answers a request whose job has passed ``check``, and others that continue the same text.
 
-        Args:
-          on_text: called with each new part of the answer to a single prompt.
-          check_connected: called regularly; an exception that it raises ends the job.
+        Each gets the answer that it would get alone. The others are chosen once the text is encoded.
+
+        Returns:
+          The number of requests.
 
         Raises:
-          ArgumentError: a prompt is empty, or a token is outside the vocabulary.
+          AbandonedError: the client of a request that is answered alone has left.
         """
-        groups = self._groups(job)
-        return [text for group in groups for text in self._answer(job, group, on_text, check_connected)]
+        request.check_connected()
+        if not request.job.is_single:
+            finish(request, self._answer_alone(request))
+            return 1
+        batch = RequestBatch(self.prefixes, self._batch_size, self._max_context)
+        batch.start(request)
+        take(batch.admit)
+        self._answer_together(batch, finish)
+        return len(batch.requests)
+
+    def _answer_together(
+        self, batch: RequestBatch, finish: Finish[GenerationRequest, list[GeneratedText]]
+    ) -> None:
+        jobs = [request.job for request in batch.requests]
+        texts = [job.answer_text(job.prompts[0], self._tokenizer) for job in jobs]
+
+        def on_text(row: int, text: str) -> bool:
+            batch.requests[row].on_text(text)
+            return batch.requests[row].has_left()
+
+        def on_end(row: int, answer: Completion) -> None:
+            finish(batch.requests[row], [_generated(jobs[row], jobs[row].prompts[0], answer, texts[row])])
+
+        generate_answers(
+            self._engine,
+            self._tokenizer,
+            [job.prompts[0].tokens[batch.shared :] for job in jobs],
+            texts,
+            [job.max_new_tokens for job in jobs],
+            [job.sampling for job in jobs],
+            document=self.prefixes.beginning(batch.shared),
+            on_text=on_text,
+            on_end=on_end,
+            least_rows=self._batch_size if len(jobs) > 1 else 1,
+        )
+
+    def _answer_alone(self, request: GenerationRequest) -> list[GeneratedText]:
+        return [text for group in self._groups(request.job) for text in self._answer_group(request, group)]
 
     def _groups(self, job: GenerationJob) -> Iterator[list[Prompt]]:
         """Splits the prompts into batches that need no more memory than one prompt of maximum length."""
@@ -136,22 +156,12 @@ class TextGenerator:
             group.append(prompt)
         yield group
 
-    def _answer(
-        self, job: GenerationJob, prompts: list[Prompt], on_text: OnText, check_connected: Callable[[], None]
-    ) -> list[GeneratedText]:
-        document, rests = None, [prompt.tokens for prompt in prompts]
+    def _answer_group(self, request: GenerationRequest, prompts: list[Prompt]) -> list[GeneratedText]:
+        job, document, rests = request.job, None, [prompt.tokens for prompt in prompts]
         if len(prompts) == 1 and job.max_new_tokens:
-            document, rest = self.prefixes.split(prompts[0].tokens, lambda done: check_connected())
+            document, rest = self.prefixes.split(prompts[0].tokens, lambda done: request.check_connected())
             rests = [rest]
-        texts = [
-            AnswerText(self._tokenizer.decode, prompt.tokens if job.continues else (), job.stop)
-            for prompt in prompts
-        ]
-
-        def on_part(text: str) -> None:
-            check_connected()
-            on_text(text)
-
+        texts = [job.answer_text(prompt, self._tokenizer) for prompt in prompts]
         answers = [Completion(ended="length") for _ in prompts]
         if job.max_new_tokens:
             answers = generate_answers(
@@ -162,19 +172,11 @@ class TextGenerator:
                 job.max_new_tokens,
                 job.sampling,
                 document=document,
-                on_text=on_part,
+                on_text=lambda row, text: request.has_left(),
             )
-        check_connected()
+        request.check_connected()
         scored = self._scored(job, prompts, answers, texts, document)
-        return [
-            GeneratedText(
-                (prompt.text if job.echo else "") + text.text,
-                "stop" if text.stopped or answer.ended == "stop" else "length",
-                len(answer.tokens),
-                tokens,
-            )
-            for prompt, answer, text, tokens in zip(prompts, answers, texts, scored, strict=True)
-        ]
+        return [_generated(job, *row) for row in zip(prompts, answers, texts, scored, strict=True)]
 
     def _scored(
         self,
@@ -208,6 +210,21 @@ class TextGenerator:
         scores = iter(self._engine.score(asked, document=document) if asked else ())
         for _, continuation in pairs:
             yield next(scores) if continuation else Score([], [], [], [])
+
+
+def _generated(
+    job: GenerationJob,
+    prompt: Prompt,
+    answer: Completion,
+    text: AnswerText,
+    scored: list[ScoredToken] | None = None,
+) -> GeneratedText:
+    return GeneratedText(
+        (prompt.text if job.echo else "") + text.text,
+        "stop" if text.stopped or answer.ended == "stop" else "length",
+        len(answer.tokens),
+        scored,
+    )
 
 
 def _scored_tokens(

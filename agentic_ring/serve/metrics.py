@@ -14,6 +14,7 @@ from agentic_ring.serve.request_queue import RequestQueue
 
 _DISCONNECTED = 499
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 class Metrics:
@@ -36,6 +37,12 @@ class Metrics:
         )
         self.generated_tokens = Counter(
             "agentic_ring_generated_tokens", "Tokens of complete answers", registry=self.registry
+        )
+        self.batches = Histogram(
+            "agentic_ring_batch_requests",
+            "Requests answered together",
+            buckets=_BATCHES,
+            registry=self.registry,
         )
         self.registry.register(_State(queue, prefixes))
 

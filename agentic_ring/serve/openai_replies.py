@@ -3,7 +3,8 @@
 import json
 from typing import Any, Literal
 
-from agentic_ring.serve.generation import GeneratedText, GenerationJob, ScoredToken
+from agentic_ring.serve.generation import GeneratedText, ScoredToken
+from agentic_ring.serve.jobs import GenerationJob
 
 Kind = Literal["text_completion", "chat.completion"]
 

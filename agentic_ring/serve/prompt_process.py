@@ -2,7 +2,7 @@
 
 Templates and the regular expressions of tokenizers come with the model's folder and may take any time, during
 which they cannot be interrupted and block all other Python code. The process is ended instead, and started
-anew. Requests and replies are JSON over a pipe.
+anew. Requests are JSON over a pipe, and so are replies, but for the tokens, which follow as int32 numbers.
 """
 
 import json
@@ -11,16 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
 from agentic_ring.data.text.chat import Turn, chat_template
-from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import AgenticRingError, ArgumentError, DataError
-from agentic_ring.serve.prompts import ContextLengthError, Prompt, PromptEncoder, PromptLimits
+from agentic_ring.serve.prompts import TOKENS, ContextLengthError, Prompt, PromptEncoder, PromptLimits
+from agentic_ring.serve.remembering_tokenizer import RememberingTokenizer
 
 SECONDS, CHARACTERS_A_SECOND = 5.0, 100_000
 """Time for a request: a constant, and a share for its size. Tokenizers encode about 1,000,000 a second."""
@@ -59,14 +61,22 @@ class PromptProcess:
         """
         self.limits.check_texts(texts)
         found = self._ask({"texts": texts}, sum(map(len, texts)), check_connected)
-        return [Prompt(tokens, text, added) for text, (tokens, added) in zip(texts, found, strict=True)]
+        return [replace(prompt, text=text) for text, prompt in zip(texts, found, strict=True)]
 
     def chat(self, turns: Sequence[Turn], check_connected: Callable[[], None]) -> Prompt:
         """Tokenises a conversation as ``PromptEncoder.chat`` does; arguments and errors as above."""
         self.limits.check_chat(turns)
         size = sum(len(turn.text) for turn in turns)
-        ((tokens, added),) = self._ask({"turns": turns}, size, check_connected)
-        return Prompt(tokens, "", added)
+        (prompt,) = self._ask({"turns": turns}, size, check_connected)
+        return prompt
+
+    def check_template(self) -> None:
+        """Checks that the tokenizer has the special tokens that the template writes.
+
+        Raises:
+          DataError: it lacks one, or the time or memory of a request is exceeded.
+        """
+        self._ask({}, 0, lambda: None)
 
     def close(self) -> None:
         """Ends the process."""
@@ -108,13 +118,14 @@ class PromptProcess:
 
     def _ask(
         self, request: dict[str, Any], characters: int, check_connected: Callable[[], None]
-    ) -> list[tuple[list[int], int]]:
+    ) -> list[Prompt]:
         seconds = SECONDS + characters / CHARACTERS_A_SECOND
         try:
             self._pipe.send_bytes(json.dumps(request | {"seconds": seconds}).encode())
             while not self._pipe.poll(CHECK_SECONDS):
                 check_connected()
             reply = json.loads(self._pipe.recv_bytes())
+            tokens = [array(TOKENS, self._pipe.recv_bytes()) for _ in reply.get("added", ())]
         except (EOFError, OSError):
             timed_out = self._process.wait() == -signal.SIGALRM
             self._restart()
@@ -127,13 +138,13 @@ class PromptProcess:
             raise
         if "error" in reply:
             raise _ERRORS[reply["error"]](reply["message"])
-        return reply["prompts"]
+        return [Prompt(ids, "", added) for ids, added in zip(tokens, reply["added"], strict=True)]
 
 
 def main(pipe: int, folder: str, template: str, tokens: int, characters: int) -> None:
     """Answers requests until the server closes the pipe."""
     connection = Connection(pipe)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = RememberingTokenizer.load(folder)
     chats = chat_template(template, tokenizer) if template else None
     encoder = PromptEncoder(tokenizer, chats, PromptLimits(tokens, characters))
     _limit_memory()
@@ -142,21 +153,27 @@ def main(pipe: int, folder: str, template: str, tokens: int, characters: int) ->
             request = json.loads(connection.recv_bytes())
             # The default action of the alarm ends the process, whatever it is busy with.
             signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-            reply = json.dumps(_reply(encoder, request)).encode()
+            reply = _reply(encoder, request)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            connection.send_bytes(reply)
+            for part in reply:
+                connection.send_bytes(part)
 
 
-def _reply(encoder: PromptEncoder, request: dict[str, Any]) -> dict[str, Any]:
+def _reply(encoder: PromptEncoder, request: dict[str, Any]) -> list[bytes]:
+    """The parts of a reply: an error, or the number of added tokens of each prompt and then its tokens."""
     try:
         if "texts" in request:
             prompts = [encoder.text(text) for text in request["texts"]]
-        else:
+        elif "turns" in request:
             prompts = [encoder.chat([Turn(role, text) for role, text in request["turns"]])]
+        else:
+            encoder.check_template()
+            prompts = []
     except AgenticRingError as error:
         kind = next(name for name, known in _ERRORS.items() if isinstance(error, known))
-        return {"error": kind, "message": str(error)}
-    return {"prompts": [(list(prompt.tokens), prompt.added) for prompt in prompts]}
+        return [json.dumps({"error": kind, "message": str(error)}).encode()]
+    head = json.dumps({"added": [prompt.added for prompt in prompts]}).encode()
+    return [head, *(array(TOKENS, prompt.tokens).tobytes() for prompt in prompts)]
 
 
 def _limit_memory() -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn
+from agentic_ring.data.text.chat import ChatTemplate, Turn, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import encode_pieces, prompt_pieces
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, DataError
+
+TOKENS = "i"
+"""Type of the arrays of a prompt's tokens: int32, many of which are compared faster than lists."""
 
 
 class ContextLengthError(ArgumentError):
@@ -91,6 +94,15 @@ class PromptEncoder:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     limits: PromptLimits
+
+    def check_template(self) -> None:
+        """Checks that the tokenizer has the special tokens that the template writes.
+
+        Raises:
+          DataError: it lacks one.
+        """
+        if self.template is not None:
+            check_special_tokens(self.template, self.tokenizer)
 
     def text(self, text: str) -> Prompt:
         """Tokenises a text.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, DataError, MissingExtraError
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
@@ -276,7 +277,7 @@ def test_without_a_template_chats_are_refused(engine, folder, tokenizer):
 
 def test_an_internal_error_reveals_nothing(engine, tokenizer, prompts):
     class Broken(TextGenerator):
-        def generate(self, *arguments, **options):
+        def answer(self, *arguments, **options):
             raise RuntimeError("secret")
 
     with serving(Broken(engine, tokenizer, CONTEXT), prompts) as root:
@@ -302,14 +303,23 @@ def test_the_command_serves_a_folder(folder):
     assert process.wait(30) in (0, -15)
 
 
+def test_the_command_refuses_a_tokenizer_without_the_tokens_of_its_template(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("<|im_start|>user {{ messages[0].content }}<|im_end|>")
+    with pytest.raises(DataError, match=r"writes <\|im_start\|>, <\|im_end\|>, which the tokenizer does not"):
+        main(tmp_path)
+
+
 def test_the_command_says_what_is_missing(folder, monkeypatch):
     with pytest.raises(ConfigError, match=f"made for {CONTEXT}; give --allow-extrapolation"):
         main(folder, max_context=CONTEXT + 1)
+    with pytest.raises(ConfigError, match="--batch-size is 0"):
+        main(folder, batch_size=0)
     with pytest.raises(ConfigError, match="--queue-size is -1"):
         main(folder, queue_size=-1)
     with pytest.raises(ConfigError, match="--port is 70000"):
         main(folder, port=70_000)
     # Imports then behave as if the package were missing.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[serve\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[serve\]'"):
         main(folder)

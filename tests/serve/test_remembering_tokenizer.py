@@ -1,0 +1,98 @@
+"""A text that begins like an earlier one gets the same tokens in less time."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.serve.remembering_tokenizer import LONG_TEXT, MARGIN, RememberingTokenizer
+
+WORDS = [
+    "the",
+    "user",
+    "assistant,",
+    "lines:",
+    "<12345>\n",
+    "records",
+    "éàü",
+    "日本",
+    "don't",
+    "I'll",
+    "",
+    "x-y",
+]
+
+
+def text(seed: int, words: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+def trained(pre_tokenizer, normalizer=None, post_processor=None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizer
+    backend.normalizer = normalizer
+    backend.post_processor = post_processor
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>"], show_progress=False)
+    backend.train_from_iterator([text(seed, 300) for seed in range(8)], trainer)
+    return backend
+
+
+LLAMA_3 = tokenizers.Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DIVIDED: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "gpt2": lambda: trained(
+        pre_tokenizers.ByteLevel(False), post_processor=processors.ByteLevel(trim_offsets=True)
+    ),
+    "llama3": lambda: trained(
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(LLAMA_3, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        )
+    ),
+    "metaspace": lambda: trained(pre_tokenizers.Metaspace(prepend_scheme="first"), normalizers.NFKC()),
+    "whitespace": lambda: trained(pre_tokenizers.Whitespace(), normalizers.Lowercase()),
+}
+# A word of the first has a space put before it where a text begins; the second divides no text.
+OTHERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "roberta": lambda: trained(pre_tokenizers.ByteLevel(True)),
+    "llama2": lambda: trained(
+        None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*DIVIDED, *OTHERS])
+def test_tokens_are_those_of_the_whole_text(kind):
+    make = (DIVIDED | OTHERS)[kind]
+    backend = make()
+    plain, remembering = Tokenizer(backend), RememberingTokenizer(backend)
+    record = text(100, 5000)
+    assert len(record) > LONG_TEXT + MARGIN
+    # Questions that share the record, its first half, words and parts of words of each other, and nothing.
+    ends = ["", " who?", " whom", "<s> who <s>", "日", text(1, 300), "e" * 50, " " * 9, "\n"]
+    texts = [record + end for end in ends]
+    texts += [record[: len(record) // 2 + cut] + "who?" for cut in range(8)]
+    texts += [record[:-3], "x" + record, record[1:], record]
+    for each in texts:
+        assert remembering.encode(each) == plain.encode(each)
+
+
+@pytest.mark.parametrize(("kind", "again"), [*((kind, False) for kind in DIVIDED), ("llama2", True)])
+def test_only_the_end_is_encoded_where_the_tokenizer_divides_texts_into_words(kind, again):
+    backend = (DIVIDED | OTHERS)[kind]()
+    remembering, record = RememberingTokenizer(backend), text(100, 5000)
+    remembering.encode(record + "who?")
+    remembered = remembering._encoding
+    remembering.encode(record + " when")
+    assert (remembering._encoding is not remembered) == again
+    # Another text is remembered instead, and so is one of which little is shared.
+    remembering.encode(text(7, 5000))
+    assert remembering._encoding is not remembered
+    remembered = remembering._encoding
+    remembering.encode(text(7, 5000)[: LONG_TEXT + 100] + record)
+    assert remembering._encoding is not remembered
