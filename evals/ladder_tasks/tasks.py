@@ -1,0 +1,160 @@
+"""Tasks of the ladder: what each asks of a record, whose test it follows, and how an answer is scored."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentic_ring.errors import UnknownNameError
+
+Record = Literal["lines", "json"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of question.
+
+    Attributes:
+      title: what is asked.
+      record: the kind of record that it is asked about.
+      literal: whether the answer, as it is to be written, follows from finding equal words alone. The others
+        need the order of several lines, their number, or a memory of those that have been answered.
+      origin: the field's name of the task, with its source.
+      score: (expected, answer) -> score in [0, 1]; see each function.
+    """
+
+    title: str
+    record: Record
+    literal: bool
+    origin: str
+    score: Callable[[Sequence[str], str], float]
+
+
+def score_last_number(expected: Sequence[str], answer: str) -> float:
+    """1 if the last number of the answer is the expected one."""
+    return float(_numbers(answer)[-1:] == [*expected])
+
+
+def score_count(expected: Sequence[str], answer: str) -> float:
+    """1 less the relative error of the last number, and at least 0."""
+    (right,), found = map(int, expected), _numbers(answer)[-1:]
+    return max(0.0, 1.0 - abs(int(found[0]) - right) / right) if found else 0.0
+
+
+def score_numbers(expected: Sequence[str], answer: str) -> float:
+    """Share of the expected numbers in the answer, of all its numbers if those are more.
+
+    ``expected`` begins with the keys that were asked for; digits in them do not count.
+    """
+    keys, numbers = expected[: len(expected) // 2], [*expected[len(expected) // 2 :]]
+    found = _numbers(_without(answer, keys))
+    hits = sum(min(found.count(number), numbers.count(number)) for number in {*numbers})
+    return hits / max(len(numbers), len(found))
+
+
+def score_lines(expected: Sequence[str], answer: str) -> float:
+    """Share of the expected keys in the answer, of all the lines that it names if those are more."""
+    hits = sum(_contains(answer, key) for key in expected)
+    return hits / max(len(expected), len(re.findall(r"\bline\s+(?=\S)", answer)))
+
+
+def score_chain(expected: Sequence[str], answer: str) -> float:
+    """1 if the last number is the one at the end; else the share of stations, which come first, it names."""
+    *stations, number = expected
+    if _numbers(_without(answer, stations))[-1:] == [number]:
+        return 1.0
+    return sum(_contains(answer, station) for station in stations) / len(expected)
+
+
+def score_contained(expected: Sequence[str], answer: str) -> float:
+    """1 if the answer contains the expected value as a word."""
+    return float(_contains(answer, expected[0]))
+
+
+def _numbers(text: str) -> list[str]:
+    # As in ``scores.parsed_number``: Python refuses to convert thousands of digits.
+    return [number[:100].lstrip("0") or "0" for number in re.findall(r"\d+", text)]
+
+
+def _contains(text: str, word: str) -> bool:
+    return re.search(_as_word(word), text) is not None
+
+
+def _without(text: str, words: Sequence[str]) -> str:
+    """The text without the first occurrence of each word."""
+    for word in words:
+        text = re.sub(_as_word(word), "", text, count=1)
+    return text
+
+
+def _as_word(text: str) -> str:
+    return rf"(?<!\w){re.escape(text)}(?!\w)"
+
+
+TASKS = {
+    "line": Task("the number in one line", "lines", True, "line retrieval, LongChat", score_last_number),
+    "lines": Task(
+        "the numbers in 4 lines",
+        "lines",
+        True,
+        "multi-query needles, RULER (arXiv 2404.06654)",
+        score_numbers,
+    ),
+    "hop2": Task(
+        "the number 2 lines on",
+        "lines",
+        True,
+        "two supporting facts, BABILong (arXiv 2406.10149)",
+        score_chain,
+    ),
+    "hop3": Task(
+        "the number 3 lines on", "lines", True, "variable tracking, RULER (arXiv 2404.06654)", score_chain
+    ),
+    "occurrence": Task(
+        "the number in the n-th of 4 lines with one key",
+        "lines",
+        False,
+        "multi-round co-reference (MRCR), Michelangelo (arXiv 2409.12640)",
+        score_last_number,
+    ),
+    "value": Task(
+        "all lines with one value",
+        "lines",
+        False,
+        "multi-value needles with keys and values exchanged, RULER (arXiv 2404.06654)",
+        score_lines,
+    ),
+    "count": Task(
+        "the number of lines with one value",
+        "lines",
+        False,
+        "passage count, LongBench (arXiv 2308.14508)",
+        score_count,
+    ),
+    "json": Task(
+        "the value of a JSON key",
+        "json",
+        True,
+        "key-value retrieval, Lost in the Middle (arXiv 2307.03172)",
+        score_contained,
+    ),
+}
+
+
+def named_tasks(text: str) -> list[str]:
+    """The names in a list such as ``line,hop2``, in the ladder's order; "all" and "literal" are lists too.
+
+    Raises:
+      UnknownNameError: there is no such task.
+    """
+    asked: set[str] = set()
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name == "all":
+            asked |= {*TASKS}
+        elif name == "literal":
+            asked |= {task for task in TASKS if TASKS[task].literal}
+        elif name in TASKS:
+            asked.add(name)
+        else:
+            raise UnknownNameError("task", name, (*TASKS, "all", "literal"))
+    return [name for name in TASKS if name in asked]
