@@ -8,7 +8,6 @@ never truncated, as truncation may remove the answer. A prompt begins with exact
 the chat template writes.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +16,7 @@ from agentic_ring import cli
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import replacing
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
@@ -64,17 +64,15 @@ def main(
       seed: Seed of sampled answers.
       output: JSON file for results and samples. Default: runs/harness-MODEL.json.
     """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError("lm_eval is missing: pip install 'agentic_ring[harness]'")
-    # Imported here, so that an installation without the extra gets the message above.
-    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
-    from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
-        handle_non_serializable,
-        make_table,
-    )
+    with needs_extra("harness"):
+        from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+        from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
+            handle_non_serializable,
+            make_table,
+        )
 
-    from evals.harness_model.model import HarnessModel
+        from evals.harness_model.model import HarnessModel
 
     context = usable_context(model, max_length, allow_extrapolation)
     tokenizer = Tokenizer.load(model)

@@ -6,23 +6,29 @@
 
 writes cases, answers, results.json, summary.csv and plots to a folder under runs/. The same command resumes
 an interrupted run and asks failed questions again; other lengths are added to the same folder. Exit status
-1 means that some questions have no answer; they count in no score.
+1 means that some questions have no answer or an unfinished one; they count in no score.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import rich
 
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.token_units import parse_tokens
-from evals.lines.endpoint_reader import EndpointReader, RetryPolicy, token_counter
+from evals.lines.endpoint_reader import LEAST_SHARE, LEAST_SHARE_COUNTED, EndpointModel, EndpointReader
 from evals.lines.evaluation_run import LineRun, LineRunConfig
 from evals.lines.keys import KeyKind
 from evals.lines.local_reader import EMBEDDED_KEYS, open_reader
+from evals.lines.prices import Prices, forecast_table
+from evals.lines.request_limits import RequestPolicy
 from evals.lines.scores import Rule
+from evals.lines.token_counts import token_counter
 
 
 def main(
@@ -35,8 +41,14 @@ def main(
     allow_extrapolation: Annotated[bool, cli.switch] = False,
     devices: int = 1,
     tokenizer: Annotated[Path | None, cli.optional_flag(metavar="PATH")] = None,
-    timeout: float = RetryPolicy.timeout,
+    request_json: Annotated[str | None, cli.optional_flag(metavar="JSON")] = None,
+    timeout: float = RequestPolicy.timeout,
+    concurrency: int = RequestPolicy.concurrency,
     requests_per_minute: Annotated[float | None, cli.optional_flag(metavar="N")] = None,
+    dry_run: Annotated[bool, cli.switch] = False,
+    prices: Annotated[
+        tuple[float, float, float] | None, cli.optional_flag(metavar="PROMPT CACHED ANSWER")
+    ] = None,
     num_samples: int = 50,
     questions_per_document: int = 50,
     line_idx: KeyKind = "LRT-NL",
@@ -63,8 +75,16 @@ def main(
       devices: Number of simulated devices that a document is sharded over, on a machine with only a CPU.
       tokenizer: The endpoint model's tokenizer.json, or its folder, to count the tokens of prompts. Default:
         an estimate, about 3% above LLaMA's own count.
+      request_json: More fields of each request to an endpoint, such as
+        '{"chat_template_kwargs": {"enable_thinking": false}}'; null takes a field away, as in
+        '{"max_tokens": null, "max_completion_tokens": 200}'.
       timeout: Seconds that an endpoint may take to answer.
+      concurrency: Maximum number of requests to an endpoint at a time. The first question about a record
+        goes alone, and there are fewer at a time while the server answers 429.
       requests_per_minute: Maximum rate of requests to an endpoint. Default: no limit.
+      dry_run: Print how many requests and tokens an endpoint would receive, and ask nothing.
+      prices: Prices of a million tokens of prompts, of prompts from the server's cache, and of answers.
+        Default: no cost is shown.
       num_samples: Number of questions per length.
       questions_per_document: Maximum number of questions that share a record; a local model reads a record
         only once.
@@ -79,13 +99,16 @@ def main(
     contexts = context_lengths(("" if test_file else "4k,16k") if ctx is None else ctx)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {max_new_tokens}; an answer needs at least 1")
+    if endpoint is None and (dry_run or request_json is not None or prices is not None):
+        raise ConfigError("dry_run, request_json and prices are of an endpoint; name one with --endpoint URL")
+    cost = None if prices is None else Prices(*prices)
     if endpoint is None:
         check_embedded_keys(model, line_idx)
         simulate_cpu_devices(devices)
         reader = open_reader(model, contexts, template, allow_extrapolation)
     else:
-        retries = RetryPolicy(timeout=timeout, requests_per_minute=requests_per_minute)
-        reader = open_endpoint(endpoint, model, tokenizer, completions, retries)
+        policy = RequestPolicy(timeout, requests_per_minute=requests_per_minute, concurrency=concurrency)
+        reader = open_endpoint(endpoint, model, tokenizer, completions, request_fields(request_json), policy)
     config = LineRunConfig(
         reader=reader.name,
         trained_on_task=reader.trained_on_task,
@@ -98,21 +121,41 @@ def main(
         seed=seed,
         max_new_tokens=max_new_tokens,
         template=template,
+        request_json=request_json,
     )
     directory = output or Path("runs") / f"line_retrieval-{re.sub(r'[^A-Za-z0-9._-]+', '-', reader.name)}"
-    return evaluate(LineRun(directory, config, reader), contexts, test_file, resume, score)
+    run = LineRun(directory, config, reader)
+    with run.prepare(contexts, test_file, resume) as names:
+        if dry_run:
+            rich.print(forecast_table([run.forecast(name) for name in names], cost).rich())
+            return 0
+        return evaluate(run, names, score, cost)
 
 
-def evaluate(
-    run: LineRun, contexts: Sequence[int], test_file: Sequence[Path], resume: bool, score: Rule
-) -> int:
+def evaluate(run: LineRun, names: Sequence[str], score: Rule, prices: Prices | None) -> int:
     """Asks all questions of a run, writes its results after each set, and returns the exit status."""
     scores = []
-    with run.prepare(contexts, test_file, resume) as names:
-        for name in names:
-            run.ask(name)
-            scores = run.report(score)
-        return run.conclude(scores, score)
+    for name in names:
+        run.ask(name)
+        scores = run.report(score, prices)
+    return run.conclude(scores, score, prices)
+
+
+def request_fields(text: str | None) -> dict[str, Any] | None:
+    """The fields in a JSON object.
+
+    Raises:
+      ConfigError: the text is none.
+    """
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"request_json is {text!r}, which is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"request_json is {text!r}; expected an object such as " + '{"top_p": 1}')
+    return fields
 
 
 def context_lengths(text: str) -> list[int]:
@@ -134,7 +177,12 @@ def check_embedded_keys(model: str | None, line_idx: KeyKind) -> None:
 
 
 def open_endpoint(
-    address: str, model: str | None, tokenizer: Path | None, completions: bool, retries: RetryPolicy
+    address: str,
+    model: str | None,
+    tokenizer: Path | None,
+    completions: bool,
+    fields: dict[str, Any] | None,
+    policy: RequestPolicy,
 ) -> EndpointReader:
     """The reader of an endpoint.
 
@@ -143,7 +191,9 @@ def open_endpoint(
     """
     if model is None:
         raise ConfigError(f"which model of {address} should answer? Name it with --model")
-    return EndpointReader(address, model, token_counter(tokenizer), completions, retries)
+    asked = EndpointModel(address, model, completions, fields)
+    least_share = LEAST_SHARE if tokenizer is None else LEAST_SHARE_COUNTED
+    return EndpointReader(asked, token_counter(tokenizer), policy, least_share)
 
 
 if __name__ == "__main__":

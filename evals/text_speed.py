@@ -30,6 +30,7 @@ from rich.table import Table
 
 from agentic_ring import cli
 from agentic_ring.errors import AgenticRingError, ConfigError
+from agentic_ring.extras import needs_extra
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
@@ -40,7 +41,7 @@ from evals.speed.interleaved import Spread, time_interleaved
 
 MODELS = {
     "47m": LlamaConfig(TransformerConfig(width=512, layers=8, heads=8, ffn_width=1792), vocab_size=16_000),
-    "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=8, ffn_width=64), 128),
+    "tiny": LlamaConfig(TransformerConfig(width=32, layers=2, heads=8, ffn_width=64), vocab_size=128),
 }
 """Model sizes by name; "tiny" checks in seconds that everything runs."""
 
@@ -133,15 +134,11 @@ def beside_transformers(
     """Times prefill of ``cached`` tokens and decoding of ``new_tokens`` by both libraries.
 
     Raises:
-      ConfigError: the extra hf is not installed.
+      MissingExtraError: the extra hf is not installed.
       DisagreementError: the logits or the answers differ.
     """
-    try:
+    with needs_extra("hf"):
         from evals.speed.torch_llama import TorchLlama
-    except ImportError as error:
-        raise ConfigError(
-            "transformers and torch are not installed; pip install 'agentic_ring[hf]' and run it again"
-        ) from error
     other, tokens = TorchLlama(folder), random_tokens(engines.writer.model, cached)
     document, (logits, cache) = engines.reader.read(tokens), other.prefill(tokens)
     _check(f"logits after {cached} tokens", np.asarray(document.next_logits)[0], logits)

@@ -2,15 +2,16 @@
 
     python experiments/train_retriever.py
 
-The records get longer from stage to stage; their lines are spread over up to half a million positions from
-the start. The result is runs/retriever/model, a folder for ``evals/line_retrieval.py --model``; the one
-that comes with the project is in evals/retriever. Run the same command again after an interruption: it
-continues where it stopped.
+The lines of a record are spread over up to half a million positions from the start. In the second stage they
+also compete as those of a whole record would, each with the weight of the lines that were left out around it.
+The result is runs/retriever/model, a folder for ``evals/line_retrieval.py --model``; the one that comes with
+the project is in evals/retriever. Run the same command again after an interruption: it continues where it
+stopped.
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import save_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.model import Model, Params
-from agentic_ring.models.transformer import QueryScaling
 from agentic_ring.progress import say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
@@ -50,9 +50,6 @@ from experiments.retriever.model import TaughtRetriever, answer_logits, retrieve
 
 MADE_FOR = FARTHEST_POSITION
 """Context length of the exported model in tokens."""
-SHARPER = QueryScaling(floor=64, scale=0.35)
-"""Query scaling of the exported model: its records are far longer than in training, and a softmax over more
-keys is flatter. Chosen on records of seed 1 at 4K to 64K tokens; results are those of seed 0."""
 TESTED_ROWS = 64
 
 
@@ -73,10 +70,11 @@ class LessonStage:
     questions: int
     steps: int
     learning_rate: float
+    crowding: float
 
     def lessons(self, vocabulary: Vocabulary, seed: int) -> Lessons:
         """The batches of this stage."""
-        return Lessons(vocabulary, self.tokens, self.rows, self.questions, seed)
+        return Lessons(vocabulary, self.tokens, self.rows, self.questions, self.crowding, seed)
 
     def training(self, seed: int) -> TrainConfig:
         """The training settings of this stage."""
@@ -87,8 +85,8 @@ class LessonStage:
 
 
 STAGES = (
-    LessonStage(tokens=256, rows=4, questions=16, steps=4000, learning_rate=2e-3),
-    LessonStage(tokens=1024, rows=2, questions=32, steps=3000, learning_rate=1e-3),
+    LessonStage(tokens=256, rows=4, questions=16, steps=1500, learning_rate=2e-3, crowding=0.0),
+    LessonStage(tokens=512, rows=2, questions=32, steps=1800, learning_rate=2e-3, crowding=4.0),
 )
 
 
@@ -118,9 +116,7 @@ def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, director
 def export(params: Params, vocabulary: Vocabulary, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the LLaMA without the parts for training, in half precision, with its tokenizer."""
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
-    config = retriever_config(vocabulary)
-    sharper = replace(config.llama, transformer=replace(config.llama.transformer, query_scaling=SHARPER))
-    retriever: TaughtRetriever = Model(replace(config, llama=sharper)).bind(half)
+    retriever: TaughtRetriever = Model(retriever_config(vocabulary)).bind(half)
 
     def write_others(beside: Path) -> None:
         tokenizer.save(beside)

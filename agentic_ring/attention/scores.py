@@ -163,11 +163,19 @@ class Scores:
 
     def from_products(self, products: jax.Array) -> jax.Array:
         """Scores of products q . k."""
-        scores = products * self.scale
-        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return self.capped(products * self.scale)
+
+    def capped(self, scores: jax.Array) -> jax.Array:
+        """Scores of scaled products: under the soft cap, where there is one."""
+        return soft_capped(scores, self.soft_cap)
 
     def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
         """The gradient of the products, given that of the scores and the scores, unmasked."""
         if self.soft_cap is not None:
             d_scores = d_scores * (1 - jnp.square(scores / self.soft_cap))
         return d_scores * self.scale
+
+
+def soft_capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """Returns cap * tanh(x / cap), which lies between -cap and cap; x itself where there is no cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -88,29 +88,38 @@ def generate_answers(
     tokenizer: Tokenizer,
     prompts: Sequence[Tokens],
     answers: Sequence[AnswerText],
-    max_new_tokens: int,
-    sampling: Sampling,
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling | Sequence[Sampling],
     *,
     document: Document | None = None,
-    on_text: Callable[[str], None] = lambda text: None,
+    on_text: Callable[[int, str], object] = lambda row, text: None,
+    on_end: Callable[[int, Completion], object] = lambda row, answer: None,
+    least_rows: int = 1,
 ) -> list[Completion]:
     """Generates the ``answers`` to tokenised ``prompts`` up to one of their stop strings or an end token.
 
-    ``on_text`` is called with each new part of any answer. Raises what ``TextEngine.generate`` raises.
+    Args:
+      on_text: called with the index of an answer and each new part of it, which may be empty; the answer ends
+        there if the call returns true.
+
+    The others are those of ``TextEngine.generate``, and so are the errors.
     """
 
     def stops(row: int, token: int) -> bool:
-        on_text(answers[row].add(token))
-        return answers[row].stopped
+        left = on_text(row, answers[row].add(token))
+        return bool(left) or answers[row].stopped
 
-    completions = engine.generate(
+    def end(row: int, answer: Completion) -> None:
+        on_text(row, answers[row].rest())
+        on_end(row, answer)
+
+    return engine.generate(
         prompts,
         max_new_tokens,
         document=document,
         sampling=sampling,
         stop_tokens=tokenizer.eos_ids,
         on_token=stops,
+        on_end=end,
+        least_rows=least_rows,
     )
-    for answer in answers:
-        on_text(answer.rest())
-    return completions

@@ -55,6 +55,18 @@ class LlamaPrograms(CachedModel):
         return self.jit(encode, self._per_row)
 
     @cached_property
+    def store(self) -> Any:
+        """(weights, tokens, positions [B, C], cache) -> cache.
+
+        Stores a chunk that is not the last one of its text; the last layer's attention is not computed.
+        """
+
+        def store(weights, tokens, positions, cache):
+            return self.bind(weights).store_chunk(tokens, positions, cache)
+
+        return self.jit(store)
+
+    @cached_property
     def first_row(self) -> Any:
         """(weights, cache, last [B, D]) -> (logits [1, V], cache of batch 1) of the first row."""
 

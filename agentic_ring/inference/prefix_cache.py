@@ -30,24 +30,47 @@ class PrefixCache:
         document = self._document
         return 0 if document is None else sum(leaf.nbytes for leaf in jax.tree.leaves(document.cache))
 
+    def is_short(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt is not cached, as it has at most one chunk."""
+        return len(prompt) <= self._engine.chunk
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Returns how many leading tokens a prompt should take from the cached text; 0 if it should not."""
+        if self.is_short(prompt) or self._document is None:
+            return 0
+        shared = common_prefix_length([self._tokens, prompt[:-1]])
+        # Attention to a beginning takes as long as to the whole document, so it must be most of it.
+        worth_it = 2 * shared >= len(self._tokens) and len(prompt) - shared <= self._engine.chunk
+        return shared if worth_it else 0
+
+    def hold(self, prompt: Sequence[int], advance: Callable[[int], None] = lambda done: None) -> int:
+        """Encodes a long prompt but its last token, unless ``shared`` has most of it; returns ``shared``.
+
+        Args:
+          advance: that of ``TextEngine.read``.
+        """
+        if self.is_short(prompt):
+            return 0
+        shared = self.shared(prompt)
+        if shared:
+            self.hits += 1
+            return shared
+        self.misses += 1
+        self._document, self._tokens = None, ()  # freed first: memory holds one document
+        self._document = self._engine.read(prompt[:-1], advance)
+        self._tokens = prompt[:-1]
+        return len(self._tokens)
+
+    def beginning(self, length: int) -> Document | None:
+        """The first ``length`` tokens of the cached text, as encoded; None for no tokens."""
+        return self._document.beginning(length) if self._document is not None and length else None
+
     def split(
         self, prompt: Sequence[int], advance: Callable[[int], None] = lambda done: None
     ) -> tuple[Document | None, Sequence[int]]:
         """Splits a prompt into an encoded document, or None, and the remaining tokens, at least one.
 
-        Encodes the document unless it is cached; ``advance`` is that of ``TextEngine.read``.
+        ``advance`` is that of ``hold``.
         """
-        if len(prompt) <= self._engine.chunk:
-            return None, prompt
-        shared = common_prefix_length([self._tokens, prompt[:-1]])
-        # Attention to a beginning takes as long as to the whole document, so it must be most of it.
-        worth_it = 2 * shared >= len(self._tokens) and len(prompt) - shared <= self._engine.chunk
-        if self._document is None or not worth_it:
-            self.misses += 1
-            self._document, self._tokens = None, ()  # freed first: memory holds one document
-            shared = len(prompt) - 1
-            self._document = self._engine.read(prompt[:shared], advance)
-            self._tokens = prompt[:shared]
-        else:
-            self.hits += 1
-        return self._document.beginning(shared), prompt[shared:]
+        shared = self.hold(prompt, advance)
+        return self.beginning(shared), prompt[shared:]

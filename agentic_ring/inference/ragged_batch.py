@@ -25,7 +25,7 @@ def bucket_size(length: int, unit: int, steps: int = 8) -> int:
 def common_prefix_length(rows: Sequence[Tokens]) -> int:
     """Returns the number of leading tokens that all rows share."""
     shortest = min(map(len, rows))
-    beginnings = np.array([row[:shortest] for row in rows])
+    beginnings = np.stack([np.asarray(row)[:shortest] for row in rows])
     differ = (beginnings != beginnings[0]).any(axis=0)
     return int(differ.argmax()) if differ.any() else shortest
 

@@ -1,5 +1,6 @@
 """Sampling of the next token from logits: greedy, temperature and top-p."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 class SamplingValues(NamedTuple):
-    """``Sampling`` as scalar arrays, so that all settings share one compiled program."""
+    """``Sampling`` as arrays, so that all settings share one compiled program; scalars, or one a row, [B]."""
 
-    temperature: np.float32 | jax.Array
-    top_p: np.float32 | jax.Array
-    seed: np.uint32 | jax.Array
+    temperature: np.float32 | np.ndarray | jax.Array
+    top_p: np.float32 | np.ndarray | jax.Array
+    seed: np.uint32 | np.ndarray | jax.Array
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Sampling:
         seed = np.uint32(self.seed % 2**32)
         return SamplingValues(np.float32(self.temperature), np.float32(self.top_p), seed)
 
+    @staticmethod
+    def stacked(rows: Sequence["Sampling"]) -> SamplingValues:
+        """The same argument for rows that each have their own."""
+        return SamplingValues(*map(np.stack, zip(*(row.values for row in rows), strict=True)))
+
 
 def sample_next_token(
     logits: jax.Array, sampling: SamplingValues, rows: jax.Array, index: jax.Array
@@ -55,30 +61,35 @@ def sample_next_token(
 
     Args:
       logits: float32 [B, V].
+      sampling: of all rows, or of each.
       rows: int32 [B], index of each row's prompt.
       index: int32 scalar, index of the token within its answer.
 
     Returns:
       Tokens int32 [B], and their log probabilities float32 [B] before temperature and top-p.
     """
+    temperature, top_p, seed = (jnp.broadcast_to(value, rows.shape) for value in sampling)
+    greedy = temperature < _FLOAT32.tiny
 
     def likeliest() -> jax.Array:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
+    def draw(seed: jax.Array, row: jax.Array, kept: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        return jax.random.categorical(jax.random.fold_in(key, row), kept)
+
     def drawn() -> jax.Array:
         # At most 0, so that a division by a very small number cannot overflow to infinity minus infinity.
         below = logits - logits.max(axis=-1, keepdims=True)
-        kept = _nucleus(below / sampling.temperature, sampling.top_p)
-        key = jax.random.fold_in(jax.random.key(sampling.seed), index)
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
-        return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+        kept = _nucleus(below / jnp.where(greedy, 1.0, temperature)[:, None], top_p[:, None])
+        return jnp.where(greedy, likeliest(), jax.vmap(draw)(seed, rows, kept).astype(jnp.int32))
 
-    tokens = jax.lax.cond(sampling.temperature < _FLOAT32.tiny, likeliest, drawn)
+    tokens = jax.lax.cond(greedy.all(), likeliest, drawn)
     return tokens, jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
 
 
-def _nucleus(logits: jax.Array, top_p: np.float32 | jax.Array) -> jax.Array:
-    """The logits, with minus infinity for tokens outside the top-p set."""
+def _nucleus(logits: jax.Array, top_p: jax.Array) -> jax.Array:
+    """The logits [B, V], with minus infinity for tokens outside the top-p set of each row; top_p [B, 1]."""
     falling = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(falling, axis=-1)
     before = jnp.cumsum(probability, axis=-1) - probability

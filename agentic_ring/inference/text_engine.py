@@ -26,12 +26,13 @@ from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference.llama_programs import LlamaPrograms
 from agentic_ring.inference.ragged_batch import RaggedBatch, Tokens, bucket_size
-from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.sampling import Sampling, SamplingValues
 from agentic_ring.mesh import devices_along, make_mesh
 from agentic_ring.models.llama import Llama
 
-PROMPT_UNIT = 32
-"""Multiple to which the lengths of short prompts and answers are rounded up, unless the ring needs more."""
+PROMPT_UNIT, ANSWER_UNIT = 8, 32
+"""Multiples to which the lengths of short prompts and of answers are rounded up; the first, unless the ring
+needs more. Padding of a prompt is computed, that of an answer only takes memory."""
 
 Ending = Literal["stop", "length"]
 
@@ -143,7 +144,7 @@ class TextEngine:
         Raises:
           ArgumentError: there is no token, or one outside the vocabulary.
         """
-        self._check([tokens])
+        self.check([tokens])
         programs = self.programs
         # Every group of devices along data and fsdp encodes a copy.
         rows = RaggedBatch([tokens] * programs.copies, 0, self.chunk, unit=self.chunk)
@@ -151,11 +152,14 @@ class TextEngine:
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
             last = programs.nothing_read(programs.copies)
             for chunk in rows.chunks():
-                last, cache = programs.encode(
-                    programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, None
-                )
-                last.block_until_ready()
-                advance(min(chunk.first + chunk.size, len(tokens)))
+                here = programs.weights, chunk.tokens, chunk.positions
+                done = min(chunk.first + chunk.size, len(tokens))
+                if done < len(tokens):
+                    cache = programs.store(*here, cache)
+                else:
+                    last, cache = programs.encode(*here, chunk.place_of_last, last, cache, None)
+                jax.block_until_ready(cache)
+                advance(done)
             logits, cache = programs.first_row(programs.weights, cache, last)
         return Document(cache, len(tokens), logits)
 
@@ -176,74 +180,66 @@ class TextEngine:
     def generate(
         self,
         prompts: Sequence[Tokens],
-        max_new_tokens: int,
+        max_new_tokens: int | Sequence[int],
         *,
         document: Document | None = None,
-        sampling: Sampling = Sampling(),
+        sampling: Sampling | Sequence[Sampling] = Sampling(),
         stop_tokens: Sequence[int] = (),
         on_token: Callable[[int, int], object] = lambda row, token: None,
+        on_end: Callable[[int, Completion], object] = lambda row, answer: None,
+        least_rows: int = 1,
     ) -> list[Completion]:
         """Generates an answer to each prompt, all prompts in one batch.
 
         Args:
           prompts: prompts of any lengths, at least one token each.
-          max_new_tokens: limit of each answer.
+          max_new_tokens: limit of each answer; one for all, or one for each.
           document: text before every prompt.
+          sampling: one for all prompts, or one for each, which then draws as it does for a prompt alone.
           stop_tokens: tokens that end an answer; they are not part of it.
           on_token: called with the prompt's index and each new token of its answer, which ends if the call
             returns true.
+          on_end: called with the prompt's index and its answer as soon as that is complete.
+          least_rows: fewer prompts are padded to so many rows, so that they share one compiled program.
 
         Raises:
           ArgumentError: there is no prompt, a prompt is empty, a token is outside the vocabulary, or
             ``max_new_tokens`` is below 1.
         """
-        if max_new_tokens < 1:
-            raise ArgumentError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        self._check(prompts)
-        programs, texts = self.programs, self._ragged(prompts, document)
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        if min(limits, default=1) < 1:
+            raise ArgumentError(f"max_new_tokens is {min(limits)}; it must be at least 1")
+        self.check(prompts)
+        programs, texts = self.programs, self._ragged(prompts, document, least_rows)
         prefix = None if document is None else document.cache
-        answers = [Completion() for _ in prompts]
+        answers = _Answers(limits, stop_tokens, on_token, on_end)
         batch = len(texts.rows)
-        numbers = np.arange(batch, dtype=np.int32)
+        numbers, values = _draws(sampling, batch)
         with jax.set_mesh(self._mesh):
-            cache = programs.empty(batch, sum(texts.sizes), bucket_size(max_new_tokens, PROMPT_UNIT))
+            cache = programs.empty(batch, sum(texts.sizes), bucket_size(max(limits), ANSWER_UNIT))
             last = programs.nothing_read(batch)
             for chunk in texts.chunks():
                 last, cache = programs.encode(
                     programs.weights, chunk.tokens, chunk.positions, chunk.place_of_last, last, cache, prefix
                 )
-            tokens, likelihoods = programs.first_token(programs.weights, last, sampling.values, numbers)
-            for index in range(max_new_tokens):
-                for number, (token, likelihood) in enumerate(
-                    zip(np.asarray(tokens).tolist(), np.asarray(likelihoods).tolist(), strict=True)
-                ):
-                    if number >= len(answers) or answers[number].ended is not None:
-                        continue
-                    if token in stop_tokens:
-                        answers[number].ended = "stop"
-                        continue
-                    answers[number].tokens.append(token)
-                    answers[number].log_probabilities.append(likelihood)
-                    if on_token(number, token):
-                        answers[number].ended = "stop"
-                working = np.zeros(batch, bool)
-                working[: len(answers)] = [answer.ended is None for answer in answers]
-                if not working.any() or index + 1 == max_new_tokens:
-                    break
+            tokens, likelihoods = programs.first_token(programs.weights, last, values, numbers)
+            index = 0
+            while True:
+                working = answers.receive(np.asarray(tokens), np.asarray(likelihoods))
+                if not working.any():
+                    return answers.completions
                 positions = np.where(working, texts.start + texts.lengths + index, EMPTY_SLOT)
+                index += 1
                 tokens, likelihoods, cache = programs.next_token(
                     programs.weights,
                     tokens,
                     positions.astype(np.int32),
                     cache,
                     prefix,
-                    sampling.values,
+                    values,
                     numbers,
-                    np.int32(index + 1),
+                    np.int32(index),
                 )
-        for answer in answers:
-            answer.ended = answer.ended or "length"
-        return answers
 
     def score(
         self, pairs: Sequence[tuple[Tokens, Tokens]], *, document: Document | None = None
@@ -266,7 +262,7 @@ class TextEngine:
                     "a continuation has nothing before it; give its context at least one token"
                 )
         rows = [[*context, *continuation] for context, continuation in pairs]
-        self._check(rows)
+        self.check(rows)
         programs, texts = self.programs, self._ragged(rows, document)
         prefix = None if document is None else document.cache
         found = []
@@ -301,6 +297,23 @@ class TextEngine:
                 activations=self.programs.encode_bytes(self.programs.copies, slots) * self._mesh.size,
             )
 
+    def check(self, texts: Sequence[Tokens]) -> None:
+        """Checks that there are texts, each with a token, and that all tokens are the model's.
+
+        Raises:
+          ArgumentError: one is not so.
+        """
+        vocabulary = self.model.config.vocab_size
+        if not len(texts) or not all(len(text) for text in texts):
+            raise ArgumentError("there is no text, or one is empty; give each at least one token")
+        for text in map(np.asarray, texts):
+            for token in (text.min(), text.max()):
+                if not 0 <= token < vocabulary:
+                    raise ArgumentError(
+                        f"token {token} is outside the model's vocabulary of {vocabulary}; use the tokenizer "
+                        "that belongs to the model"
+                    )
+
     @cached_property
     def programs(self) -> LlamaPrograms:
         """The compiled functions."""
@@ -314,24 +327,61 @@ class TextEngine:
     def _ring(self) -> int:
         return devices_along(self._mesh, self.model.config.transformer.rules.sequence)
 
-    def _ragged(self, rows: Sequence[Tokens], document: Document | None) -> RaggedBatch:
+    def _ragged(self, rows: Sequence[Tokens], document: Document | None, least_rows: int = 1) -> RaggedBatch:
         """The rows, padded with empty ones to a batch size that fits the mesh and limits recompilation."""
-        count = bucket_size(len(rows), self.programs.copies, steps=2)
+        count = bucket_size(max(len(rows), least_rows), self.programs.copies, steps=2)
         unit = -(-PROMPT_UNIT // self._ring) * self._ring
         start = 0 if document is None else document.length
         return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)
 
-    def _check(self, rows: Sequence[Tokens]) -> None:
-        vocabulary = self.model.config.vocab_size
-        if not len(rows) or not all(len(row) for row in rows):
-            raise ArgumentError("there is no text, or one is empty; give each at least one token")
-        for row in rows:
-            for token in (min(row), max(row)):
-                if not 0 <= token < vocabulary:
-                    raise ArgumentError(
-                        f"token {token} is outside the model's vocabulary of {vocabulary}; use the tokenizer "
-                        "that belongs to the model"
-                    )
+
+class _Answers:
+    """The answers of a batch while they grow; arguments as in ``TextEngine.generate``."""
+
+    def __init__(
+        self,
+        limits: Sequence[int],
+        stop_tokens: Sequence[int],
+        on_token: Callable[[int, int], object],
+        on_end: Callable[[int, Completion], object],
+    ):
+        self.completions = [Completion() for _ in limits]
+        self._limits = limits
+        self._stop_tokens = stop_tokens
+        self._on_token = on_token
+        self._on_end = on_end
+
+    def receive(self, tokens: np.ndarray, likelihoods: np.ndarray) -> np.ndarray:
+        """Adds a token [B] to each answer that has not ended; returns those that go on, bool [B]."""
+        goes_on = np.zeros(len(tokens), bool)
+        found = zip(self.completions, tokens.tolist(), likelihoods.tolist(), strict=False)  # padding is last
+        for row, (answer, token, likelihood) in enumerate(found):
+            if answer.ended is None:
+                self._add(row, token, likelihood)
+                goes_on[row] = answer.ended is None
+        return goes_on
+
+    def _add(self, row: int, token: int, likelihood: float) -> None:
+        answer = self.completions[row]
+        if token in self._stop_tokens:
+            answer.ended = "stop"
+        else:
+            answer.tokens.append(token)
+            answer.log_probabilities.append(likelihood)
+            if self._on_token(row, token):
+                answer.ended = "stop"
+            elif len(answer.tokens) == self._limits[row]:
+                answer.ended = "length"
+        if answer.ended is not None:
+            self._on_end(row, answer)
+
+
+def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndarray, SamplingValues]:
+    """The index of each row's prompt [B], by which it draws, and how; rows of padding are greedy."""
+    if isinstance(sampling, Sampling):
+        return np.arange(batch, dtype=np.int32), Sampling.stacked([sampling] * batch)
+    padding = [Sampling()] * (batch - len(sampling))
+    return np.zeros(batch, np.int32), Sampling.stacked([*sampling, *padding])
 
 
 @dataclass(frozen=True)

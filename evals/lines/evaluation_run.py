@@ -1,10 +1,12 @@
 """A resumable run of line retrieval: cases, answers and scores in one folder."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -13,13 +15,22 @@ from agentic_ring.progress import progress, say
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
 from evals.common.results import Results, write_results
-from evals.lines.accuracy_plots import plot_accuracy, plot_depths
+from evals.lines.accuracy_plots import plot_accuracy, plot_depths, plot_word_partners
 from evals.lines.keys import KeyKind
 from evals.lines.longchat_files import read_cases, write_cases
-from evals.lines.longchat_prompt import LineDocument, LineQuestion, longest_document, plan_documents
+from evals.lines.longchat_prompt import (
+    Document,
+    DocumentT,
+    LineDocument,
+    LineQuestion,
+    longest_document,
+    plan_documents,
+)
 from evals.lines.prediction_log import Prediction, PredictionLog, prompt_digest
+from evals.lines.prices import Forecast, Prices
 from evals.lines.readers import Answer, Reader
 from evals.lines.scores import Rule, SetScore, parsed_number, score_table, write_responses, write_summary
+from evals.lines.word_partners import count_word_partners
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class LineRunConfig:
       trained_on_task: whether the model was trained on line retrieval itself.
       source: the endpoint, or "local".
       completions: whether the endpoint receives bare prompts.
+      request_json: more fields of the endpoint's requests, as JSON text, or None.
       tokenizer: tokenizer that measures prompts for an endpoint, or None for an estimate.
       line_idx: kind of keys.
       num_samples: questions per length.
@@ -51,6 +63,7 @@ class LineRunConfig:
     seed: int
     max_new_tokens: int
     template: str | None = None
+    request_json: str | None = None
 
 
 class LineRun:
@@ -60,6 +73,7 @@ class LineRun:
     predictions/NAME.jsonl             the answers, one row each as soon as it is known
     predictions/NAME_response.txt      the same in LongEval's format
     results.json, summary.csv, accuracy.png, depths.png
+    word_partners.png                  only for keys of words
     """
 
     def __init__(self, directory: Path, config: LineRunConfig, reader: Reader):
@@ -104,34 +118,50 @@ class LineRun:
     def ask(self, name: str) -> None:
         """Asks the questions of a set that have no answer yet."""
         documents = read_cases(self._cases(name))
-        prompts = _prompt_digests(documents)
-        log = PredictionLog(self._predictions(name), prompts)
-        total = len(prompts)
-        case = 0
-        with self._stages.stage(name), progress(f"questions of {name}", total) as advance:
-            for number, document in enumerate(documents):
-                open_cases = {
-                    case + index: question
-                    for index, question in enumerate(document.questions)
-                    if case + index not in log.rows or log.rows[case + index].error is not None
-                }
-                case += len(document.questions)
-                if not open_cases:
+        prompts = prompt_digests(documents)
+        log = PredictionLog(self._predictions(name), prompts, Prediction)
+        started, before = time.monotonic(), len(log.rows)
+        with self._stages.stage(name), progress(f"questions of {name}", len(prompts)) as advance:
+            for number, (document, asked) in enumerate(open_questions(documents, log)):
+                if not asked:
                     continue
-                texts = [question.text for question in open_cases.values()]
+                texts = [question.text for _, question in asked]
                 answers = self._reader.answers(document.text, texts, self._config.max_new_tokens)
-                for (index, question), answer in zip(open_cases.items(), answers, strict=True):
-                    log.add(_prediction(index, number, question, answer, prompts[index]))
+                for index, answer in answers:
+                    case, question = asked[index]
+                    partners = (
+                        count_word_partners(document.text, str(question.key))
+                        if self._config.line_idx == "LRT-NL"
+                        else None
+                    )
+                    log.add(_prediction(case, number, question, answer, prompts[case], partners))
                     failed = sum(row.error is not None for row in log.rows.values())
-                    advance(index + 1, f"{failed} failed" if failed else "")
+                    advance(len(log.rows), f"{failed} failed" if failed else "")
+        seconds, answers = time.monotonic() - started, len(log.rows) - before
+        if answers:
+            say(f"{name}: {answers} questions in {seconds:.2f} s, {60 * answers / seconds:,.0f} a minute")
 
-    def report(self, rule: Rule) -> list[SetScore]:
+    def forecast(self, name: str) -> Forecast:
+        """What the questions of a set that have no answer yet will ask of a server."""
+        documents = read_cases(self._cases(name))
+        log = PredictionLog(self._predictions(name), prompt_digests(documents), Prediction)
+        requests = prompt_tokens = repeated_tokens = 0
+        for document, asked in open_questions(documents, log):
+            if asked:
+                tokens = self._reader.count_tokens(document.text, asked[0][1].text)
+                requests += len(asked)
+                prompt_tokens += tokens * len(asked)
+                repeated_tokens += tokens * (len(asked) - 1)
+        answer_tokens = requests * self._config.max_new_tokens
+        return Forecast(name, requests, prompt_tokens, repeated_tokens, answer_tokens)
+
+    def report(self, rule: Rule, prices: Prices | None = None) -> list[SetScore]:
         """Writes results, summary, responses and plots of all completed sets, and returns their scores."""
         scores = []
         for path in sorted((self._directory / "testcases").glob("*.jsonl")):
             documents = read_cases(path)
-            prompts = _prompt_digests(documents)
-            log = PredictionLog(self._predictions(path.stem), prompts)
+            prompts = prompt_digests(documents)
+            log = PredictionLog(self._predictions(path.stem), prompts, Prediction)
             if all(case in log.rows for case in range(len(prompts))):
                 lines = sum(document.num_lines for document in documents) / len(documents)
                 scores.append(SetScore(path.stem, lines, [log.rows[case] for case in range(len(prompts))]))
@@ -139,22 +169,23 @@ class LineRun:
         for each in scores:
             write_responses(self._directory / "predictions" / f"{each.name}_response.txt", each, rule)
         write_summary(self._directory / "summary.csv", scores, rule)
-        figures = [figure for each in scores for figure in each.figures(rule)]
+        figures = [figure for each in scores for figure in each.figures(rule, prices)]
         settings = {**asdict(self._config), "score": rule}
         results = Results.of_this_process(settings, self._stages.seconds, figures)
         write_results(self._directory / "results.json", results)
         if any(each.answered for each in scores):
             plot_accuracy(self._directory / "accuracy.png", self._reader.name, scores, rule)
             plot_depths(self._directory / "depths.png", self._reader.name, scores, rule)
+            plot_word_partners(self._directory / "word_partners.png", self._reader.name, scores, rule)
         return scores
 
-    def conclude(self, scores: Sequence[SetScore], rule: Rule) -> int:
-        """Prints the table of the scores; returns the exit status, which is 1 if questions failed."""
+    def conclude(self, scores: Sequence[SetScore], rule: Rule, prices: Prices | None = None) -> int:
+        """Prints the table; returns the exit status, 1 if questions failed or answers are unfinished."""
         title = f"line retrieval, {self._reader.name}"
         if self._reader.trained_on_task:
             title += " (trained on this task)"
         console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(score_table(scores, rule, title).rich())
+        console.print(score_table(scores, rule, title, prices).rich())
         console.print(f"written to {self._directory}: results.json, summary.csv, answers and plots")
         failures = [row for score in scores for row in score.predictions if row.error is not None]
         if failures:
@@ -162,7 +193,14 @@ class LineRun:
                 f"{len(failures)} questions have no answer and count in no score; the last error: "
                 f"{failures[-1].error}. Run the same command again to ask them again"
             )
-        return 1 if failures else 0
+        unfinished = [row for score in scores for row in score.predictions if row.unfinished is not None]
+        if unfinished:
+            say(
+                f"{len(unfinished)} answers are unfinished and count in no score; the last one: "
+                f"{unfinished[-1].unfinished}. Ask with a larger --max-new-tokens, or turn reasoning off "
+                "with --request-json"
+            )
+        return 1 if failures or unfinished else 0
 
     def _make(self, name: str, context: int) -> list[LineDocument]:
         config = self._config
@@ -179,7 +217,25 @@ class LineRun:
         return self._directory / "predictions" / f"{name}.jsonl"
 
 
-def _prompt_digests(documents: Sequence[LineDocument]) -> list[str]:
+def open_questions(
+    documents: Sequence[DocumentT], log: PredictionLog
+) -> Iterator[tuple[DocumentT, list[tuple[int, Any]]]]:
+    """Each document, with the cases and questions of it that have no answer yet."""
+    first = 0
+    for document in documents:
+        cases = enumerate(document.questions, first)
+        first += len(document.questions)
+        yield (
+            document,
+            [
+                (case, question)
+                for case, question in cases
+                if case not in log.rows or log.rows[case].error is not None
+            ],
+        )
+
+
+def prompt_digests(documents: Sequence[Document]) -> list[str]:
     """``prompt_digest`` of every case, in order."""
     return [
         prompt_digest(document.text, question.text)
@@ -189,7 +245,12 @@ def _prompt_digests(documents: Sequence[LineDocument]) -> list[str]:
 
 
 def _prediction(
-    case: int, document: int, question: LineQuestion, answer: Answer, prompt_digest: str
+    case: int,
+    document: int,
+    question: LineQuestion,
+    answer: Answer,
+    prompt_digest: str,
+    word_partners: int | None,
 ) -> Prediction:
     return Prediction(
         case=case,
@@ -205,6 +266,11 @@ def _prediction(
         seconds=answer.seconds,
         prompt_digest=prompt_digest,
         error=answer.error,
+        unfinished=answer.unfinished,
+        answer_tokens=answer.answer_tokens,
+        cached_tokens=answer.cached_tokens,
+        reading_seconds=answer.reading_seconds,
+        word_partners=word_partners,
     )
 
 

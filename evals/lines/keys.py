@@ -70,3 +70,15 @@ def word_lists() -> tuple[list[str], list[str]]:
     """The adjectives and nouns of wonderwords."""
     words = RandomWord(enhanced_prefixes=False)  # prefixes are slow to prepare and unused
     return words.filter(include_categories=["adjective"]), words.filter(include_categories=["noun"])
+
+
+REMOVED_WORDS = "abortion", "brocolli", "idiot"
+"""Words of LongChat's own files that wonderwords no longer has."""
+
+
+@cache
+def all_words() -> list[str]:
+    """Every word that stands in a key of LongChat's own files, whose longer ones mix the parts of speech."""
+    words = RandomWord(enhanced_prefixes=False)
+    kinds = ["adjective", "noun", "verb"]
+    return sorted({*words.filter(include_categories=kinds), *REMOVED_WORDS})

@@ -9,7 +9,7 @@ import jax
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.device_memory import memory_limit
@@ -21,6 +21,7 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.progress import progress, say
+from agentic_ring.serve.remembering_tokenizer import RememberingTokenizer
 from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer
 
@@ -58,8 +59,10 @@ class LocalReader:
         """Tokens of the prompt with this document and question, including the model's template."""
         return len(self._prompt(document, question))
 
-    def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
-        """Greedy answers, in the order of the questions."""
+    def answers(
+        self, document: str, questions: Sequence[str], max_new_tokens: int
+    ) -> Iterator[tuple[int, Answer]]:
+        """See ``Reader``; in the order of the questions."""
         started = time.monotonic()
         prompts = [self._prompt(document, question) for question in questions]
         # The shared prefix comes from whole prompts, as the tokenizer may join the end of a record and the
@@ -82,7 +85,7 @@ class LocalReader:
         each = (time.monotonic() - started) / len(questions)
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = self.tokenizer.decode(completion.tokens)
-            yield Answer(text, len(prompt), each + (reading if number == 0 else 0.0))
+            yield number, Answer(text, len(prompt), each, reading_seconds=None if number else reading)
 
     def _prompt(self, document: str, question: str) -> list[int]:
         return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])
@@ -107,7 +110,7 @@ def open_reader(
     fields, longest = read_fields(folder / "config.json"), max(contexts, default=0)
     if longest:
         usable_context(folder, longest, allow_extrapolation)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = RememberingTokenizer.load(folder)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))
     loaded = load_pretrained(folder, mesh, context=longest or None)
     tokenizer.check_fits(loaded.config.vocab_size)
@@ -115,12 +118,14 @@ def open_reader(
     if longest:
         _check_memory(engine.document_bytes(longest), longest)
     name = template or ("plain" if tokenizer.chat_template is None else "tokenizer")
+    chats = chat_template(name, tokenizer)
+    check_special_tokens(chats, tokenizer)
     return LocalReader(
         "embedded retriever" if model is None else model.rstrip("/"),
         fields.get("trained_on_task") is True,
         engine,
         tokenizer,
-        chat_template(name, tokenizer),
+        chats,
     )
 
 

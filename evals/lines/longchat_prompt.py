@@ -7,6 +7,7 @@ and its lines, serves many questions, so that a model reads it only once.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from agentic_ring.errors import ArgumentError, ConfigError
 from evals.lines.keys import KeyKind, line_keys
@@ -18,15 +19,17 @@ HEADER = (
     "the corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
 )
 QUESTION_START = "\nNow the record is over."
+START_OF_VALUE = ": REGISTER_CONTENT is <"
+"""What stands between the key and the value of a line."""
 LARGEST_VALUE = 50_000
 
 CountTokens = Callable[[str, str], int]
 """(document, question) -> tokens of the whole prompt, including the model's template."""
 
 
-def line_text(key: str | int, value: int) -> str:
+def line_text(key: str | int, value: int | str) -> str:
     """A line of the record."""
-    return f"line {key}: REGISTER_CONTENT is <{value}>\n"
+    return f"line {key}{START_OF_VALUE}{value}>\n"
 
 
 def question_text(key: str | int) -> str:
@@ -89,6 +92,11 @@ class DocumentPlan:
     strata: tuple[int, ...]
     num_strata: int
 
+    @property
+    def least(self) -> int:
+        """Least number of lines."""
+        return len(self.strata)
+
     def build(self, num_lines: int) -> LineDocument:
         """Builds the document; a longer one begins with the same lines.
 
@@ -150,7 +158,37 @@ def plan_documents(
     ]
 
 
-def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -> LineDocument:
+class Document(Protocol):
+    """A record with its questions, of which each has a ``text``."""
+
+    @property
+    def text(self) -> str:
+        """Text that every prompt begins with."""
+        ...
+
+    @property
+    def questions(self) -> Sequence[Any]:
+        """Its questions."""
+        ...
+
+
+DocumentT = TypeVar("DocumentT", bound=Document, covariant=True)
+
+
+class Plan(Protocol[DocumentT]):
+    """Builds a document of any number of lines from ``least`` on; a longer one has more tokens."""
+
+    @property
+    def least(self) -> int:
+        """Least number of lines."""
+        ...
+
+    def build(self, num_lines: int) -> DocumentT:
+        """Builds the document."""
+        ...
+
+
+def longest_document(plan: Plan[DocumentT], room: int, count_tokens: CountTokens) -> DocumentT:
     """The longest document of a plan whose prompts all fit into ``room`` tokens.
 
     The longest prompt is that of the question with the most tokens. The search counts only a few documents,
@@ -178,7 +216,7 @@ def longest_document(plan: DocumentPlan, room: int, count_tokens: CountTokens) -
             )
         return (counted - needed) / (num_lines - least)
 
-    least = fits = len(plan.strata)
+    least = fits = plan.least
     needed = tokens(least)
     if needed > room:
         raise ConfigError(

@@ -12,14 +12,22 @@ class Answer:
     Attributes:
       text: the answer; empty after an error.
       prompt_tokens: tokens of the whole prompt, template and BOS included.
-      seconds: time for this question; the first one includes the time to read the document.
+      seconds: time for this question; of an endpoint's first one, with the time to read the document.
       error: why there is no answer, or None.
+      unfinished: why the answer stops before its end, or None.
+      answer_tokens: tokens of the answer, with those of reasoning; None if they are not known.
+      cached_tokens: tokens of the prompt that a server had read before; None if it does not say.
+      reading_seconds: time to read the document before this question; None if it is not known apart.
     """
 
     text: str
     prompt_tokens: int
     seconds: float
     error: str | None = None
+    unfinished: str | None = None
+    answer_tokens: int | None = None
+    cached_tokens: int | None = None
+    reading_seconds: float | None = None
 
 
 class Reader(Protocol):
@@ -39,6 +47,8 @@ class Reader(Protocol):
         """Tokens of the prompt with this document and question, including the model's template."""
         ...
 
-    def answers(self, document: str, questions: Sequence[str], max_new_tokens: int) -> Iterator[Answer]:
-        """Greedy answers in the order of the questions, each as soon as it is complete."""
+    def answers(
+        self, document: str, questions: Sequence[str], max_new_tokens: int
+    ) -> Iterator[tuple[int, Answer]]:
+        """Greedy answers with the numbers of their questions, each as soon as it is complete."""
         ...

@@ -14,6 +14,7 @@ from evals.common.intervals import Interval, mean_interval, wilson_interval
 from evals.common.results import Figure
 from evals.common.rows import write_rows
 from evals.lines.prediction_log import Prediction
+from evals.lines.prices import Prices
 
 Rule = Literal["last", "first"]
 
@@ -52,13 +53,31 @@ class SetScore:
 
     @property
     def answered(self) -> list[Prediction]:
-        """Predictions without an error; all scores are over these."""
-        return [row for row in self.predictions if row.error is None]
+        """Predictions without an error and with an end; all scores are over these."""
+        return [row for row in self.predictions if row.error is None and row.unfinished is None]
 
     @property
     def failed(self) -> int:
         """Number of questions without an answer because of an error."""
-        return len(self.predictions) - len(self.answered)
+        return sum(row.error is not None for row in self.predictions)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of answers that were cut off before their end."""
+        return sum(row.unfinished is not None for row in self.predictions)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of all prompts that a server had read before; None if it never said."""
+        cached = [row.cached_tokens for row in self.predictions if row.cached_tokens is not None]
+        return sum(cached) if cached else None
+
+    def cost(self, prices: Prices) -> float:
+        """Price of all requests that were answered."""
+        rows = [row for row in self.predictions if row.error is None]
+        return sum(
+            prices.cost(row.prompt_tokens, row.cached_tokens or 0, row.answer_tokens or 0) for row in rows
+        )
 
     @property
     def unparsable(self) -> int:
@@ -80,6 +99,12 @@ class SetScore:
         """Mean seconds per answer; at least one answer is needed."""
         return mean_interval([row.seconds for row in self.answered])
 
+    @property
+    def reading_seconds(self) -> float | None:
+        """Mean seconds to read a document; None if it is not known apart from the first answer."""
+        reading = [row.reading_seconds for row in self.answered if row.reading_seconds is not None]
+        return float(np.mean(reading)) if reading else None
+
     def right(self, rule: Rule) -> list[bool]:
         """Whether each answer is right."""
         return [(row.last if rule == "last" else row.first) == row.expected for row in self.answered]
@@ -89,7 +114,7 @@ class SetScore:
         right = self.right(rule)
         return wilson_interval(sum(right), len(right))
 
-    def figures(self, rule: Rule) -> list[Figure]:
+    def figures(self, rule: Rule, prices: Prices | None = None) -> list[Figure]:
         """Figures for ``results.json``; ``accuracy`` follows ``rule`` and is absent without answers."""
 
         def count(name: str, value: float, unit: str) -> Figure:
@@ -106,15 +131,23 @@ class SetScore:
         return [
             *scores,
             count("unparsable", self.unparsable, "answers"),
+            *([] if self.reading_seconds is None else [count("reading_seconds", self.reading_seconds, "s")]),
             count("failed", self.failed, "questions"),
+            count("unfinished", self.unfinished, "answers"),
+            *([] if self.cached_tokens is None else [count("cached_tokens", self.cached_tokens, "tokens")]),
+            *([] if prices is None else [count("cost", self.cost(prices), "price")]),
             count("value_duplicates", self.with_duplicates, "questions"),
             count("prompt_tokens", self.prompt_tokens, "tokens"),
             count("lines", self.num_lines, "lines"),
         ]
 
 
-def score_table(scores: Sequence[SetScore], rule: Rule, title: str) -> TextTable:
-    """Table with a row for each set."""
+def score_table(
+    scores: Sequence[SetScore], rule: Rule, title: str, prices: Prices | None = None
+) -> TextTable:
+    """Table with a row for each set; with cached tokens and cost where they are known."""
+    cached_known = any(score.cached_tokens is not None for score in scores)
+    reading_known = any(score.reading_seconds is not None for score in scores)
     other: Rule = "first" if rule == "last" else "last"
     rows = []
     for score in scores:
@@ -123,6 +156,13 @@ def score_table(scores: Sequence[SetScore], rule: Rule, title: str) -> TextTable
             shown, seconds = _with_interval(accuracy), f"{score.seconds.value:.3g}"
         else:
             shown, by_other, seconds = "none", "", ""
+        sums = {}
+        if reading_known:
+            sums["reading, s"] = f"{score.reading_seconds or 0.0:.3g}"
+        if cached_known:
+            sums["cached"] = f"{(score.cached_tokens or 0) / len(score.predictions):,.0f}"
+        if prices is not None:
+            sums["cost"] = f"{score.cost(prices):,.4f}"
         rows.append(
             {
                 "cases": score.name,
@@ -133,8 +173,10 @@ def score_table(scores: Sequence[SetScore], rule: Rule, title: str) -> TextTable
                 "n": str(len(score.answered)),
                 "no number": str(score.unparsable),
                 "failed": str(score.failed),
+                "unfinished": str(score.unfinished),
                 "duplicates": str(score.with_duplicates),
                 "s/question": seconds,
+                **sums,
             }
         )
     return TextTable(title, rows)
@@ -155,7 +197,10 @@ def write_summary(path: Path, scores: Sequence[SetScore], rule: Rule) -> None:
             row |= {"High": _percent(accuracy.high), "Last": _percent(score.accuracy("last").value)}
             row |= {"First": _percent(score.accuracy("first").value)}
             row |= {"Seconds per question": f"{score.seconds.value:.4g}"}
-        row |= {"Failed": str(score.failed), "Duplicates": str(score.with_duplicates)}
+        if score.reading_seconds is not None:
+            row |= {"Reading seconds": f"{score.reading_seconds:.4g}"}
+        row |= {"Failed": str(score.failed), "Unfinished": str(score.unfinished)}
+        row |= {"Duplicates": str(score.with_duplicates)}
         row |= {"Lines": f"{score.num_lines:.1f}", "Prompt tokens": f"{score.prompt_tokens:.1f}"}
         rows.append(row)
     write_rows(path, rows)

@@ -31,10 +31,15 @@ def adjective_token(adjective: str) -> str:
 
 
 def adjective_pattern() -> str:
-    """Matches ``adjective_token`` of any adjective; some adjectives contain hyphens."""
+    """Matches ``adjective_token`` of any adjective."""
     adjectives, _ = word_lists()
-    compound = "|".join(re.escape(word) for word in adjectives if "-" in word)
-    return rf"line (?:{compound}|[\p{{L}} ]{{1,{LONGEST_WORD}}})-"
+    return f"line {first_word_pattern(adjectives)}"
+
+
+def first_word_pattern(words: Sequence[str]) -> str:
+    """Matches the first word of a key and its hyphen; ``words`` that contain hyphens are not cut at them."""
+    compound = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True) if "-" in word)
+    return rf"(?:{compound}|[\p{{L}} ]{{1,{LONGEST_WORD}}})-"
 
 
 def line_tokenizer(words: Sequence[str], patterns: Sequence[str], chat_template: str) -> Tokenizer:

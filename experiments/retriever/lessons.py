@@ -22,10 +22,11 @@ from evals.lines.word_tokenizer import (
 )
 
 CHAT_TEMPLATE = (
-    "{{ messages[0].content + '\\nline ' + messages[0].content.split(' in line ')[-1].split('? I need')[0]"
-    " + ': REGISTER_CONTENT is <' }}"
+    "{{ messages[0].content }}{% if ' in line ' in messages[0].content %}{{ '\\nline '"
+    " + messages[0].content.split(' in line ')[-1].split('? I need')[0] + ': REGISTER_CONTENT is <' }}"
+    "{% endif %}"
 )
-"""The question, followed by the beginning of the line that answers it."""
+"""The question, followed by the beginning of the line that answers it, where it asks for one."""
 
 TOKENS_A_LINE = 5
 TOKENS_A_QUESTION = 10
@@ -116,6 +117,10 @@ class Vocabulary:
             size=tokenizer.vocab_size,
         )
 
+    def partners(self, lines: float) -> float:
+        """Average number of lines, among ``lines`` random ones, that share a word with a key."""
+        return lines * (1 / len(self.adjectives) + 1 / len(self.nouns))
+
     def written(self, value: int) -> list[int]:
         """The tokens of a number and its line's end; two of them, or one for numbers from 10 to 99."""
         hundreds, units = divmod(value, 100)
@@ -131,6 +136,8 @@ class Lesson:
 
     Attributes:
       tokens, positions: int32 [B, T].
+      lines: int32 [B, T], line of the record that each token belongs to or asks for; -1 for neither.
+      crowd: float32 [B, T], log of the number of tokens that each token stands for.
       answer_places: int32 [B, A], places directly before the answers' tokens, ``ANSWER`` per question.
       answers: int32 [B, A], these tokens.
       weight: float32 [B, A], 0 where a row has fewer questions, or an answer fewer tokens.
@@ -140,6 +147,8 @@ class Lesson:
 
     tokens: Any
     positions: Any
+    lines: Any
+    crowd: Any
     weight: Any
     answer_places: Any
     answers: Any
@@ -157,6 +166,7 @@ class Lessons:
       tokens: tokens per row.
       rows: rows per batch.
       questions: maximum number of questions per row.
+      crowding: factor on the lines that each line stands for; 0 lets each stand for itself only.
       seed: seed of all random draws.
       drawn: number of batches drawn so far.
     """
@@ -165,6 +175,7 @@ class Lessons:
     tokens: int
     rows: int
     questions: int
+    crowding: float
     seed: int
     drawn: int = 0
 
@@ -190,41 +201,49 @@ class Lessons:
         # The number of lines is uniform on a logarithmic scale, from two on.
         lines = int(np.exp(random.uniform(np.log(2), np.log(most + 1))))
         questions = min(self.questions, lines, (self.tokens - 1 - lines * TOKENS_A_LINE) // a_question)
-        adjectives, nouns = _keys(random, lines, known)
+        adjectives, nouns, partners = _keys(random, lines, known)
         small = random.random(lines) < SMALL_NUMBERS
         values = np.where(small, random.integers(1, 100, lines), random.integers(1, LARGEST_VALUE + 1, lines))
 
-        tokens, positions = [known.header], [0]
+        tokens, positions, line_of = [known.header], [0], [-1]
         words: list[tuple[int, int]] = []  # a place, and the line whose key stands before it
         answers: list[tuple[int, list[int]]] = []  # a place, and the tokens after it
         gaps = _gaps(random, lines)
         place = 1
 
-        def put(pieces: list[int]) -> None:
+        def put(pieces: list[int], line: int) -> None:
             nonlocal place
             tokens.extend(pieces)
+            line_of.extend([line] * len(pieces))
             positions.extend(range(place, place + len(pieces)))
             place += len(pieces)
 
         for line in range(lines):
             place += gaps[line]
-            put([int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]]), known.start])
+            key = [int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]])]
+            put([*key, known.start], line)
             written = known.written(int(values[line]))
             words += [(len(tokens) - 1 + number, line) for number in range(1 + len(written))]
-            put(written)
+            put(written, line)
+        # An average key then shares a word with as many lines as it does in a record without gaps.
+        stands_for = known.partners(gaps.sum() / TOKENS_A_LINE) / partners
+        crowd = np.zeros(self.tokens, np.float32)
+        crowd[1 : len(tokens)] = np.log1p(self.crowding * stands_for)
         place += gaps[lines]
         for line in random.choice(lines, questions, replace=False):
             key = [int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]])]
-            put([known.asked, *key, known.ask, known.newline, *key, known.start])
+            put([known.asked, *key, known.ask, known.newline, *key, known.start], line)
             answer = [*known.written(int(values[line])), known.end]
             first = len(tokens) - 1
             answers.append((first, answer))
             words += [(first, line), (first + 1, line)] * 4
-            put(answer)
+            put(answer, line)
 
         return (
             _filled(tokens, self.tokens, 0),
             _filled(positions, self.tokens, place),
+            _filled(line_of, self.tokens, -1),
+            crowd,
             *self._answers(answers),
             *self._words(random, words, adjectives, nouns),
         )
@@ -251,8 +270,10 @@ class Lessons:
         return places, adjectives[lines].astype(np.int32), nouns[lines].astype(np.int32)
 
 
-def _keys(random: np.random.Generator, count: int, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Draws distinct pairs of words, as indices.
+def _keys(
+    random: np.random.Generator, count: int, vocabulary: Vocabulary
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Draws distinct pairs of words, as indices, and says how many share a word with an average one.
 
     Half of the draws use few words, so that many keys share one, as in long records.
     """
@@ -263,19 +284,20 @@ def _keys(random: np.random.Generator, count: int, vocabulary: Vocabulary) -> tu
     pairs = random.choice(adjectives * nouns, count, replace=False)
     first = random.choice(len(vocabulary.adjectives), adjectives, replace=False)
     second = random.choice(len(vocabulary.nouns), nouns, replace=False)
-    return first[pairs // nouns], second[pairs % nouns]
+    return first[pairs // nouns], second[pairs % nouns], count * (1 / adjectives + 1 / nouns)
 
 
 def _gaps(random: np.random.Generator, lines: int) -> np.ndarray:
     """Number of positions skipped before each line and before the questions.
 
     A third of the rows skip none. The others look like a record of up to ``FARTHEST_POSITION`` tokens
-    from which most lines were removed.
+    from which most lines were removed; those that remain stand in runs of any length.
     """
     if random.random() < 1 / 3:
         return np.zeros(lines + 1, np.int64)
     length = int(np.exp(random.uniform(np.log(1024), np.log(FARTHEST_POSITION - 65_536))))
-    return np.diff(np.sort(random.integers(0, length, lines + 1)), prepend=0)
+    runs = random.integers(0, length, random.integers(1, lines + 2))
+    return np.diff(np.sort(random.choice(runs, lines + 1)), prepend=0)
 
 
 def _filled(values: Sequence[int], size: int, rest: int) -> np.ndarray:

@@ -8,12 +8,13 @@ from flax import nnx
 
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama import Llama, LlamaConfig
-from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+from agentic_ring.models.transformer import TransformerConfig
 from experiments.retriever.lessons import Lesson, Vocabulary
 
 FIRST_LAYER_WEIGHT = 0.5
 """Weight of the first layer's loss relative to that of the answers."""
-
+NEARBY = 64
+"""Distance in tokens up to which a token stands for no others."""
 
 _STACK = TransformerConfig(
     width=192,
@@ -24,7 +25,6 @@ _STACK = TransformerConfig(
     ffn_width=256,
     # With this base more than half of the waves hardly turn over half a million positions.
     rope_theta=1e16,
-    query_scaling=QueryScaling(floor=64, scale=0.1),
     remat="none",
 )
 
@@ -94,11 +94,29 @@ def answer_logits(model: TaughtRetriever, lesson: Lesson) -> jax.Array:
 
 def _encoded(llama: Llama, lesson: Lesson) -> tuple[jax.Array, jax.Array]:
     """Activations [B, T, D] after the first and after the last layer."""
-    stack = llama.transformer
-    first = last = stack.block(0)(llama.embedded(lesson.tokens), lesson.positions, None, None)
-    for index in range(1, stack.config.layers):
-        last = stack.block(index)(last, lesson.positions, None, None)
-    return first, last
+    stack, crowd = llama.transformer, _crowd(lesson)
+    x, layers = llama.embedded(lesson.tokens), []
+    for index in range(stack.config.layers):
+        block = stack.block(index)
+        query, key, value = block.attention.project(x, lesson.positions)
+        scores = jnp.einsum("btnh,bsnh->bnts", query, key) * query.shape[-1] ** -0.5
+        heads = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores + crowd), value)
+        x = block.feedforward(x + block.attention.combine(heads))
+        layers.append(x)
+    return layers[0], layers[-1]
+
+
+def _crowd(lesson: Lesson) -> jax.Array:
+    """What is added to the scores [B, 1, T, T] of a row, so that they compete as those of a full record.
+
+    A token that stands for n tokens has n times its weight in the softmax: the log of n is added to its
+    score, except for tokens of the same line and those nearby, which are the only ones of their kind.
+    """
+    length = lesson.tokens.shape[1]
+    far = lesson.positions[:, :, None] - lesson.positions[:, None] > NEARBY
+    other = far & (lesson.lines[:, :, None] != lesson.lines[:, None])
+    added = jnp.where(other, lesson.crowd[:, None], 0.0)
+    return jnp.where(jnp.tri(length, dtype=bool), added, -jnp.inf)[:, None]
 
 
 def _at(x: jax.Array, places: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -80,8 +80,8 @@ def exists(choices: dict[str, Any]) -> bool:
     return ring >= SMALLEST_RING.get(strategy, 1) and not (chunked and choices.get("kernel") == "vanilla")
 
 
-def covering(strength: int) -> list[Case]:
-    """Cases in which every combination of ``strength`` values that exists occurs.
+def covering(strength: int, given: Sequence[Case] = ()) -> list[Case]:
+    """Cases in which, with those ``given``, every combination of ``strength`` values that exists occurs.
 
     Faults come from few factors at once, and the full product would compile for days. Each case starts
     from a combination that is missing; of some random completions, that with most missing ones is taken.
@@ -104,6 +104,9 @@ def covering(strength: int) -> list[Case]:
     def found(choices: dict[str, Any]) -> list[tuple]:
         return [c for c in itertools.combinations(choices.items(), strength) if c in missing]
 
+    for case in given:
+        for combination in found(vars(case)):
+            del missing[combination]
     chosen = []
     while missing:
         first = next(iter(missing))

@@ -17,7 +17,7 @@ FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
 TOLERANCES = {"float32": (FORWARD, GRADIENT), "bfloat16": (2 * 2**-8, 4 * 2**-8)}
 
 PAIRS = covering(2)
-TRIPLES = [case for case in covering(3) if case not in PAIRS]
+TRIPLES = covering(3, given=PAIRS)
 FURTHER = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS[1::2] + TRIPLES]
 
 

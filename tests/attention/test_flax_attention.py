@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen, nnx
 
 from agentic_ring.attention import MaskSpec, attention, attention_fn
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh
+
+pytest.importorskip("flax", reason="modules of Flax need the extra models")
+from flax import linen, nnx
 
 HEADS, TOKENS, WIDTH = 4, 24, 16
 causal_fn = partial(attention_fn, spec=MaskSpec(causal=True))

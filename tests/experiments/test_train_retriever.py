@@ -16,10 +16,12 @@ from experiments.retriever.lessons import (
     ANSWER,
     FARTHEST_POSITION,
     TOKENS_A_LINE,
+    Lesson,
     Lessons,
     Vocabulary,
     retriever_tokenizer,
 )
+from experiments.retriever.model import _crowd
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_a_document_of_the_test_is_read_without_an_unknown_word(tokenizer):
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_lesson_asks_what_its_record_says(tokenizer, vocabulary, number):
-    lesson = next(Lessons(vocabulary, tokens=512, rows=3, questions=8, seed=3, drawn=number))
+    lesson = next(Lessons(vocabulary, tokens=512, rows=3, questions=8, crowding=1.0, seed=3, drawn=number))
     adjectives, nouns = word_lists()
     for row in range(3):
         text = tokenizer.decode(lesson.tokens[row].tolist(), skip_special=False)
@@ -87,9 +89,9 @@ def test_a_lesson_asks_what_its_record_says(tokenizer, vocabulary, number):
 
 
 def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed(vocabulary):
-    lessons = Lessons(vocabulary, tokens=128, rows=2, questions=4, seed=0)
+    lessons = Lessons(vocabulary, tokens=128, rows=2, questions=4, crowding=1.0, seed=0)
     first, second = next(lessons), next(lessons)
-    again = Lessons(vocabulary, tokens=128, rows=2, questions=4, seed=0)
+    again = Lessons(vocabulary, tokens=128, rows=2, questions=4, crowding=1.0, seed=0)
     again.set_state({"drawn": 1})
     np.testing.assert_array_equal(next(again).tokens, second.tokens)
     assert (first.tokens != second.tokens).any()
@@ -97,18 +99,52 @@ def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed(vocabulary):
 
 
 def test_positions_rise_and_reach_far_but_not_beyond_the_farthest(vocabulary):
-    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, seed=0)
+    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, crowding=1.0, seed=0)
     positions = next(lessons).positions
     assert (np.diff(positions, axis=1) >= 0).all()
     assert FARTHEST_POSITION / 2 < positions.max() < FARTHEST_POSITION
     assert (positions[:, -1] < 256).sum() >= 10  # rows as they are
 
 
+def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed(tokenizer, vocabulary):
+    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, crowding=2.0, seed=0)
+    lesson, alone = next(lessons), next(replace(lessons, crowding=0.0, drawn=0))
+    assert (alone.crowd == 0).all()
+    for row in range(64):
+        tokens, lines, crowd = lesson.tokens[row], lesson.lines[row], lesson.crowd[row]
+        asked = (tokens == vocabulary.asked).argmax()
+        assert lines[0] == -1
+        assert (np.diff(lines[1:asked]) >= 0).all()
+        for start in np.flatnonzero(tokens == vocabulary.asked):
+            (key,) = (line for line in range(lines[asked - 1] + 1) if lines[start] == line)
+            first = (lines == key).argmax()
+            np.testing.assert_array_equal(tokens[first : first + 2], tokens[start + 1 : start + 3])
+        assert crowd[0] == 0
+        assert (crowd[asked:] == 0).all()
+        assert len(np.unique(crowd[1:asked])) == 1
+        # Rows whose words are drawn from all: each token stands for an equal part of what was removed.
+        removed = (lesson.positions[row, asked] - asked) / TOKENS_A_LINE
+        most = 1 + 2 * removed / (lines[asked - 1] + 1)
+        assert crowd[1] <= np.log(most) * (1 + 1e-5)
+        assert (crowd[1] > 0) == (removed > 0)
+
+
+def test_tokens_of_other_lines_compete_as_many_and_those_nearby_or_of_the_same_line_as_one():
+    positions = np.array([[0, 1, 2, 500, 501, 502]])
+    lines, record = np.array([[-1, 0, 1, 2, 3, 0]]), np.log(np.float32([[1, 9, 9, 9, 1, 1]]))
+    unused = [np.zeros((1, 1))] * 6
+    lesson = Lesson(np.zeros((1, 6)), positions, lines, record, *unused)
+    expected = np.full((6, 6), -np.inf)
+    expected[np.tril_indices(6)] = 0.0
+    expected[[3, 3, 4, 4, 5], [1, 2, 1, 2, 2]] = np.log(9)
+    np.testing.assert_allclose(_crowd(lesson)[0, 0], expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, monkeypatch):
     stages = (
-        train_retriever.LessonStage(128, 2, 4, steps=2, learning_rate=1e-3),
-        train_retriever.LessonStage(192, 1, 4, steps=2, learning_rate=1e-3),
+        train_retriever.LessonStage(128, 2, 4, steps=2, learning_rate=1e-3, crowding=1.0),
+        train_retriever.LessonStage(192, 1, 4, steps=2, learning_rate=1e-3, crowding=1.0),
     )
     monkeypatch.setattr(train_retriever, "STAGES", stages)
     monkeypatch.setattr(train_retriever, "TESTED_ROWS", 2)
@@ -130,5 +166,6 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, 
     reader = open_reader(str(tmp_path / "whole" / "model"), [512], None, allow_extrapolation=False)
     assert reader.trained_on_task
     document = DocumentPlan("LRT-NL", "x", 0, 0, (0, 1), 2).build(20)
-    answers = list(reader.answers(document.text, [question.text for question in document.questions], 4))
+    questions = [question.text for question in document.questions]
+    answers = [answer for _, answer in reader.answers(document.text, questions, 4)]
     assert len(answers) == 2

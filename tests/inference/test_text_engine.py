@@ -11,7 +11,8 @@ from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common
 from agentic_ring.inference.sampling import sample_next_token
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, load_pretrained
-from tests.models.llama_cases import VOCAB, write_model
+from tests.models import llama_cases
+from tests.models.llama_cases import ANSWER, FAMILIES, PROMPT, VOCAB, write_model
 
 RANDOM = np.random.default_rng(0)
 TEXT = RANDOM.integers(0, VOCAB, 75).tolist()
@@ -178,6 +179,27 @@ def test_tokens_are_passed_on_as_they_are_generated(model, greedy):
     assert [row for row, _ in seen] == [0, 1] * NEW
 
 
+def test_each_prompt_of_a_batch_has_its_own_limit_and_sampling(model):
+    engine = TextEngine(model, chunk=64)
+    samplings = [Sampling(1.0, 0.9, 3), Sampling(), Sampling(0.7, seed=2**33 + 5)]
+    limits, ended = [3, NEW, 1], []
+    together = engine.generate(
+        PROMPTS,
+        limits,
+        sampling=samplings,
+        on_end=lambda row, answer: ended.append((row, len(answer.tokens))),
+        least_rows=4,
+    )
+    for prompt, limit, sampling, answer in zip(PROMPTS, limits, samplings, together, strict=True):
+        (alone,) = engine.generate([prompt], limit, sampling=sampling)
+        assert (answer.tokens, answer.ended) == (alone.tokens, "length")
+    assert ended == [(2, 1), (0, 3), (1, NEW)]
+    # Fewer prompts run the same programs.
+    compiled = engine.programs.next_token._cache_size()
+    engine.generate([max(PROMPTS, key=len)], NEW, least_rows=4)
+    assert engine.programs.next_token._cache_size() == compiled
+
+
 @pytest.mark.slow
 def test_samples_depend_neither_on_the_batch_nor_on_the_mesh(folder, model):
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
@@ -258,6 +280,25 @@ def test_documents_of_one_bucket_share_their_programs(model):
     assert engine.programs.next_token._cache_size() == 1
 
 
+def test_only_the_last_chunk_of_a_document_takes_the_attention_of_the_last_layer(model):
+    engine = TextEngine(model, chunk=16)
+    programs, tokens = engine.programs, np.zeros((1, 16), np.int32)
+    documents = [engine.read(TEXT[:length]) for length in (64, 48)]
+    # The third chunk is stored without the last layer's attention in one, and with it in the other.
+    whole, other = (d.cache.values[1].numbers[:, :, :48] for d in documents)
+    np.testing.assert_allclose(whole, other, atol=1e-5)  # in caches of 64 and of 48 slots
+    place, last, cache = np.zeros(1, np.int32), programs.nothing_read(1), programs.empty(1, 1 << 16)
+    chunk = programs.weights, tokens, tokens
+    operations = [
+        lowered.compile().cost_analysis()["flops"]
+        for lowered in (
+            programs.store.lower(*chunk, cache),
+            programs.encode.lower(*chunk, place, last, cache, None),
+        )
+    ]
+    assert operations[0] == pytest.approx(operations[1] / 2, rel=0.02)  # one layer of two attends to a cache
+
+
 def test_memory_of_a_document_is_known_before_it_is_read(model):
     engine = TextEngine(model, chunk=64)
     small, large = engine.document_bytes(1024), engine.document_bytes(4096)
@@ -326,3 +367,16 @@ def test_chunks_hold_every_token_once():
             if 0 <= chunk.place_of_last[row] < chunk.size:
                 assert found[chunk.place_of_last[row]] == len(rows[row])
     assert tokens == rows
+
+
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[:-1]), FAMILIES[-1]]
+)
+def test_greedy_answers_of_families_are_those_of_transformers(family: str, tmp_path):
+    mesh = mesh_on_first_devices(MeshShape(ring=2))
+    engine = TextEngine(load_pretrained(write_model(tmp_path, family), mesh), mesh, chunk=8)
+    prompt = llama_cases.tokens()[0, :PROMPT].tolist()
+    with jax.default_matmul_precision("highest"):
+        document = engine.read(prompt[:-5])
+        (completion,) = engine.generate([prompt[-5:]], ANSWER, document=document)
+    assert completion.tokens == llama_cases.answer(family)

@@ -15,7 +15,7 @@ That moves the chunk, whatever is cached; a ring moves what is cached, whatever 
 which is less: a ring where the chunk is a good part of the whole, the more so the more queries share a key.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ def attend_chunk(
     rules: ShardingRules,
     mask: MaskSpec = MaskSpec(causal=True),
     kernel: str = "auto",
+    scores: Scores | None = None,
 ) -> jax.Array:
     """Attention of a chunk that is sharded over the ring to the cached tokens and to itself.
 
@@ -48,24 +49,34 @@ def attend_chunk(
     Args:
       inputs: the arrays, C sharded over the ring in any layout that the positions describe.
       kernel: the kernel for blocks that it serves, one of ``KERNELS``; the XLA kernel attends to the others.
+      scores: scale and soft cap of scores; None is a scale of 1 / sqrt(H) and no cap.
 
     Returns:
       [B, C, N, H] in the query's dtype, sharded as the query; exactly 0 for padding.
     """
+    how = _How(mask, scores or Scores(inputs.query.shape[-1] ** -0.5), kernel)
 
     def local(inputs: CachedAttentionInputs) -> jax.Array:
         ring = ring_axis(rules)
-        state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, mask), kernel)
+        state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, how), kernel)
         if ring.size == 1:
-            state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, mask, kernel)
+            state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, how)
         elif ring_moves_less(inputs):
-            state = _around_ring(state, inputs, ring, mask, kernel)
+            state = _around_ring(state, inputs, ring, how)
         else:
-            state = _at_shards(state, inputs, ring, mask, kernel)
+            state = _at_shards(state, inputs, ring, how)
         return state.output.astype(inputs.query.dtype)
 
     specs = inputs.specs(rules, tokens="sequence")
     return on_shards(local, (specs,), specs.query)(inputs)
+
+
+class _How(NamedTuple):
+    """Which keys a query attends to, its scores, and the kernel to try."""
+
+    mask: MaskSpec
+    scores: Scores
+    kernel: str
 
 
 def ring_moves_less(inputs: CachedAttentionInputs) -> bool:
@@ -82,10 +93,10 @@ def _keys(inputs: CachedAttentionInputs) -> Any:
     return inputs.key, inputs.value, inputs.positions, inputs.past, inputs.prefix
 
 
-def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, mask: MaskSpec) -> Tile:
+def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How) -> Tile:
     """Queries against the chunk's keys that ``keys`` has."""
-    pair = HopMask(mask, TokenLabels(positions), TokenLabels(keys.positions))
-    return Tile(query, keys.key, keys.value, pair, Scores(query.shape[-1] ** -0.5))
+    pair = HopMask(how.mask, TokenLabels(positions), TokenLabels(keys.positions))
+    return Tile(query, keys.key, keys.value, pair, how.scores)
 
 
 def _attend_to_shards(
@@ -93,26 +104,23 @@ def _attend_to_shards(
     query: jax.Array,
     positions: jax.Array,
     keys: CachedAttentionInputs,
-    mask: MaskSpec,
-    kernel: str,
+    how: _How,
 ) -> SoftmaxState:
     """``state``, with the cached tokens that ``keys`` has."""
     for shard in (keys.past, keys.prefix):
         if shard is not None:
-            state = merge(state, attend_to_shard(query, positions, shard, mask, kernel))
+            state = merge(state, attend_to_shard(query, positions, shard, *how))
     return state
 
 
-def _around_ring(
-    own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, mask: MaskSpec, kernel: str
-) -> SoftmaxState:
+def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, how: _How) -> SoftmaxState:
     """Adds to the attention to a device's ``own`` block that to all cached tokens and to the other blocks."""
     query, positions = inputs.query, inputs.positions
 
     def on_arrival(state: SoftmaxState, keys: Any) -> SoftmaxState:
         arrived = CachedAttentionInputs(query, *keys)
-        state = merge(state, attend_to_earlier_keys(_tile(query, positions, arrived, mask), kernel))
-        return _attend_to_shards(state, query, positions, arrived, mask, kernel)
+        state = merge(state, attend_to_earlier_keys(_tile(query, positions, arrived, how), how.kernel))
+        return _attend_to_shards(state, query, positions, arrived, how)
 
     def hop(carry: tuple[SoftmaxState, Any], _: None) -> tuple[tuple[SoftmaxState, Any], None]:
         state, keys = carry
@@ -120,14 +128,12 @@ def _around_ring(
         return (on_arrival(state, keys), following), None
 
     following = ring.shift(_keys(inputs), 1)
-    state = _attend_to_shards(own, query, positions, inputs, mask, kernel)
+    state = _attend_to_shards(own, query, positions, inputs, how)
     (state, keys), _ = jax.lax.scan(hop, (state, following), length=ring.size - 2)
     return on_arrival(state, keys)
 
 
-def _at_shards(
-    own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, mask: MaskSpec, kernel: str
-) -> SoftmaxState:
+def _at_shards(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, how: _How) -> SoftmaxState:
     """The same as ``_around_ring``, by gathering the queries and sending each device its part."""
     query, positions = jax.lax.all_gather((inputs.query, inputs.positions), ring.names, axis=1, tiled=True)
     first = ring.index() * inputs.positions.shape[1]
@@ -137,9 +143,9 @@ def _at_shards(
 
     # The device's own queries have attended to its block.
     others = with_own(positions, jnp.full_like(inputs.positions, EMPTY_SLOT))
-    state = attend_to_earlier_keys(_tile(query, others, inputs, mask), kernel)
+    state = attend_to_earlier_keys(_tile(query, others, inputs, how), how.kernel)
     state = jax.tree.map(with_own, state, own)
-    state = _attend_to_shards(state, query, positions, inputs, mask, kernel)
+    state = _attend_to_shards(state, query, positions, inputs, how)
 
     def exchange(x: jax.Array) -> jax.Array:
         by_owner = x.reshape(x.shape[0], ring.size, -1, *x.shape[2:]).swapaxes(0, 1)

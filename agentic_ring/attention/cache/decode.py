@@ -18,6 +18,7 @@ def attend_new_tokens(
     rules: ShardingRules,
     mask: MaskSpec = MaskSpec(causal=True),
     kernel: str = "auto",
+    scores: Scores | None = None,
 ) -> jax.Array:
     """Attention of a few new tokens to the cached ones and to each other.
 
@@ -28,23 +29,25 @@ def attend_new_tokens(
     Args:
       inputs: the arrays; those of the new tokens are the same on every device of the ring.
       kernel: as in ``attend_chunk``, where the new tokens are more than a few.
+      scores: scale and soft cap of scores; None is a scale of 1 / sqrt(H) and no cap.
 
     Returns:
       [B, C, N, H] in the query's dtype; exactly 0 for padding.
     """
+    scores = scores or Scores(inputs.query.shape[-1] ** -0.5)
 
     def local(inputs: CachedAttentionInputs) -> jax.Array:
         query, positions = inputs.query, inputs.positions
         labels = TokenLabels(positions)
-        scores = Scores(query.shape[-1] ** -0.5)
         tile = Tile(query, inputs.key, inputs.value, HopMask(mask, labels, labels), scores)
         new = VanillaKernel().forward(tile)
         ring = ring_axis(rules).names
         if ring:
             query, positions = jax.lax.pcast((query, positions), ring, to="varying")
-        earlier = attend_to_shard(query, positions, inputs.past, mask, kernel)
+        earlier = attend_to_shard(query, positions, inputs.past, mask, scores, kernel)
         if inputs.prefix is not None:
-            earlier = merge(earlier, attend_to_shard(query, positions, inputs.prefix, mask, kernel))
+            shared = attend_to_shard(query, positions, inputs.prefix, mask, scores, kernel)
+            earlier = merge(earlier, shared)
         if ring:
             earlier = _merge_over_ring(earlier, ring)
         return merge(earlier, new).output.astype(inputs.query.dtype)

@@ -72,7 +72,12 @@ class CachedAttentionInputs:
 
 
 def attend_to_shard(
-    query: jax.Array, positions: jax.Array, shard: CachedLayer, mask: MaskSpec, kernel: str = "auto"
+    query: jax.Array,
+    positions: jax.Array,
+    shard: CachedLayer,
+    mask: MaskSpec,
+    scores: Scores,
+    kernel: str = "auto",
 ) -> SoftmaxState:
     """Attention of queries to this device's shard.
 
@@ -81,6 +86,7 @@ def attend_to_shard(
       positions: int32 [B, C]; negative for padding.
       shard: its batch is B, or it is 1 and all rows of the queries share the shard: their queries
         become those of one row, and no copy of the shard is made.
+      scores: scale and soft cap of scores.
       kernel: as in ``attend_chunk``, for many queries.
 
     Returns:
@@ -95,7 +101,7 @@ def attend_to_shard(
     query = query.reshape(shard.positions.shape[0], -1, heads, head_dim)
     positions = positions.reshape(query.shape[:2])
     few = query.shape[1] * heads // shard.keys.numbers.shape[1] <= FEW_ROWS
-    attend = _few_to_slab if few else partial(_many_to_slab, kernel=kernel)
+    attend = partial(_few_to_slab, scores) if few else partial(_many_to_slab, scores, kernel)
     slots = shard.positions.shape[1]
     slab = slots if few and shard.keys.numbers.dtype == jnp.float32 else _piece(slots)
     queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
@@ -129,13 +135,16 @@ def _piece(slots: int) -> int:
     return piece if piece >= SLOTS_UNIT else slots
 
 
-def _many_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask, kernel: str) -> SoftmaxState:
+def _many_to_slab(
+    scores: Scores, kernel: str, query: jax.Array, keys: Stored, values: Stored, mask: HopMask
+) -> SoftmaxState:
     key, value = (x.restored().astype(query.dtype).swapaxes(1, 2) for x in (keys, values))
-    tile = Tile(query, key, value, mask, Scores(query.shape[-1] ** -0.5))
-    return attend_to_earlier_keys(tile, kernel)
+    return attend_to_earlier_keys(Tile(query, key, value, mask, scores), kernel)
 
 
-def _few_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) -> SoftmaxState:
+def _few_to_slab(
+    scores: Scores, query: jax.Array, keys: Stored, values: Stored, mask: HopMask
+) -> SoftmaxState:
     """Two products and a softmax for each of the slab's pieces, which are then merged.
 
     The scales of int8 are applied to scores and probabilities: a number a slot instead of H.
@@ -151,15 +160,15 @@ def _few_to_slab(query: jax.Array, keys: Stored, values: Stored, mask: HopMask) 
     def apply_scales(x: jax.Array, stored: Stored) -> jax.Array:
         return x if stored.scales is None else x * by_piece(stored.scales, 1, 1, piece)
 
-    rows = (query.astype(jnp.float32) * head_dim**-0.5).reshape(batch, tokens, key_heads, group, head_dim)
+    rows = (query.astype(jnp.float32) * scores.scale).reshape(batch, tokens, key_heads, group, head_dim)
     rows = rows.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, head_dim)
-    scores = jnp.einsum("bkrh,bkpsh->bkprs", rows, by_piece(keys.widened(), piece, head_dim))
-    scores = apply_scales(by_piece(scores, tokens, group, piece), keys)
+    products = jnp.einsum("bkrh,bkpsh->bkprs", rows, by_piece(keys.widened(), piece, head_dim))
+    capped = scores.capped(apply_scales(by_piece(products, tokens, group, piece), keys))
     allowed = mask.allowed().reshape(-1, tokens, pieces, piece).swapaxes(1, 2)
-    scores = jnp.where(allowed[:, None, :, :, None], scores, -jnp.inf)
-    largest = scores.max(axis=-1)
+    capped = jnp.where(allowed[:, None, :, :, None], capped, -jnp.inf)
+    largest = capped.max(axis=-1)
     largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-    weights = jnp.exp(scores - largest[..., None])
+    weights = jnp.exp(capped - largest[..., None])
     total = weights.sum(axis=-1)
     weights = by_piece(apply_scales(weights, values), tokens * group, piece)
     output = jnp.einsum("bkprs,bkpsh->bkprh", weights, by_piece(values.widened(), piece, head_dim))

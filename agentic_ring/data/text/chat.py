@@ -5,22 +5,29 @@ generation encode the same pieces separately, so that the tokens of a prompt are
 """
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, get_args
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import DataError, UnknownNameError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("text"):
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
+    import jinja2.sandbox
 
 Role = Literal["system", "user", "assistant"]
+
+
+class AbsentTokenError(DataError):
+    """A template writes a token that the tokenizer lacks."""
 
 
 class Turn(NamedTuple):
@@ -149,7 +156,10 @@ class JinjaTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+            undefined=_Undefined,
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
@@ -259,6 +269,11 @@ class JinjaTemplate:
                 documents=None,
                 **{name: token for name, token in tokens.items() if token is not None},
             )
+        except _UnnamedTokenError as error:
+            raise AbsentTokenError(
+                f"the tokenizer's chat template writes {error}, which the tokenizer's files do not name; set "
+                f"it in tokenizer_config.json, or {_ANOTHER}"
+            ) from None
         # A template is foreign code, which may raise anything in the sandbox.
         except Exception as error:
             reason = str(error) or type(error).__name__
@@ -269,6 +284,34 @@ _FEW_TURNS = 8
 """Up to this length, rendering every beginning of a conversation takes no longer than anything else."""
 
 _ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
+
+
+_SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|</?s>|<(?:start|end)_of_turn>")
+"""Spellings that are special tokens wherever a template writes them."""
+
+
+class _UnnamedTokenError(Exception):
+    """A template writes ``bos_token`` or ``eos_token``, and the tokenizer has none."""
+
+
+class _Undefined(jinja2.Undefined):
+    """A name without a value, which is written as nothing, unless it is a token's."""
+
+    def __str__(self) -> str:
+        self._refuse_token()
+        return super().__str__()
+
+    def __add__(self, other: Any) -> Any:
+        self._refuse_token()
+        return super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        self._refuse_token()
+        return super().__radd__(other)
+
+    def _refuse_token(self) -> None:
+        if self._undefined_name in ("bos_token", "eos_token"):
+            raise _UnnamedTokenError(self._undefined_name)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -342,13 +385,34 @@ def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
         end = (tokenizer.eos,)
         return FormatTemplate("plain", "{}\n", "{}\n", "{}" + _escaped(tokenizer.eos), special=end)
     template = {"vicuna_v1.1": _VICUNA, "llama-3": _LLAMA_3}[name]
-    absent = [token for token in template.special if len(tokenizer.encode(token)) != 1]
+    _check_special(name, tokenizer, template.special)
+    return template
+
+
+def check_special_tokens(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    """Checks that the tokenizer has the special tokens that a template writes in a prompt of one turn.
+
+    A template that fails on such a prompt for another reason says so when it is used.
+
+    Raises:
+      AbsentTokenError: the tokenizer lacks one.
+    """
+    try:
+        sample = template.prompt([Turn("user", "")])
+    except AbsentTokenError:
+        raise
+    except DataError:
+        return
+    _check_special(template.name, tokenizer, _SPECIAL.findall(sample))
+
+
+def _check_special(name: str, tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
+    absent = [token for token in dict.fromkeys(tokens) if len(tokenizer.encode(token)) != 1]
     if absent:
-        raise DataError(
+        raise AbsentTokenError(
             f"the template {name} writes {', '.join(absent)}, which the tokenizer does not have as one "
             "token each; use a template that was made for this tokenizer (plain fits any)"
         )
-    return template
 
 
 def _escaped(text: str) -> str:

@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.data.text.packing import PackedRow
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, StoreError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("text"):
+    import h5py
 
 PACKED = FileKind(
     name="agentic_ring packed text",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import cast
 
-import grain
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,8 +13,12 @@ from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama import TokenBatch
+
+with needs_extra("text"):
+    import grain
 
 
 class PackedBatches(ShardedBatches):

@@ -19,12 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import pydantic
-import tokenizers
-
 from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import replacing
 from agentic_ring.json_files import json_fault, read_json
+
+with needs_extra("text"):
+    import pydantic
+    import tokenizers
 
 SAVED_FILES = "tokenizer_config.json", "generation_config.json", "tokenizer.json"
 """What ``Tokenizer.save`` writes, in this order."""

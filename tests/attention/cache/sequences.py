@@ -27,11 +27,11 @@ def tokens(batch: int, length: int, seed: int = 0, heads=(HEADS, KEY_HEADS)) -> 
     return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
 
 
-def oracle(query, key, value, positions, mask: MaskSpec) -> np.ndarray:
-    """Attention in float64; ``positions`` is a (query, key) pair."""
+def oracle(query, key, value, positions, mask: MaskSpec, **scores: float | None) -> np.ndarray:
+    """Attention in float64; ``positions`` is a (query, key) pair, ``scores`` are scale and soft cap."""
     with jax.enable_x64(True):
         arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (query, key, value))
-        reference = jax.jit(partial(reference_attention, mask=mask))
+        reference = jax.jit(partial(reference_attention, mask=mask, **scores))
         return np.asarray(reference(*arrays, positions=positions))
 
 

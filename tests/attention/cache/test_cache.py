@@ -22,6 +22,7 @@ from agentic_ring.attention.cache.chunked_prefill import attend_chunk, ring_move
 from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
+from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.cache.sequences import (
@@ -39,6 +40,7 @@ from tests.attention.cache.sequences import (
 
 decode_step = compile_step(attend_new_tokens, append)
 chunk_step = compile_step(attend_chunk, append_blocks)
+SHARP = Scores(scale=0.5, soft_cap=3.0)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +170,13 @@ def test_a_shard_of_several_slabs_is_attended_exactly_for_what_it_stores(dtype, 
     key_positions = np.where(np.arange(slots) < 1000, place, EMPTY_SLOT)
     query_positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])[: len(query)]
     shard = CachedLayer(*stored, jnp.asarray(key_positions))
-    run = jax.jit(partial(attend_to_shard, mask=MASKS[mask]))
+    run = jax.jit(partial(attend_to_shard, mask=MASKS[mask], scores=SHARP))
     state = run(jnp.asarray(query), jnp.asarray(query_positions), shard)
 
     restored = [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
     arrays = [np.broadcast_to(x, (len(query), *x.shape[1:])) for x in (*restored, key_positions)]
-    expected = oracle(query, *arrays[:2], (query_positions, arrays[2]), MASKS[mask])
+    scores = {"scale": SHARP.scale, "soft_cap": SHARP.soft_cap}
+    expected = oracle(query, *arrays[:2], (query_positions, arrays[2]), MASKS[mask], **scores)
     np.testing.assert_allclose(state.output, expected, atol=4e-6)
 
 
@@ -196,7 +199,8 @@ def test_attention_to_a_smaller_cache_is_off_by_a_bounded_amount(dtype, measured
     expected = oracle(query, key, value, (positions, np.tile(np.arange(slots), (2, 1))), CAUSAL)
     stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
     shard = CachedLayer(*stored, jnp.tile(jnp.arange(slots), (2, 1)))
-    output = jax.jit(partial(attend_to_shard, mask=CAUSAL))(jnp.asarray(query), jnp.asarray(positions), shard)
+    attend = jax.jit(partial(attend_to_shard, mask=CAUSAL, scores=Scores(HEAD_DIM**-0.5)))
+    output = attend(jnp.asarray(query), jnp.asarray(positions), shard)
     error = np.abs(np.asarray(output.output) - expected).max()
     # No score is off by more than `off`, so no probability by more than a factor exp(2 off).
     key_error, value_error = (

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from agentic_ring.data.text.chat import JinjaTemplate, Piece, Turn, chat_template
+from agentic_ring.data.text.chat import JinjaTemplate, Piece, Turn, chat_template, check_special_tokens
 from agentic_ring.errors import DataError, UnknownNameError
 from tests.data.text.tokenizers_for_tests import byte_level
 
@@ -174,3 +174,32 @@ def test_templates_that_do_not_fit_the_tokenizer_are_refused():
         chat_template("plain", byte_level(eos=[]))
     with pytest.raises(UnknownNameError, match="choose one of: vicuna"):
         chat_template("alpaca", byte_level())
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        (CHAT_ML, {}, r"the template tokenizer writes <\|im_start\|>, which .* not have as one token"),
+        ("{{ bos_token }}{{ messages[0].content }}", {"bos": None}, "writes bos_token, which .* do not name"),
+        ("{{ bos_token + messages[0].content }}", {"bos": None}, "writes bos_token"),
+        ("{{ messages[0].content + eos_token }}", {"eos": []}, "writes eos_token"),
+    ],
+)
+def test_a_folders_template_needs_its_special_tokens(source, settings, message):
+    tokenizer = byte_level(chat_template=source, **settings)
+    with pytest.raises(DataError, match=message):
+        check_special_tokens(chat_template("tokenizer", tokenizer), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "special"),
+    [
+        (CHAT_ML, ("<s>", "</s>", "<|im_start|>")),
+        ("{% if bos_token %}{{ bos_token }}{% endif %}{{ messages[0].content }}", ("</s>",)),
+        ("{{ tools }}{% if tools %}<|tool|>{% endif %}{{ messages[0].content }}", ("</s>",)),
+        ("{{ raise_exception('begin with a system turn') }}", ("</s>",)),
+    ],
+)
+def test_a_template_may_do_without_what_it_does_not_write(source, special):
+    tokenizer = byte_level(special, bos="<s>" if "<s>" in special else None, chat_template=source)
+    check_special_tokens(chat_template("tokenizer", tokenizer), tokenizer)

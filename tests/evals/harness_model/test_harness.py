@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, MissingExtraError
 from agentic_ring.inference import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals import harness
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[harness\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[harness\]'"):
         harness.main(folder, "anything")
 
 

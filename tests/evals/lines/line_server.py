@@ -2,8 +2,11 @@
 
 import json
 import re
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.local_server import LocalServer, QuietHandler
 
@@ -18,8 +21,14 @@ class LineServer(LocalServer):
     """Serves ``/v1/chat/completions`` and ``/v1/completions``.
 
     ``plan`` holds what the next replies are; when it is used up, replies are answers. Each is
-    ("status", number, headers, body), ("body", text), ("silence", seconds), ("answer", text) or
-    ("hang up",).
+    ("status", number, headers, body), ("body", text), ("silence", seconds), ("answer", text),
+    ("stream", lines), ("half", body), which announces more than it sends, or ("hang up",).
+
+    Attributes:
+      delay: seconds before each answer.
+      capacity: number of requests at a time; further ones are refused with 429.
+      context: characters of a prompt that are read, from its end; None for all.
+      starving: whether each answer is cut off at the limit of tokens.
     """
 
     def __init__(self):
@@ -28,6 +37,26 @@ class LineServer(LocalServer):
         self.requests: list[dict] = []
         self.times: list[float] = []
         self.keys: list[str | None] = []
+        self.delay = 0.0
+        self.capacity = 1000
+        self.context: int | None = None
+        self.starving = False
+        self.at_once: list[int] = []
+        self._open = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_more(self) -> Iterator[bool]:
+        """Counts a request as open; whether that is within the capacity."""
+        with self._lock:
+            self._open += 1
+            self.at_once.append(self._open)
+            fits = self._open <= self.capacity
+        try:
+            yield fits
+        finally:
+            with self._lock:
+                self._open -= 1
 
     @property
     def address(self) -> str:
@@ -43,6 +72,15 @@ class _Handler(QuietHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server.requests.append({"path": self.path, **body})
         server.keys.append(self.headers["Authorization"])
+        with server.one_more() as fits:
+            if fits:
+                self._reply(body)
+            else:
+                self._send(429, {}, "too many requests")
+
+    def _reply(self, body: dict):
+        server = self.server
+        time.sleep(server.delay)
         kind, *rest = server.plan.popleft() if server.plan else ("lookup",)
         if kind == "status":
             self._send(*rest)
@@ -50,20 +88,30 @@ class _Handler(QuietHandler):
             self._send(200, {}, rest[0])
         elif kind == "silence":
             time.sleep(rest[0])
+        elif kind == "stream":
+            events = "".join(f"data: {line}\n\n" for line in rest[0])
+            self._send(200, {"Content-Type": "text/event-stream; charset=utf-8"}, events)
+        elif kind == "half":
+            self._send(200, {}, rest[0], announced=len(rest[0]) + 100)
+            self.close_connection = True
         elif kind == "hang up":
             self.connection.close()
         else:
             chat = self.path.endswith("/chat/completions")
             prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+            seen = prompt if server.context is None else prompt[-server.context :]
             text = rest[0] if kind == "answer" else looked_up(prompt)
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            self._send(200, {}, json.dumps({"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}))
+            choice["finish_reason"] = "length" if server.starving else "stop"
+            cached = {"prompt_tokens_details": {"cached_tokens": len(seen) // 2}}
+            usage = {"prompt_tokens": len(seen), "completion_tokens": len(text), **cached}
+            self._send(200, {}, json.dumps({"choices": [choice], "usage": usage}))
 
-    def _send(self, status: int, headers: dict[str, str], body: str):
+    def _send(self, status: int, headers: dict[str, str], body: str, announced: int | None = None):
         content = body.encode()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(announced or len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -14,8 +14,9 @@ from agentic_ring.models.llama import load_pretrained
 from evals.common.results import read_results
 from evals.constructed_retriever import build
 from evals.line_retrieval import main
+from evals.lines.keys import all_words
 from evals.lines.local_reader import LocalReader, model_folder, open_reader
-from evals.lines.longchat_prompt import plan_documents
+from evals.lines.longchat_prompt import HEADER, line_text, plan_documents, question_text
 from evals.lines.scores import parsed_number
 
 QUESTIONS = 12
@@ -39,7 +40,7 @@ def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int
     answers = reader.answers(document.text, [question.text for question in document.questions], 4)
     return sum(
         parsed_number(answer.text, "last") == question.expected
-        for answer, question in zip(answers, document.questions, strict=True)
+        for (_, answer), question in zip(answers, document.questions, strict=True)
     )
 
 
@@ -65,6 +66,18 @@ def test_every_answer_is_right_from_a_cache_of_bfloat16(folder):
 @pytest.mark.slow
 def test_every_answer_is_right_at_64k(folder):
     assert right_answers(folder, 16_350, MeshShape(ring=2), 2, 2048) == QUESTIONS
+
+
+def test_prompts_like_those_of_longchats_files_are_answered(folder):
+    # Up to 680 lines they end in a space; from 700 lines on, any two words make a key.
+    reader = open_reader(str(folder), [], None, allow_extrapolation=False)
+    words = all_words()
+    keys = [f"{first}-{second}" for first, second in zip(words[::90], reversed(words[::90]), strict=True)]
+    record = HEADER + "".join(line_text(key, number) for number, key in enumerate(keys, start=1000))
+    asked = [3, 40, len(keys) - 1]
+    questions = [question_text(keys[number]) + " " for number in asked]
+    answers = [answer.text for _, answer in reader.answers(record, questions, 4)]
+    assert answers == [str(1000 + number) for number in asked]
 
 
 @pytest.mark.slow
@@ -125,9 +138,9 @@ def test_more_than_there_is_memory_for_is_said_before_it_starts(folder, monkeypa
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "other")
     vocabulary = json.loads((other / "tokenizer.json").read_text())
-    vocabulary["model"]["vocab"]["extra"] = 70_000
+    vocabulary["model"]["vocab"]["extra"] = 100_000
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    with pytest.raises(DataError, match="ids go up to 70000"):
+    with pytest.raises(DataError, match="ids go up to 100000"):
         open_reader(str(other), [], None, allow_extrapolation=False)
 
 

@@ -11,10 +11,10 @@ from agentic_ring.errors import ConfigError
 from evals.common.results import read_results
 from evals.common.rows import read_rows
 from evals.line_retrieval import main
-from evals.lines.endpoint_reader import estimated_tokens
 from evals.lines.local_reader import EMBEDDED
 from evals.lines.longchat_files import read_cases, write_cases
 from evals.lines.longchat_prompt import plan_documents
+from evals.lines.token_counts import estimated_tokens
 from tests.commands import kill_once
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +26,7 @@ def run(server, tmp_path):
 
     def call(ctx="1k", **options):
         settings = {"num_samples": 6, "questions_per_document": 3, "output": tmp_path / "run"}
+        settings["concurrency"] = 1  # so that the server's plan is kept in order
         return main(ctx, endpoint=server.address, model="lookup", **{**settings, **options})
 
     return call
@@ -64,6 +65,7 @@ def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, 
     folder = tmp_path / "run"
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         "config.json", "results.json", "summary.csv", "stages.json", "accuracy.png", "depths.png",
+        "word_partners.png",
         "testcases/1k.jsonl", "testcases/2k.jsonl",
         "predictions/1k.jsonl", "predictions/1k_response.txt",
         "predictions/2k.jsonl", "predictions/2k_response.txt",
@@ -114,6 +116,74 @@ def test_failed_questions_end_in_status_1_and_are_asked_again(run, server, tmp_p
     assert (results.figure("accuracy/1k").value, results.figure("accuracy/1k").n) == (1.0, 6)
 
 
+def test_a_dry_run_counts_what_is_still_to_be_asked_and_asks_nothing(run, server, capsys):
+    assert run("1k,2k", dry_run=True, prices=(2.0, 0.5, 10.0)) == 0
+    assert not server.requests
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (each,) = (words for words in printed if words[:1] == ["1k"])
+    _, requests, tokens, repeated, answers, dear, cheap = each
+    tokens, repeated = int(tokens.replace(",", "")), int(repeated.replace(",", ""))
+    assert (requests, answers) == ("6", "600")
+    assert 5000 < tokens < 6 * 1024
+    assert repeated == pytest.approx(tokens * 4 / 6, rel=0.01)  # two records of three questions
+    assert float(dear) == pytest.approx((tokens * 2 + 600 * 10) / 1e6, abs=0.005)
+    assert float(cheap) == pytest.approx(float(dear) - repeated * 1.5 / 1e6, abs=0.01)
+    run()
+    assert run("1k,2k", dry_run=True) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[1] for words in printed if words[:1] in (["1k"], ["2k"], ["all"])][-3:] == ["0", "6", "6"]
+
+
+def test_cost_and_cached_tokens_stand_in_the_results(run, tmp_path, capsys):
+    run(prices=(2.0, 0.5, 10.0))
+    found = rows(tmp_path / "run" / "predictions" / "1k.jsonl")
+    prompts, cached, answers = (
+        sum(row[name] for row in found) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")
+    )
+    results = read_results(tmp_path / "run" / "results.json")
+    cost = ((prompts - cached) * 2 + cached * 0.5 + answers * 10) / 1e6
+    assert results.figure("cost/1k").value == pytest.approx(cost)
+    assert results.figure("cached_tokens/1k").value == cached > 0
+    assert f"{cost:.4f}" in capsys.readouterr().out
+
+
+def test_unfinished_answers_count_in_no_score(run, server, tmp_path, capsys):
+    server.starving = True
+    assert run() == 1
+    assert "6 answers are unfinished and count in no score" in capsys.readouterr().err
+    results = read_results(tmp_path / "run" / "results.json")
+    assert (results.figure("unfinished/1k").value, results.figure("failed/1k").value) == (6, 0)
+    assert run() == 1
+    assert len(server.requests) == 6, "the same question would have the same answer"
+
+
+def test_a_server_that_truncates_is_found_out(run, server, tmp_path, capsys):
+    server.context = 300
+    assert run() == 1
+    assert "it truncates prompts" in capsys.readouterr().err
+    assert len(server.requests) == 2  # one a record
+    assert read_results(tmp_path / "run" / "results.json").figure("failed/1k").value == 6
+
+
+def test_more_fields_of_requests_are_part_of_the_run(run, server):
+    run(request_json='{"top_k": 1}')
+    assert {request["top_k"] for request in server.requests} == {1}
+    with pytest.raises(ConfigError, match="request_json"):
+        run(request_json='{"top_k": 2}')
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "7"])
+def test_fields_that_are_no_json_object_are_refused(run, text):
+    with pytest.raises(ConfigError, match="request_json is"):
+        run(request_json=text)
+
+
+def test_settings_of_an_endpoint_need_one():
+    for settings in ({"dry_run": True}, {"prices": (1.0, 1.0, 1.0)}, {"request_json": "{}"}):
+        with pytest.raises(ConfigError, match="are of an endpoint"):
+            main("1k", **settings)
+
+
 def test_a_server_that_fails_every_question_leaves_results_without_accuracy(run, server, tmp_path):
     server.plan.extend([("status", 400, {}, "")] * 6)
     assert run() == 1
@@ -124,7 +194,7 @@ def test_a_server_that_fails_every_question_leaves_results_without_accuracy(run,
 
 def test_a_killed_run_goes_on_where_it_was(run, server, tmp_path):
     server.plan.extend([("lookup",)] * 4 + [("silence", 20)])
-    options = "--ctx 1k --num-samples 6 --questions-per-document 3 --model lookup"
+    options = "--ctx 1k --num-samples 6 --questions-per-document 3 --model lookup --concurrency 1"
     command = [sys.executable, "evals/line_retrieval.py", *options.split(), "--endpoint", server.address]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -214,10 +284,8 @@ def test_the_embedded_retriever_answers_questions_about_short_records(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_embedded_retriever_reaches_95_percent_at_4k_and_90_at_16k(tmp_path):
-    short, long = accuracy("4k,16k", 50, tmp_path)
-    assert short >= 0.95
-    assert long >= 0.9
+def test_the_embedded_retriever_reaches_98_percent_at_4k_and_16k(tmp_path):
+    assert min(accuracy("4k,16k", 50, tmp_path)) >= 0.98
 
 
 def test_the_embedded_retriever_is_small_and_says_what_it_is():

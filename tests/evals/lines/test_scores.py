@@ -4,7 +4,7 @@ import pytest
 
 from evals.common.intervals import wilson_interval
 from evals.common.rows import read_rows
-from evals.lines.accuracy_plots import plot_accuracy, plot_depths
+from evals.lines.accuracy_plots import plot_accuracy, plot_depths, plot_word_partners
 from evals.lines.prediction_log import Prediction
 from evals.lines.scores import (
     UNPARSABLE,
@@ -93,6 +93,27 @@ def test_the_plots_are_drawn_with_depths_that_nobody_asked_for(tmp_path):
     plot_depths(tmp_path / "depths.png", "a model", scores, "last")
     for name in ("accuracy.png", "depths.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_shares_are_drawn_by_lines_that_share_a_word(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.text", lambda axes, x, y, text, **_: drawn.append((y, text)))
+    plot_word_partners(tmp_path / "none.png", "a model", [SCORE], "last")
+    assert not (tmp_path / "none.png").exists()
+    counts = {RIGHT: 0, WRONG: 3, NO_NUMBER: 4, replace(RIGHT, case=4): 128, replace(WRONG, case=5): 500}
+    rows = [replace(row, word_partners=count) for row, count in counts.items()]
+    plot_word_partners(tmp_path / "some.png", "a model", [replace(SCORE, predictions=rows)], "last")
+    assert drawn == [(0, "1/1"), (1, "0/1"), (2, "0/1"), (3, "0/0"), (4, "0/0"), (5, "1/2")]
+
+
+def test_the_time_to_read_a_document_stands_apart_where_it_is_known():
+    read = [replace(RIGHT, reading_seconds=60.0), replace(WRONG, reading_seconds=80.0), NO_NUMBER]
+    score = replace(SCORE, predictions=read)
+    assert figures(score)["reading_seconds/4k"].value == 70.0
+    assert figures(score)["seconds_per_question/4k"].value == 0.5
+    assert score_table([score], "last", "x").rows[0]["reading, s"] == "70"
+    assert "reading_seconds/4k" not in figures(SCORE)
+    assert "reading, s" not in score_table([SCORE], "last", "x").rows[0]
 
 
 @pytest.mark.parametrize(

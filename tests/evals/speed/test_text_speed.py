@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, MissingExtraError
 from evals import text_speed
 from evals.common.rows import read_rows
 
@@ -12,7 +12,7 @@ from evals.common.rows import read_rows
 def test_without_transformers_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "evals.speed.torch_llama", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'agentic_ring\[hf\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[hf\]'"):
         text_speed.main(lengths=(32,), model="tiny", devices=8)
 
 
