@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 from agentic_ring.cli import optional_flag, run
+from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
@@ -37,7 +38,7 @@ from data_prep.collectors.diayn import append_skill
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.episodes.episode_files import episode_file, read_episode
-from data_prep.folders import collector_folder, data_root
+from data_prep.folders import collector_folder
 from data_prep.relabel import Relabeller
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
@@ -162,7 +163,7 @@ def _run_job(
             folder.add_round(job.name, number + 1, collected, labels, explorer.state())
             best = max(float(episode.reward.sum()) for episode in collected)
             finished = sum(len(each.labels()) for each in folders.values())
-            advance(finished, f"{job.name}, best return of the round {best:.0f}")
+            advance(finished, f"{job.name}, best return of the round", last_return=best)
 
 
 def _run_round(

@@ -7,7 +7,6 @@ Datasets are stored below ``$MINARI_DATASETS_PATH``, as the package ``minari`` d
 ``minari.load_dataset`` opens them and ``recover_environment`` gives the task.
 """
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from agentic_ring.cli import optional_flag, run
-from agentic_ring.errors import ConfigError
+from agentic_ring.extras import needs_extra
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,10 @@ def main(
     """Exports a trajectory store to a Minari dataset, or imports such a dataset into a store.
 
     Raises:
-      ConfigError: the package ``minari`` is missing.
+      MissingExtraError: the package ``minari`` is missing.
     """
-    if importlib.util.find_spec("minari") is None:
-        raise ConfigError("minari is missing: pip install 'agentic_ring[minari]'")
-    # Imported here, so that an installation without the extra shows the message above.
-    from data_prep.episodes.minari_datasets import export_store, import_dataset
+    with needs_extra("minari"):
+        from data_prep.episodes.minari_datasets import export_store, import_dataset
 
     if isinstance(config, Export):
         print(f"{config.dataset}: {export_store(config.store, config.dataset, config.task)} episodes")

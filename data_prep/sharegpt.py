@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 
 from agentic_ring.cli import optional_flag, run
+from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
 from agentic_ring.data.text.packed_file import PackedDescription, PackedWriter, packed_writer
@@ -41,7 +42,6 @@ from data_prep.conversations.conversation_files import (
     conversation,
     records,
 )
-from data_prep.folders import data_root
 
 SPLITS = ("train", "test")
 _MOST_NAMED = 20

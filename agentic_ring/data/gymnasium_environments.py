@@ -10,10 +10,13 @@ shimmy's environments, ``reset(seed=...)`` fixes the initial state, and an episo
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 
 from agentic_ring.data.tasks import all_tasks, flatten_observation, load_environment, parse_task
+from agentic_ring.extras import needs_extra
+
+with needs_extra("rl"):
+    import gymnasium
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
@@ -42,7 +45,8 @@ def named_environment(environment: "Environment", **rendering: Any) -> gymnasium
       environment: made by ``load_environment``.
       rendering: shimmy's ``render_mode`` and ``render_kwargs``.
     """
-    with warnings.catch_warnings():  # dm_control.composer turns all deprecation warnings on, for good
+    # dm_control.composer turns all deprecation warnings on, for good
+    with needs_extra("rl"), warnings.catch_warnings():
         from shimmy import DmControlCompatibilityV0  # loads MuJoCo, so only after MUJOCO_GL is set
 
     return DmControlCompatibilityV0(environment, **rendering)

@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import h5py
-
 from agentic_ring.errors import StoreError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import remove_dead_leftovers, replacing
+
+with needs_extra("models"):
+    import h5py
 
 HEADER_BYTES = 512
 _READ_BYTES = 1 << 22

@@ -7,12 +7,15 @@ the next batch, on any mesh and with any number of processes.
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import grain
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.extras import needs_extra
 from agentic_ring.mesh import ShardingRules
+
+with needs_extra("models"):
+    import grain
 
 ENDLESS = 1 << 40
 """More batches than any run takes; the dataset is a function of the index and stores nothing."""

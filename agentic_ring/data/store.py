@@ -22,13 +22,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import h5py
 import numpy as np
 
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory
 from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    import h5py
 
 STORE = FileKind(
     name="agentic_ring trajectory store",

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from agentic_ring.data.sealed_hdf5 import write_sealed
@@ -12,6 +11,10 @@ from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES, episode_widths
 from agentic_ring.errors import StoreError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    import h5py
 
 _CHUNK_ROWS = 1024  # about one episode, which is read at a time
 _FLOAT32 = np.dtype(np.float32)

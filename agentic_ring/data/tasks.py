@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agentic_ring.errors import UnknownNameError
+from agentic_ring.extras import needs_extra
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
@@ -127,19 +128,19 @@ def load_environment(task: Task, seed: int) -> Environment:
     """Makes a new dm_control environment; ``seed`` determines its initial states."""
     if task.name not in task.domain.own_tasks:
         return suite_environment(task.domain.name, task.name, seed)
-    _disable_graphics()
     return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
 
 
 def suite_environment(domain: str, task: str, seed: int) -> Environment:
     """Makes a new environment of dm_control's suite; ``seed`` determines its initial states."""
-    _disable_graphics()
-    from dm_control import suite  # slow, and must come after the line above
+    disable_graphics()
+    with needs_extra("rl"):
+        from dm_control import suite  # slow, and must come after the line above
 
     return suite.load(domain, task, task_kwargs={"random": seed})
 
 
-def _disable_graphics() -> None:
+def disable_graphics() -> None:
     """Disables MuJoCo's graphics unless ``MUJOCO_GL`` is set; without a display its import would fail."""
     os.environ.setdefault("MUJOCO_GL", "disabled")
     logging.getLogger("absl").addFilter(_is_actionable)

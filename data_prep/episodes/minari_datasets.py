@@ -32,6 +32,7 @@ from agentic_ring.data.tasks import domain_named, task_named
 from agentic_ring.data.trajectories import make_episode
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.progress import Advance, progress
+from data_prep.episodes.data_card import data_card
 
 _ABOUT = "agentic_ring"
 """Key of the dataset's metadata that holds the store's own attributes."""
@@ -77,6 +78,7 @@ def export_store(path: Path, dataset: str, task: str | None = None) -> int:
             dict(zip(_LABELS, labels, strict=True))
             for labels in zip(store.algorithms, store.action_repeats.tolist(), store.sources, strict=True)
         )
+        (beside / "README.md").write_text(data_card(store), encoding="utf-8")
         namespace, *_ = parse_dataset_id(dataset)
         if namespace is not None and namespace not in list_local_namespaces():
             create_namespace(namespace)

@@ -7,14 +7,17 @@ in one call.
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from agentic_ring.data.families.cue_task import CueTask
 from agentic_ring.data.families.family import PAYS, Family, Pay
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
+from agentic_ring.extras import needs_extra
+
+with needs_extra("rl"):
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
 
 
 class CueEnvironments(VectorEnv):

@@ -1,10 +1,13 @@
 """MuJoCo's physics of a family's body, stepped for many states at once in C."""
 
-import mujoco
 import numpy as np
-from mujoco.rollout import Rollout
 
 from agentic_ring.data.families.family import Family
+from agentic_ring.extras import needs_extra
+
+with needs_extra("rl"):
+    import mujoco
+    from mujoco.rollout import Rollout
 
 
 class PhysicsRollout:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store_folder import store_path
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError, StoreError
@@ -18,7 +19,7 @@ from agentic_ring.json_files import json_row
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import EpisodeFile, Source, as_exorl_loads, episode_file, write_episode
 from data_prep.episodes.episode_labels import EpisodeLabel
-from data_prep.folders import LABELS_FILE, SETTINGS_FILE, collector_folder, store_path
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE, collector_folder
 from tests.commands import kill_once, run_python
 from tests.data_prep.exploration import uniform_episodes
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store_folder import store_path
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import DataError, UnknownNameError
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import write_episode
 from data_prep.exorl import ExorlConfig, main
-from data_prep.folders import collector_folder, store_path
+from data_prep.folders import collector_folder
 from tests.data_prep.episodes.file_server import FileServer
 from tests.data_prep.exploration import uniform_episodes
 

@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def test_minari_opens_the_dataset(store, stored):
     dataset = minari.load_dataset(DATASET)
     assert (dataset.total_episodes, dataset.total_steps) == (2, 500)
     assert dataset.observation_space.shape == (42,)
+    card = (Path(os.environ["MINARI_DATASETS_PATH"]) / DATASET / "README.md").read_text()
+    assert "# jaco, collected by mini_random: 2 episodes" in card
     for got, expected in zip(dataset.iterate_episodes(), stored, strict=True):
         episode = expected.episode
         np.testing.assert_array_equal(got.observations, episode.observation)

@@ -1,13 +1,26 @@
-"""Finds the trajectory store of a run: ExoRL's data if it is there, else data of our own collection."""
+"""Brings the store of a domain up to date: with ExoRL's episodes if they are there, else with our own.
+
+    python -m data_prep.stores --domain walker
+
+collects our own mix if there are no episodes, which takes minutes.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from agentic_ring.data.tasks import Domain
+from agentic_ring import cli
+from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.task_datasets import TrajectoryDataset
+from agentic_ring.data.task_datasets import make_env_and_datasets as open_env_and_datasets
+from agentic_ring.data.tasks import Domain, domain_named, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.progress import say
 from data_prep.collect import CollectConfig, collect
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
+
+if TYPE_CHECKING:
+    import gymnasium
 
 OWN_PREFIXES = ("mix", "mini_")
 """Prefixes of the folders that data_prep.collect writes; all other folders are taken for ExoRL's."""
@@ -49,3 +62,37 @@ def _exorl_collector(domain: Domain, data: Path) -> str | None:
             f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}"
         )
     return names[0] if names else None
+
+
+def make_env_and_datasets(
+    task: str, collector: str | None = None, data: Path | str | None = None, streaming: bool = False
+) -> "tuple[gymnasium.Env, TrajectoryDataset, TrajectoryDataset]":
+    """Does as ``agentic_ring.make_env_and_datasets``, and brings the store up to date first.
+
+    Raises:
+      ConfigError, DataError, UnknownNameError: as in ``prepare_store`` and the function named above.
+    """
+    root = data_root() if data is None else Path(data)
+    store = prepare_store(parse_task(task).domain, root, collector)
+    chosen = store.stem.split("-", 1)[1]
+    return open_env_and_datasets(task, chosen, root, streaming)
+
+
+def main(
+    domain: str,
+    collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
+    data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
+) -> None:
+    """Brings the store of a domain up to date, and collects episodes of our own if there are none.
+
+    Args:
+      domain: Domain, such as walker.
+      collector: ExoRL collector whose data is read, such as rnd, or mix for our own. Default: ExoRL's if the
+        data folder has some, else mix.
+      data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
+    """
+    prepare_store(domain_named(domain), data or data_root(), collector)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,32 @@
+"""Writes a store as a folder of Parquet files with a data card, which pandas, pyarrow and datasets open.
+
+    python -m data_prep.publish --store data/store/walker-mix.h5 --output published/walker-mix
+
+Needs the extra ``parquet``. ``data_prep.minari_io export`` writes a Minari dataset with such a card.
+"""
+
+from pathlib import Path
+
+from agentic_ring.cli import run
+from agentic_ring.extras import needs_extra
+
+
+def main(store: Path, output: Path) -> None:
+    """Writes a store as a folder of Parquet files with a data card.
+
+    Args:
+      store: HDF5 store, such as data/store/walker-mix.h5.
+      output: New folder of the dataset.
+
+    Raises:
+      MissingExtraError: the package ``pyarrow`` is missing.
+      ConfigError: the folder exists.
+    """
+    with needs_extra("parquet"):
+        from data_prep.episodes.parquet_files import export_parquet
+
+    print(f"{output}: {export_parquet(store, output)} episodes")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,32 @@
+"""Datasets whose episodes are converted or collected first."""
+
+import pytest
+
+from agentic_ring.data.store_folder import stored_collectors
+from agentic_ring.errors import DataError
+from data_prep import stores
+from data_prep.collect import CollectConfig, collect
+from tests.commands import exit_status
+
+
+def test_exorl_episodes_become_a_store_and_datasets(tmp_path):
+    config = CollectConfig(domain="cartpole", collector="ou", episodes=12, action_repeat=50, output=tmp_path)
+    collect(config)
+    folder = tmp_path / "exorl" / "cartpole"
+    (folder / "mini_ou").rename(folder / "rnd")  # as if they were ExoRL's
+    environment, train, validation = stores.make_env_and_datasets("cartpole_swingup", data=tmp_path)
+    assert stored_collectors(tmp_path, "cartpole") == ("rnd",)
+    assert (len(train), len(validation)) == (11, 1)
+    assert train[0].observation.shape == (1000, *environment.observation_space.shape)
+    assert exit_status(stores.main, "--domain", "cartpole", "--data", tmp_path) == 0
+
+
+def test_without_episodes_our_own_mix_is_collected(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(stores, "collect", asked.append)
+    with pytest.raises(DataError):  # as nothing was collected
+        stores.make_env_and_datasets("walker_run", data=tmp_path)
+    assert [(config.domain, config.collector, config.output) for config in asked] == [
+        ("walker", "mix", tmp_path)
+    ]
+    assert "no ExoRL data" in capsys.readouterr().err
