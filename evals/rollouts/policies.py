@@ -1,4 +1,4 @@
-"""Policies of a trained Agentic Transformer: checkpoint, devices, prompt, and number of policies.
+"""Policies of a trained Agentic Transformer: devices, prompt, and number of policies.
 
 Two policies that act alternately overlap: one computes while the environments of the other are stepped. On
 a CPU both need the same cores:
@@ -10,8 +10,7 @@ a CPU both need the same cores:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,6 @@ from jax.sharding import Mesh
 from agentic_ring.data.chain_loader import ChainLoader
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.errors import CheckpointError
 from agentic_ring.inference import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh, without_stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
@@ -28,9 +26,6 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.progress import progress
 from agentic_ring.provenance import usable_cores
 from agentic_ring.run import RunConfig
-from agentic_ring.training.checkpoint import SavedCheckpoints
-from agentic_ring.training.optimizer import make_optimizer
-from agentic_ring.training.train_step import abstract_state
 from evals.in_context.windows import TrialWindowPolicy
 
 LONG_PROMPT = 8192
@@ -149,32 +144,3 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     fields = loader.load(plan, slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
     return ChainSteps(**steps)
-
-
-def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:
-    """The step of a run's checkpoint.
-
-    Raises:
-      CheckpointError: the run has no checkpoint.
-    """
-    saved = SavedCheckpoints(run / "checkpoints")
-    step = saved.last_step if checkpoint == "last" else saved.best_step
-    if step is None:
-        raise CheckpointError(f"{run} has no checkpoint; train it first")
-    return step
-
-
-def load_params(
-    run: Path, config: RunConfig, mesh: Mesh, checkpoint: Literal["last", "best"] = "last"
-) -> tuple[Params, int]:
-    """Loads the parameters of a run's checkpoint onto ``mesh``; also returns the checkpoint's step.
-
-    Raises:
-      CheckpointError: the run has no checkpoint, it is damaged, or it does not fit the configuration.
-    """
-    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
-    step = checkpoint_step(run, checkpoint)
-    with jax.set_mesh(mesh):
-        like = abstract_state(Model(config.model), optimizer, mesh, config.model.transformer.rules)
-        state, _ = SavedCheckpoints(run / "checkpoints").restore(step, like)
-    return state.params, step

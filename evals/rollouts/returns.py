@@ -103,12 +103,18 @@ def trial_figures(returns: np.ndarray, paper: float | None = None) -> list[Figur
 DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
 
 
-def evaluate_returns(config: RunConfig, model: Model, params: Params, mesh: Mesh) -> ReturnReport:
-    """Rolls out the model, with and without context, and the random policy, in the same environments."""
+def evaluate_returns(
+    config: RunConfig, model: Model, params: Params, mesh: Mesh, data: np.ndarray | None = None
+) -> ReturnReport:
+    """Rolls out the model, with and without context, and the random policy, in the same environments.
+
+    ``data`` are the returns of the training trajectories; None reads them from the store.
+    """
     task = parse_task(config.task)
     evaluation, action_repeat = config.evaluation, config.chains.action_repeat
-    with TrajectoryStore.open(config.store) as store:
-        data = store.returns(task.name)
+    if data is None:
+        with TrajectoryStore.open(config.store) as store:
+            data = store.returns(task.name)
     random_policy = RandomPolicy(evaluation.environments, task.domain.action_dim, evaluation.first_seed)
     policies = in_context_policies(config, model, params, mesh)
     random_returns, _ = roll_out([random_policy], "random policy", task, action_repeat, evaluation)
@@ -141,8 +147,8 @@ def roll_out(
     try:
         with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
 
-            def on_step(trial: int, step: int) -> None:
-                advance(trial * decisions + step + 1, f"trial {trial + 1}")
+            def on_step(trial: int, step: int, last_return: float | None) -> None:
+                advance(trial * decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
 
             returns = run_trials(cohorts, evaluation.trials, on_step)
     finally:

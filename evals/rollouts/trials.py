@@ -123,14 +123,15 @@ class Cohort:
 
 
 def run_trials(
-    cohorts: Sequence[Cohort], trials: int, on_step: Callable[[int, int], None] | None = None
+    cohorts: Sequence[Cohort], trials: int, on_step: Callable[[int, int, float | None], None] | None = None
 ) -> np.ndarray:
     """Rolls out several trials in a row in all environments, in lock-step.
 
     Args:
       cohorts: stepped alternately.
       trials: number of episodes in a row in each environment.
-      on_step: called with (trial, step), both from 0, after each step; for a progress bar.
+      on_step: called with (trial, step, last return) after each step, to show progress: trial and step count
+        from 0, and the last return is the mean over the environments of the last whole trial, if any.
 
     Returns:
       Undiscounted returns float64 [E, trials], with the environments of all cohorts concatenated.
@@ -156,7 +157,8 @@ def run_trials(
                     "lock-step need a task whose episodes are equally long"
                 )
             if on_step is not None:
-                on_step(trial, step)
+                finished = total if last else returns[-1] if returns else None
+                on_step(trial, step, None if finished is None else float(np.mean(finished)))
             step += 1
         returns.append(total)
     return np.stack(returns, axis=1)

@@ -46,7 +46,9 @@ def test_a_policy_sees_each_trial_from_reset_to_its_last_reward(environments):
     steps = []
     returns = run_trials([Cohort(policy, environments)], trials=2, on_step=lambda *where: steps.append(where))
     assert policy.events == 2 * (["begin"] + 19 * ["act", "receive"] + ["act", "last"])
-    assert steps == [(trial, step) for trial in range(2) for step in range(20)]
+    assert [where[:2] for where in steps] == [(trial, step) for trial in range(2) for step in range(20)]
+    means = returns.mean(axis=0)
+    assert [last_return for *_, last_return in steps] == [None] * 19 + [means[0]] * 20 + [means[1]]
     rewards = np.array(policy.rewards)
     assert rewards.dtype == np.float32
     assert returns.shape == (3, 2)

@@ -1,0 +1,88 @@
+"""Rolls out a trained policy in new environments and prints the return of every trial.
+
+    python -m agentic_ring.play walker_run
+
+All earlier trials are in context. ``evals/dmc_returns.py --run walker_run`` rolls out the controls too.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+
+from agentic_ring import cli
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.errors import ArgumentError
+from agentic_ring.extras import needs_extra
+from agentic_ring.policies.policy import Policy, load_policy
+from agentic_ring.progress import progress
+
+with needs_extra("models"):
+    import tyro
+
+
+def main(
+    policy: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")],
+    environments: int = 8,
+    seed: int = 0,
+    target: Annotated[float | None, cli.optional_flag(metavar="RETURN")] = None,
+) -> None:
+    """Rolls out a trained policy in new environments and prints the return of every trial.
+
+    Args:
+      policy: Name of a shipped policy, such as walker_run, or the folder of a run.
+      environments: Number of environments that run at once.
+      seed: Seed of the first environment; the others have the next ones.
+      target: Return that every trial is conditioned on. Default: as in the run.
+    """
+    for flag, value, least in (("environments", environments, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ArgumentError(f"--{flag} is {value}; it must be at least {least}")
+    loaded = load_policy(policy, target)
+    print(f"{loaded.task}, {environments} environments, target {loaded.target:.1f}")
+    for trial, returns in enumerate(play(loaded, environments, seed), start=1):
+        spread = f"lowest {returns.min():6.1f}, highest {returns.max():6.1f}"
+        print(f"trial {trial}: mean return {returns.mean():6.1f} ({spread})", flush=True)
+
+
+def play(policy: Policy, environments: int, seed: int) -> Iterator[np.ndarray]:
+    """Lets a policy act in all its trials; yields the undiscounted returns of each, float64 [E].
+
+    Args:
+      policy: is reset first.
+      environments: E.
+      seed: of the first environment; the others have the next ones.
+    """
+    with needs_extra("rl"):
+        import gymnasium
+        from gymnasium.vector import AutoresetMode
+
+    from agentic_ring.data import gymnasium_environments  # noqa: F401  registers the tasks
+
+    tasks = gymnasium.make_vec(
+        f"agentic_ring/{policy.task}-v0",
+        environments,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+    )
+    policy.reset()
+    observation, _ = tasks.reset(seed=seed)
+    steps = parse_task(policy.task).domain.episode_steps
+    try:
+        for _ in range(policy.trials):
+            returns, done, step = np.zeros(environments), np.zeros(environments, bool), 0
+            with progress(f"playing {policy.task}", steps) as advance:
+                while not done.any():
+                    action = policy.act(observation)
+                    observation, reward, terminated, truncated, _ = tasks.step(action)
+                    done = terminated | truncated
+                    policy.receive(reward, done)
+                    returns += reward
+                    advance(step := step + 1, "")
+            yield returns
+    finally:
+        tasks.close()
+
+
+if __name__ == "__main__":
+    cli.run(main, prog="python -m agentic_ring.play")

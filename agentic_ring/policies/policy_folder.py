@@ -1,0 +1,125 @@
+"""The folder of a policy: that of a run, with one file of weights in place of its checkpoints.
+
+    config.json         the configuration of the run, see ``RunConfig``
+    model.safetensors   float32 parameters by dotted name; the header has their step and digest
+    README.md           model card
+    results.json, evaluation.npz, metrics.jsonl   as in the folder of the run
+
+Policies that come with the package are folders beside this file.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agentic_ring.errors import CheckpointError, DataError, UnknownNameError
+from agentic_ring.extras import needs_extra
+from agentic_ring.files import replacing
+from agentic_ring.models.model import Model, Params
+from agentic_ring.run import RunConfig
+from agentic_ring.run_folder import write_config
+
+with needs_extra("models"):
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save
+
+WEIGHTS = "model.safetensors"
+SHIPPED = Path(__file__).parent
+
+
+def shipped_policies() -> tuple[str, ...]:
+    """Returns the names of the policies that come with the package: full names of their tasks."""
+    return tuple(sorted(weights.parent.name for weights in SHIPPED.glob(f"*/{WEIGHTS}")))
+
+
+def policy_folder(policy: str | Path) -> Path:
+    """Returns the folder of a policy or of a run.
+
+    Args:
+      policy: name of a shipped policy, folder of a policy or of a run, or a policy's file of weights.
+
+    Raises:
+      UnknownNameError: it is neither a path that exists nor the name of a shipped policy.
+    """
+    path = Path(policy)
+    if str(policy) in shipped_policies():
+        return SHIPPED / policy
+    if path.is_file() and path.name == WEIGHTS:
+        return path.parent
+    if path.is_dir():
+        return path
+    raise UnknownNameError(
+        f"policy (neither the folder of a run, nor a {WEIGHTS}, nor a shipped policy)",
+        str(policy),
+        shipped_policies(),
+    )
+
+
+def write_policy(folder: Path, config: RunConfig, params: Params, step: int) -> None:
+    """Writes ``config.json`` and the weights.
+
+    Args:
+      folder: folder of the policy; it is created if it does not exist.
+      config: configuration of the run.
+      params: parameters of a checkpoint, float32.
+      step: number of updates after which the checkpoint was saved.
+    """
+    tensors = {name: np.asarray(value) for name, value in _by_name(params).items()}
+    with replacing(folder / WEIGHTS) as beside:
+        beside.write_bytes(save(tensors, {"step": str(step), "digest": _digest(tensors)}))
+    write_config(folder, config)
+
+
+def read_policy(folder: Path, model: Model, mesh: Mesh) -> tuple[Params, int]:
+    """Reads the weights of a policy onto ``mesh``; also returns their step.
+
+    Raises:
+      DataError: the file is missing or damaged.
+      CheckpointError: it belongs to another configuration.
+    """
+    path = folder / WEIGHTS
+    damaged = "; export the policy again, or install the package again"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            notes = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} cannot be read as safetensors: {error}{damaged}") from error
+    if notes.get("digest") != _digest(tensors) or not notes.get("step", "").isdecimal():
+        raise DataError(f"{path} was changed after it was written: its digest does not match{damaged}")
+    expected = _by_name(model.abstract_params())
+    for name in sorted(expected.keys() | tensors.keys()):
+        found, wanted = tensors.get(name), expected.get(name)
+        if found is None or wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise CheckpointError(
+                f"{path} does not fit {folder / 'config.json'}: {name} is {_described(found)}, "
+                f"expected {_described(wanted)}. Keep both files of one export together"
+            )
+    shardings = model.param_shardings(mesh, model.config.transformer.rules)
+    return jax.tree.map_with_path(
+        lambda path, sharding: jax.device_put(tensors[_name(path)], sharding), shardings
+    ), int(notes["step"])
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _by_name(params: Params) -> dict[str, jax.Array]:
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def _digest(tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.hexdigest()
+
+
+def _described(array: np.ndarray | jax.Array | None) -> str:
+    return "missing" if array is None else f"{array.dtype} {list(array.shape)}"

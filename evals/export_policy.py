@@ -1,0 +1,105 @@
+"""Exports a run's checkpoint as a policy: safetensors, configuration and a model card.
+
+    python evals/export_policy.py runs/walker_run-demo-seed0 --output policies/walker_run
+
+``agentic_ring.load_policy("policies/walker_run")`` acts with it, ``evals/dmc_returns.py --run`` and
+``evals/report.py`` read it as they do a run. The card's figures are those of the run's ``results.json``.
+"""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import jinja2
+import tyro
+
+from agentic_ring import cli
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.model import Model
+from agentic_ring.policies.parameters import load_params
+from agentic_ring.policies.policy_folder import WEIGHTS, write_policy
+from agentic_ring.run import RunConfig, load_config
+from evals.common.results import Results, read_results, short_number
+from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
+
+CARD = Path(__file__).with_name("policy_card.jinja")
+KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)
+"""Files of the run that the policy keeps as they are."""
+FIGURES = {
+    "return/random_policy": "random policy",
+    "return/data_median": "training data, median",
+    "return/data_p90": "training data, 90th percentile",
+    "return/data_best": "training data, best",
+    "return/target": "target of every trial",
+    "return/trial_1": "trial 1",
+    "return/last_trial": "last trial, earlier ones in context",
+    "return/best_of_trials": "best of the trials",
+    "return/context_gain": "gain from the context",
+}
+"""Row of the card for each figure of a run."""
+
+
+def main(
+    run: Annotated[Path, tyro.conf.Positional],
+    output: Path,
+    checkpoint: Literal["last", "best"] = "last",
+) -> None:
+    """Exports a run's checkpoint as a policy: safetensors, configuration and a model card.
+
+    Args:
+      run: Folder of a finished run, such as runs/walker_run-demo-seed0.
+      output: New folder of the policy.
+      checkpoint: The last checkpoint, whose returns the run has measured, or the one with the lowest loss.
+    """
+    if output.exists():
+        raise ConfigError(f"{output} exists; name a new folder, or remove that one")
+    config, results = load_config(run), read_results(run / "results.json")
+    if config.evaluation.prompt_trajectories:
+        raise ConfigError(
+            f"the trials of {run} come after a prompt of {config.evaluation.prompt_trajectories} stored "
+            "trajectories, which a policy does not hold; export a run without a prompt"
+        )
+    record = read_record(run)
+    if record is None:
+        raise DataError(f"{run} holds no {FILE_NAME}; run its command again, which repeats the evaluation")
+    params, step = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]), checkpoint)
+    card = model_card(config, results, record, step, checkpoint)
+    write_policy(output, config, params, step)
+    for name in KEPT_FILES:
+        shutil.copyfile(run / name, output / name)
+    (output / "README.md").write_text(card, encoding="utf-8")
+    size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
+    print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
+
+
+def model_card(
+    config: RunConfig, results: Results, record: EvaluationRecord, step: int, checkpoint: str
+) -> str:
+    """The card of a policy in Markdown, with the front matter that Hugging Face reads.
+
+    Args:
+      config, results, record: of the run.
+      step: update after which the checkpoint was saved.
+      checkpoint: "last", whose returns ``results`` holds, or "best".
+    """
+    named = {figure.name: figure for figure in results.figures}
+    algorithms = Counter(record.data_algorithms.tolist()).most_common()
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
+    environment.filters["short"] = short_number
+    return environment.from_string(CARD.read_text(encoding="utf-8")).render(
+        config=config,
+        results=results,
+        step=step,
+        checkpoint=checkpoint,
+        parameters=Model(config.model).parameter_count(),
+        store=Path(config.store).stem,
+        data=f"{len(record.data_returns)} episodes ({', '.join(f'{n} of {name}' for name, n in algorithms)})",
+        figures=[(label, named[name]) for name, label in FIGURES.items() if name in named],
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

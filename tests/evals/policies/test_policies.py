@@ -1,0 +1,239 @@
+"""Policies by name, folder and file: the same actions as in the run, and errors that say what is wrong."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agentic_ring
+from agentic_ring import Policy, load_policy, play
+from agentic_ring.data.tasks import parse_task
+from agentic_ring.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    UnknownNameError,
+)
+from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, shipped_policies
+from agentic_ring.run import load_config
+from agentic_ring.run_folder import write_config
+from evals import dmc_returns, export_policy
+from evals.common.results import read_results
+from evals.rollouts.evaluation_record import read_record
+from tests.commands import exit_status
+
+
+@pytest.fixture(scope="module")
+def exported(finished_run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("policies") / "cartpole"
+    export_policy.main(finished_run, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(exported, tmp_path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "copied"))
+
+
+def actions_on_record(policy: Policy, folder: Path, decisions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Actions in the recorded trials, observation by observation, and the recorded ones: [K, T, A]."""
+    rollout = read_record(folder).rollout
+    policy.reset()
+    found = np.zeros_like(rollout.action[:, :decisions])
+    for trial in range(len(found)):
+        for step in range(decisions):
+            for held in range(policy.action_repeat):
+                action = policy.act(rollout.observation[trial, step] + held)  # only the first one counts
+                ends = step == decisions - 1 and held == policy.action_repeat - 1
+                policy.receive(rollout.reward[trial, step] if held == 0 else 0.0, ends)
+            found[trial, step] = action
+    return found, rollout.action[:, :decisions]
+
+
+def test_run_folder_policy_folder_and_file_act_alike(finished_run, exported):
+    policies = [load_policy(path) for path in (finished_run, exported, str(exported / WEIGHTS))]
+    (first, recorded), second, third = (actions_on_record(policy, exported, 20) for policy in policies)
+    np.testing.assert_array_equal(first, second[0])
+    np.testing.assert_array_equal(first, third[0])
+    np.testing.assert_allclose(first, recorded, atol=2e-5)  # which were taken in two environments at once
+    assert np.ptp(recorded) > 0.01
+
+
+def test_a_reset_forgets_and_a_target_is_obeyed(exported):
+    policy = load_policy(exported)
+    observation = np.full((2, 5), 0.3)
+
+    def rollout(policy: Policy) -> list[np.ndarray]:
+        policy.reset()
+        chosen = []
+        for _ in range(100):
+            chosen.append(policy.act(observation))
+            policy.receive([1.0, 2.0], [False, False])
+        return chosen
+
+    first = rollout(policy)
+    np.testing.assert_array_equal(first, rollout(policy))
+    assert first[0].shape == (2, 1)
+    np.testing.assert_array_equal(first[0], first[49])  # held
+    assert (first[0] != first[50]).all()
+    assert (rollout(load_policy(exported, target=1e4))[0] != first[0]).all()
+    policy.reset()
+    assert policy.act(observation[0]).shape == (1,)  # another number of environments
+
+
+@pytest.mark.parametrize("name", shipped_policies())
+def test_a_shipped_policy_acts_as_its_card_says(name):
+    folder = SHIPPED / name
+    policy = load_policy(name)
+    assert policy.task == name
+    found, recorded = actions_on_record(policy, folder, 12)
+    np.testing.assert_allclose(found[0], recorded[0], atol=1e-4)
+    card = (folder / "README.md").read_text()
+    results = read_results(folder / "results.json")
+    assert (
+        f"| last trial, earlier ones in context | {results.figure('return/last_trial').value:.4g} |" in card
+    )
+    assert f"| commit | {results.commit} |" in card
+    assert f"`{results.command}`" in card
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 3e6
+
+
+def test_walker_run_is_shipped_and_all_are_tasks():
+    assert "walker_run" in shipped_policies()
+    assert [parse_task(name).full_name for name in shipped_policies()] == list(shipped_policies())
+    assert agentic_ring.load_policy is load_policy
+
+
+def test_a_wrong_name_lists_the_policies():
+    with pytest.raises(UnknownNameError, match=r"'walker_flip'; choose one of: .*walker_run"):
+        load_policy("walker_flip")
+
+
+@pytest.mark.parametrize("place", [-1, 300])
+def test_a_damaged_file_is_named(copied, place):
+    content = bytearray((copied / WEIGHTS).read_bytes())
+    content[place] ^= 1
+    (copied / WEIGHTS).write_bytes(content)
+    with pytest.raises(DataError, match=WEIGHTS):
+        load_policy(copied)
+
+
+def test_a_file_cut_short_is_named(copied):
+    (copied / WEIGHTS).write_bytes((copied / WEIGHTS).read_bytes()[:-8])
+    with pytest.raises(DataError, match="cannot be read as safetensors"):
+        load_policy(copied)
+
+
+def test_weights_of_another_configuration_are_refused(copied):
+    config = json.loads((copied / "config.json").read_text())
+    config.pop("digest")
+    config["model"]["transformer"]["ffn_width"] = 32
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"does not fit .*config.json: .* is float32"):
+        load_policy(copied)
+
+
+def test_a_folder_without_weights_is_no_policy(copied):
+    (copied / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load_policy(copied)
+
+
+def test_the_only_weights_are_not_taken_for_the_best(exported):
+    with pytest.raises(CheckpointError, match="one set of weights"):
+        dmc_returns.main(exported, checkpoint="best")
+
+
+class TestMisuse:
+    @pytest.fixture
+    def policy(self, exported) -> Policy:
+        return load_policy(exported)
+
+    @pytest.mark.parametrize("observation", [np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0])
+    def test_shape(self, policy, observation):
+        with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
+            policy.act(observation)
+
+    def test_not_finite(self, policy):
+        with pytest.raises(ArgumentError, match="not finite"):
+            policy.act([0, 0, 0, 0, np.nan])
+
+    def test_order_of_calls(self, policy):
+        with pytest.raises(ArgumentError, match="call act first"):
+            policy.receive(0.0, False)
+        policy.act(np.zeros((2, 5)))
+        with pytest.raises(ArgumentError, match="call receive"):
+            policy.act(np.zeros((2, 5)))
+        with pytest.raises(ArgumentError, match=r"of shape \(2,\)"):
+            policy.receive(0.0, False)
+        with pytest.raises(ArgumentError, match="end together"):
+            policy.receive([0.0, 1.0], [True, False])
+        policy.receive([0.0, 1.0], False)
+        with pytest.raises(ArgumentError, match=r"needs shape \[2, 5\]"):
+            policy.act(np.zeros((3, 5)))
+
+    def test_trials_and_episodes_end(self, policy):
+        for _ in range(policy.trials):
+            policy.act(np.zeros(5))
+            policy.receive(1.0, True)
+        with pytest.raises(ArgumentError, match="all 2 trials have ended; call reset"):
+            policy.act(np.zeros(5))
+        policy.reset()
+        for _ in range(1000):
+            policy.act(np.zeros(5))
+            policy.receive(1.0, False)
+        with pytest.raises(ArgumentError, match="ends after 1000 steps"):
+            policy.act(np.zeros(5))
+
+    def test_target(self, exported):
+        with pytest.raises(ArgumentError, match="target is nan"):
+            load_policy(exported, target=float("nan"))
+
+
+class TestExport:
+    def test_an_existing_folder_stays(self, finished_run, exported):
+        with pytest.raises(ConfigError, match="exists"):
+            export_policy.main(finished_run, exported)
+
+    def test_a_run_with_a_prompt_is_refused(self, finished_run, tmp_path):
+        run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+        config = load_config(run)
+        write_config(run, replace(config, evaluation=replace(config.evaluation, prompt_trajectories=2)))
+        with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
+            export_policy.main(run, tmp_path / "new")
+        with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
+            load_policy(run)
+
+
+def test_trials_are_played_and_printed(exported, capsys):
+    assert exit_status(play.main, exported, "--environments", 2) == 0
+    printed = capsys.readouterr().out.splitlines()
+    returns = list(play.play(load_policy(exported), 2, seed=0))
+    assert len(returns) == 2
+    assert all(trial.shape == (2,) and (trial > 0).all() and (trial < 1000).all() for trial in returns)
+    for number, (line, trial) in enumerate(zip(printed[1:], returns, strict=True), start=1):
+        assert line.startswith(f"trial {number}: mean return {trial.mean():6.1f}")
+
+
+def test_play_says_which_package_is_missing(exported, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    assert exit_status(play.main, exported) == 1
+    assert "gymnasium is not installed; run: pip install 'agentic_ring[rl]'" in capsys.readouterr().err
+    assert exit_status(play.main, "walker_flip", "--environments", 0) == 1
+
+
+def test_returns_of_a_policy_are_those_of_its_run(finished_run, exported, tmp_path):
+    """The folder that is written is a policy and a run for a report, without the store of the run."""
+    dmc_returns.main(exported, output=tmp_path / "again")
+    found, expected = (read_results(folder / "results.json") for folder in (tmp_path / "again", finished_run))
+    for name in ("return/last_trial", "return/random_policy", "return/data_median"):
+        assert found.figure(name).value == pytest.approx(expected.figure(name).value, rel=1e-5)
+    assert read_record(tmp_path / "again").data_algorithms.tolist() == ["td3"] * 6
+    assert load_policy(tmp_path / "again").trials == 2
+    with pytest.raises(ConfigError, match="is the folder of the policy"):
+        dmc_returns.main(exported, output=exported)
