@@ -1,3 +1,4 @@
+# make quick  trials of a trained policy and a report of them, in a minute
 # make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
 # make test   the test suite
 # make install, make lint, make docs, make constraints, make clean
@@ -7,10 +8,16 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install lint docs constraints clean
+.PHONY: help quick demo test install lint docs constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+TASK ?= walker_run
+
+quick: $(VENV)/installed ## trials of a trained policy and a report of them (TASK=walker_run)
+	$(BIN)/python evals/dmc_returns.py --run $(TASK) --environments 6 --output runs/$(TASK)-quick
+	$(BIN)/python evals/report.py runs/$(TASK)-quick
 
 demo: $(VENV)/installed ## explore, train and evaluate on walker_run with this machine's devices
 	$(BIN)/python experiments/exorl_at_ring.py --task walker_run
@@ -41,7 +48,7 @@ clean: ## removes the environment and caches; data/ and runs/ stay
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable
 	@echo "installing the versions of constraints.txt into $(VENV)"
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[scripts]'
 	@touch $@
 
 $(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/installed

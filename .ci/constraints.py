@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "dev,docs,minari"
+EXTRAS = "dev,docs,minari,parquet"
 """Those that are small; torch, CUDA and the like follow the machine."""
-HEADER = "# Written by `make constraints`; Python 3.11 and 3.12 differ where a line has a marker.\n"
+HEADER = "# Written by `make constraints`; Python 3.11 and later ones differ where a line has a marker.\n"
 
 
 def resolve(python: str) -> dict[str, str]:

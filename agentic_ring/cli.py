@@ -1,6 +1,7 @@
 """How every script starts: parse the flags, and run the command."""
 
 import inspect
+import os
 import re
 import typing
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
-import tyro
-
 from agentic_ring.command import run_command
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    import tyro
 
 optional_flag = partial(tyro.conf.arg, help_behavior_hint="")
 """Marks a flag whose help text itself names the default."""
@@ -26,6 +29,8 @@ def run(main: Callable[..., int | None], **tyro_options: Any) -> None:
     for documented in (main, *typing.get_type_hints(main).values()):
         if documented.__doc__ and (inspect.isfunction(documented) or is_dataclass(documented)):
             documented.__doc__ = join_paragraphs(documented.__doc__)
+    if os.environ.get("NO_COLOR"):
+        tyro._experimental_options["ansi_codes"] = False
     run_command(partial(tyro.cli, main, **tyro_options))
 
 

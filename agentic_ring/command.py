@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from agentic_ring.absent_tpus import skip_absent_tpus
 from agentic_ring.errors import EXIT_STOPPED, AgenticRingError
 from agentic_ring.stopping import StopListener
 from agentic_ring.watchdog import await_lost_process, kept_reason, leave_job
@@ -17,6 +18,7 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     ``AgenticRingError`` (unless it names another status) or a full disk; 2 for wrong flags; 75 with one line
     after SIGTERM, SIGUSR1 or Ctrl-C, where the same command continues the work; 130 after a second Ctrl-C.
     """
+    skip_absent_tpus()
     listener = StopListener()
     try:
         listener.start()

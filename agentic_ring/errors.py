@@ -63,6 +63,10 @@ def check_choice(config: object, name: str, known: Iterable[str]) -> None:
         raise UnknownNameError(name, str(value), known)
 
 
+class MissingExtraError(AgenticRingError, ModuleNotFoundError):
+    """A package is not installed; the message names the extra of agentic_ring that brings it."""
+
+
 class MeshError(AgenticRingError, ValueError):
     """The devices cannot form the requested mesh."""
 

@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pydantic
-
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import replacing
+
+with needs_extra("models"):
+    import pydantic
 
 Content = TypeVar("Content")
 

@@ -20,6 +20,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from agentic_ring.absent_tpus import skip_absent_tpus
 from agentic_ring.errors import MeshError
 from agentic_ring.torus import rings
 
@@ -292,4 +293,5 @@ def simulate_cpu_devices(count: int) -> None:
 
     Has no effect if JAX finds an accelerator.
     """
+    skip_absent_tpus()
     jax.config.update("jax_num_cpu_devices", count)

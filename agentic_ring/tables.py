@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentic_ring.extras import needs_extra
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -28,8 +30,9 @@ class TextTable:
 
     def rich(self) -> "Table":
         """The table for ``rich``'s console."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
+        with needs_extra("models"):
+            from rich.box import SIMPLE_HEAD
+            from rich.table import Table
 
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(self._columns):

@@ -30,20 +30,15 @@ from agentic_ring.json_files import read_json, write_json
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
+from agentic_ring.policies.parameters import checkpoint_step, load_params
 from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.run_folder import enter_directory
 from evals.common.intervals import mean_interval
-from evals.common.plots import BLUE, GREEN, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.common.plots import PALETTE, error_bars, legend_below, save, titled_canvas
 from evals.common.results import Figure, Results, figure_table, write_results
 from evals.common.rows import write_rows
-from evals.rollouts.policies import (
-    checkpoint_step,
-    context_bytes,
-    in_context_policies,
-    load_params,
-    rollout_plan,
-)
+from evals.rollouts.policies import context_bytes, in_context_policies, rollout_plan
 from evals.rollouts.returns import roll_out
 
 
@@ -115,7 +110,7 @@ def plot_points(path: Path, points: Sequence[Point]) -> None:
     """Plots return against trajectories in context, one curve per run; extrapolated points are hollow."""
     canvas, axes = titled_canvas("Return by trajectories in context")
     for number, run in enumerate(dict.fromkeys(point.run for point in points)):
-        colour = (BLUE, ORANGE, GREEN, PINK)[number % 4]
+        colour = PALETTE[number % len(PALETTE)]
         own = sorted((point for point in points if point.run == run), key=lambda point: point.trajectories)
         counts = np.array([point.trajectories for point in own])
         intervals = [mean_interval(point.returns) for point in own]

@@ -18,13 +18,15 @@ from jax.sharding import Mesh
 
 from agentic_ring import cli
 from agentic_ring.attention import padded_length
+from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import Task, all_tasks, parse_task
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.processes import first_process_first
+from agentic_ring.progress import live_table
 from agentic_ring.run import RunConfig
 from agentic_ring.run_folder import Stages
-from data_prep.folders import data_root
+from data_prep.stores import prepare_store
 from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, chain_step, print_memory
@@ -33,7 +35,6 @@ from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
 from experiments.exorl.pipeline import all_figures, resolve, train_on_store, write_report
 from experiments.exorl.presets import PRESETS, Preset
-from experiments.exorl.stores import prepare_store
 
 
 def train_step(
@@ -119,27 +120,28 @@ def main(
     stages = Stages()
     earlier = launch.earlier(directory, RunConfig)
     batch_size = None if earlier is None else earlier.training.batch_size
-    with stages.stage("data"):
-        with first_process_first("data"):
-            store = prepare_store(parsed.domain, data or data_root(), collector)
-        config = resolve(chosen, parsed, store, mesh, loss_extent, launch.seed, batch_size)
-    with launch.enter(directory, config, stages):
-        model = Model(config.model)
-        with stages.stage("training"):
-            state = train_on_store(config, model, mesh, directory, launch.wandb)
-        with stages.stage("evaluation"):
-            report = evaluate_returns(config, model, state.params, mesh)
-        with stages.stage("memory"):
-            repeat, rows = config.chains.action_repeat, config.training.batch_size
-            memory = train_step(chosen, parsed, repeat, mesh, rows).memory()
-        figures = all_figures(report, memory, directory, paper.exorl_return(task))
-        if jax.process_index() != 0:
-            return
-        write_report(config, report, figures, stages, directory)
-        rich.print(figure_table(figures, f"{task}, preset {name}, seed {launch.seed}"))
-        print(report.verdict())
-        print(paper.RETURN_CAVEAT)
-        print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
+    with live_table():
+        with stages.stage("data"):
+            with first_process_first("data"):
+                store = prepare_store(parsed.domain, data or data_root(), collector)
+            config = resolve(chosen, parsed, store, mesh, loss_extent, launch.seed, batch_size)
+        with launch.enter(directory, config, stages):
+            model = Model(config.model)
+            with stages.stage("training"):
+                state = train_on_store(config, model, mesh, directory, launch.wandb)
+            with stages.stage("evaluation"):
+                report = evaluate_returns(config, model, state.params, mesh)
+            with stages.stage("memory"):
+                repeat, rows = config.chains.action_repeat, config.training.batch_size
+                memory = train_step(chosen, parsed, repeat, mesh, rows).memory()
+            figures = all_figures(report, memory, directory, paper.exorl_return(task))
+            if jax.process_index() != 0:
+                return
+            write_report(config, report, figures, stages, directory)
+    rich.print(figure_table(figures, f"{task}, preset {name}, seed {launch.seed}"))
+    print(report.verdict())
+    print(paper.RETURN_CAVEAT)
+    print(f"written to {directory}: config.json, metrics.jsonl, results.json, checkpoints and plots")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from agentic_ring.attention import order, padded_length
 from agentic_ring.command import run_command
 from agentic_ring.data.chain_batch import ChainBatch
+from agentic_ring.data.store_folder import data_root, store_path
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import ArgumentError, NonFiniteLossError, UnknownNameError
 from agentic_ring.mesh import make_mesh
@@ -31,7 +32,6 @@ from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import init_state, make_train_step
-from data_prep.folders import data_root, store_path
 from evals.common.rows import write_rows
 from evals.compile.step_memory import chain_batch
 from evals.speed.interleaved import Spread

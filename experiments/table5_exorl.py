@@ -16,17 +16,17 @@ import jax
 from rich.console import Console
 
 from agentic_ring import cli
+from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import DOMAINS, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.progress import progress
-from data_prep.folders import data_root
+from data_prep.stores import prepare_store
 from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell
 from experiments import paper
 from experiments.common.cells import run_cells
 from experiments.common.launch import SIMULATED_DEVICES, default_preset
-from experiments.exorl.stores import prepare_store
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
 from experiments.table5.methods import method_named

@@ -44,7 +44,7 @@ mountpoint -q /mnt/runs || sudo mount -t nfs '$FILESTORE' /mnt/runs
 [ -d agentic_ring ] || git clone '$REPOSITORY' agentic_ring
 cd agentic_ring
 [ -d .venv ] || python3 -m venv .venv
-.venv/bin/pip install -q -c constraints.txt -e '.[tpu]'"
+.venv/bin/pip install -q -c constraints.txt -e '.[scripts,tpu]'"
 
 while true; do
   case $(state) in

@@ -13,6 +13,8 @@ class QuietHandler(BaseHTTPRequestHandler):
 class LocalServer(ThreadingHTTPServer):
     """Serves on a free port for as long as it is open as a context."""
 
+    request_queue_size = 64
+
     def __init__(self, handler: type[QuietHandler]):
         super().__init__(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})

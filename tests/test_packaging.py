@@ -41,14 +41,20 @@ def test_the_wheel_holds_agentic_ring_alone(tmp_path):
     assert {"agentic_ring/py.typed", f"{information}/licenses/LICENSE"} <= set(names)
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "agentic_ring").rglob("*.py")}
     assert sources <= set(names)
+    assert {
+        f"agentic_ring/policies/walker_run/{file}" for file in ("config.json", "model.safetensors")
+    } <= set(names)
 
 
 @pytest.mark.parametrize("python_version", ["3.11", "3.12"])
 def test_constraints_pin_every_dependency_within_its_bounds(python_version):
     versions = pinned(python_version)
     extras = PROJECT["optional-dependencies"]
-    for line in PROJECT["dependencies"] + extras["dev"] + extras["docs"]:
+    in_constraints = ("models", "rl", "text", "serve", "scripts", "dev", "docs", "minari", "parquet")
+    for line in [*PROJECT["dependencies"], *(line for name in in_constraints for line in extras[name])]:
         requirement = Requirement(line)
+        if requirement.name == "agentic_ring":
+            continue
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), line
 
 

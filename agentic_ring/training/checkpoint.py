@@ -25,12 +25,15 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import v1 as ocp
 
 from agentic_ring.errors import CheckpointError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import flush, replacing
 from agentic_ring.training.checkpoint_digests import check_digests, listed_digests, write_digests
 from agentic_ring.training.train_step import TrainState
+
+with needs_extra("models"):
+    from orbax.checkpoint import v1 as ocp
 
 _LOSS = "loss.json"
 

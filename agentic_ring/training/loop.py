@@ -154,7 +154,7 @@ def run_updates(
             if sent.step % config.log_every == 0 or sent.step == config.steps:
                 rates = {"learning_rate": learning_rate(sent.step), "tokens_per_second": tokens_per_second}
                 metrics.write(sent.step, values | rates)
-            advance(sent.step, f"loss {values['loss']:.4f}, {tokens_per_second:,.0f} tokens/s")
+            advance(sent.step, f"{tokens_per_second:,.0f} tokens/s", loss=values["loss"])
             return fetch_wishes(sent.wishes)
 
         for step in range(first + 1, config.steps + 1):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from agentic_ring.errors import DataError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files import replacing
 from agentic_ring.json_files import json_row, read_json_rows
 
@@ -43,7 +44,8 @@ class MetricsLog:
             beside.write_text("".join(map(json_row, kept)))
         self._file = path.open("a")
         if wandb_project is not None:
-            import wandb  # slow to import, and only needed here
+            with needs_extra("scripts"):
+                import wandb  # slow to import, and only needed here
 
             mode = None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline"
             self._wandb = wandb.init(

@@ -9,8 +9,10 @@ section 4), which also defines the interquartile mean. It is our own because ``s
 no strata: it draws the same resamples for a mean, but one function serves all statistics here.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -146,22 +148,25 @@ def hierarchical_interval(
     return Interval(value, *_percentiles(resample, scores.size, confidence), seeds * tasks)
 
 
-def wilson_interval(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> Interval:
+def wilson_interval(successes: float, trials: int, *, confidence: float = CONFIDENCE) -> Interval:
     """Share of successes with Wilson's score interval.
 
     Unlike the bootstrap it is valid for few trials and for 0 or all successes, where resamples have no
-    spread.
+    spread. ``successes`` may be a sum of scores in [0, 1], which vary at most as much as successes and
+    failures with the same mean: the interval is then too wide, if anything.
 
     Raises:
       ArgumentError: no trials, more successes than trials, or a confidence outside (0, 1).
     """
-    from scipy.stats import binomtest  # imported here: it takes a second, and most scripts do not need it
-
     if trials < 1 or not 0 <= successes <= trials:
         raise ArgumentError(f"{successes} successes of {trials} trials; expected 0 to all, of 1 or more")
     _check_confidence(confidence)
-    bounds = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return Interval(successes / trials, float(bounds.low), float(bounds.high), trials)
+    share, z = successes / trials, NormalDist().inv_cdf((1 + confidence) / 2)
+    centre = share + z * z / (2 * trials)
+    reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
+    low, high = ((centre + side) / (1 + z * z / trials) for side in (-reach, reach))
+    # Exactly the ends, where rounding would leave them.
+    return Interval(share, low if successes else 0.0, high if successes < trials else 1.0, trials)
 
 
 def _bootstrap(scores: np.ndarray, statistic: Statistic, confidence: float, seed: int) -> Interval:

@@ -15,7 +15,9 @@ from evals.common.intervals import Interval
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-GREY = "#595959"
+SKY, VERMILION, GREY = "#56B4E9", "#D55E00", "#595959"
+PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, GREY)
+"""Colours of things that are not told apart otherwise, in the order in which they are used up."""
 
 
 def plot_loss(
@@ -165,7 +167,7 @@ def draw_data_returns(
         groups,
         bins=np.histogram_bin_edges(returns, bins=30).tolist(),
         stacked=True,
-        color=[(BLUE, ORANGE, GREEN, PINK, GREY)[index % 5] for index in range(len(names))],
+        color=[PALETTE[index % len(PALETTE)] for index in range(len(names))],
         label=[f"{name} ({len(group)})" for name, group in zip(names, groups, strict=True)],
     )
     axes.set_xlabel("return (sum of rewards)")

@@ -8,13 +8,25 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from evals.common.intervals import Interval, hierarchical_interval
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.common.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    error_bars,
+    legend_below,
+    save,
+    titled_canvas,
+)
 from evals.in_context.references import regret
 from evals.in_context.verdict import (
     ARMS,
     BLOCK,
     CUES,
     NOTHING,
+    ONLINE,
     ORACLE,
     RIGHT_PAY,
     SPOILED,
@@ -76,12 +88,14 @@ def draw_learning_curves(axes: Axes, returns: Returns) -> None:
 
 def draw_by_cues(axes: Axes, returns: Returns) -> None:
     """Draws the mean return of the last block of trials over the number of cues, for each arm."""
+    counts = sorted({case.cues for case in returns if case.condition == ONLINE})
     for arm in (*ARMS, ORACLE):
-        cues = sorted({case.cues for case in returns if case == Case(arm, case.cues)})
+        cues = [count for count in counts if Case(arm, count) in returns]
         if cues:
             found = [mean_return(block(returns, Case(arm, count))) for count in cues]
             _curve(axes, np.array(cues), found, arm, _label(arm))
     axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("cues of a task (what there is to learn)")
     axes.set_ylabel("mean return; bars: 95%")
     axes.set_ylim(bottom=0)
@@ -111,7 +125,7 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     found = [mean_return(returns[Case("n128", CUES, each)].mean(axis=-1)) for each in CONTROLS]
     values = [interval.value for interval in found]
     names = [name.replace("_", "\n") for name in CONTROLS]
-    axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, "#56B4E9", GREY], capsize=4)
+    axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, SKY, GREY], capsize=4)
     axes.set_ylabel("mean return; bars: 95%")
 
 

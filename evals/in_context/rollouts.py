@@ -178,8 +178,8 @@ def _roll_out(
     ]
     with progress(f"{condition}, K = {config.cues}, {config.region}", trials * family.decisions) as advance:
 
-        def on_step(trial: int, step: int) -> None:
-            advance(trial * family.decisions + step + 1, f"trial {trial + 1}")
+        def on_step(trial: int, step: int, last_return: float | None) -> None:
+            advance(trial * family.decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
 
         return run_trials(cohorts, trials, on_step)
 

@@ -13,7 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import PercentFormatter
 
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_data_returns, draw_loss
+from evals.common.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PINK,
+    SKY,
+    VERMILION,
+    draw_data_returns,
+    draw_loss,
+)
 from evals.common.results import Figure
 from evals.report_page.attention_over_trials import TrialAttention
 from evals.rollouts.evaluation_record import EvaluationRecord
@@ -27,6 +38,8 @@ VARIABLES = {
     ORANGE: "--orange",
     GREEN: "--green",
     PINK: "--pink",
+    SKY: "--sky",
+    VERMILION: "--vermilion",
     GREY: "--grey",
 }
 """CSS variable of the page for each colour of the charts."""
@@ -75,9 +88,6 @@ def _for_page(svg: str, description: str) -> str:
     return svg
 
 
-COLOURS = (BLUE, ORANGE, GREEN, PINK)
-
-
 def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
     """Chart of the training losses of all runs, by name; None if no run has any."""
     if not metrics:
@@ -86,7 +96,7 @@ def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None
     finals = "; ".join(f"{run} ends at {rows[-1]['loss']:.4g}" for run, rows in metrics.items())
     with chart(parts, f"Training loss over optimiser steps. {finals}", 225 + 12 * len(metrics)) as axes:
         for index, (run, rows) in enumerate(metrics.items()):
-            draw_loss(axes, rows, COLOURS[index % len(COLOURS)], run if len(metrics) > 1 else "")
+            draw_loss(axes, rows, PALETTE[index % len(PALETTE)], run if len(metrics) > 1 else "")
         axes.set_ylabel("loss")
         if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
             axes.set_yscale("log")
@@ -182,7 +192,7 @@ def grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:
 def _source_colour(index: int, first_trial: int) -> str:
     if first_trial and index == 0:
         return GREY
-    return COLOURS[(index - bool(first_trial)) % len(COLOURS)]
+    return PALETTE[(index - bool(first_trial)) % len(PALETTE)]
 
 
 def legend(axes: Axes, columns: int = 2) -> None:

@@ -132,8 +132,14 @@ def _line_break_parts(text: str) -> list[str]:
 
 
 def _result_rows(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """A row for each figure that any run has; ``cells`` has one figure or None per run."""
-    by_run = [{figure.name: figure for figure in run.results.figures} for run in runs]
+    """A row for each figure that any run has; ``cells`` has one figure or None per run.
+
+    Targets of an in-context run have a table of their own.
+    """
+    by_run = [
+        {f.name: f for f in run.results.figures if not (run.cues and f.name.startswith("target/"))}
+        for run in runs
+    ]
     rows = []
     for name in dict.fromkeys(name for figures in by_run for name in figures):
         cells: list[Figure | None] = [figures.get(name) for figures in by_run]

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from evals.common.intervals import Interval
-from evals.common.plots import GREY, error_bars
+from evals.common.plots import GREY, PALETTE, error_bars
 from evals.common.results import Figure
-from evals.report_page.charts import COLOURS, INK, chart, legend
+from evals.report_page.charts import INK, chart, legend
 
 _STYLES = ("-", "--", "-.", ":")
 _TRIAL = re.compile(r"(?P<curve>.+)/trial_(?P<number>\d+)")
@@ -94,8 +94,8 @@ def _draw_curves(axes: Axes, curves: dict[str, Curve]) -> None:
             numbers,
             [interval.value for interval in intervals],
             yerr=error_bars(intervals),
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=_STYLES[index // len(COLOURS) % len(_STYLES)],
+            color=PALETTE[index % len(PALETTE)],
+            linestyle=_STYLES[index // len(PALETTE) % len(_STYLES)],
             marker="o",
             markersize=5 if main else 3.5,
             linewidth=2 if main else 1.2,

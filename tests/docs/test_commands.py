@@ -44,11 +44,11 @@ def make(targets: list[str]) -> None:
 def pip(arguments: list[str]) -> None:
     assert arguments[0] == "install"
     *options, project = arguments[1:]
-    assert options in (["-e"], ["-c", "constraints.txt", "-e"])
-    extras = re.fullmatch(r"\.\[(.+)\]", project)
-    assert extras is not None
+    assert options in ([], ["-e"], ["-c", "constraints.txt"], ["-c", "constraints.txt", "-e"])
+    named = re.fullmatch(r"\.(?:\[(.+)\])?", project)
+    assert named is not None
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras[1].split(",")) <= set(known)
+    assert set((named[1] or "").split(",")) <= {"", *known}
 
 
 def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

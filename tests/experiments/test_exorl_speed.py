@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring.data.store_folder import store_path
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.transformer import TransformerConfig
-from data_prep.folders import store_path
 from experiments.exorl.presets import PRESETS
 from experiments.exorl_speed import exorl_speed, synthetic_batch
 from tests.data.synthetic import random_store

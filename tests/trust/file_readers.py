@@ -29,7 +29,7 @@ from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.json_files import json_row, write_json
+from agentic_ring.json_files import json_row, read_json_rows, write_json
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
@@ -49,6 +49,8 @@ from data_prep.explore import ExploreConfig, explore
 from evals.common.results import Figure, Results, read_results, write_results
 from evals.common.rows import write_rows
 from evals.in_context.rollouts import CueRolloutConfig, kept_returns
+from evals.ladder_tasks.documents import LadderDocument, LadderPlan
+from evals.ladder_tasks.report import ruler_scores
 from evals.lines.evaluation_run import LineRunConfig
 from evals.lines.longchat_files import read_cases, write_cases
 from evals.lines.longchat_prompt import HEADER, LineDocument, LineQuestion, line_text, question_text
@@ -262,10 +264,22 @@ _PROMPTS = ["a", "b", "c", "d"]
 
 
 def _predictions(folder: Path) -> Path:
-    log = PredictionLog(folder / "4k.jsonl", _PROMPTS)
+    log = PredictionLog(folder / "4k.jsonl", _PROMPTS, Prediction)
     for case, prompt in enumerate(_PROMPTS):
         log.add(Prediction(case, 0, "key", 0.1, 42, 0, "It is 42.", 42, 42, 100, 0.5, prompt, None))
     return folder / "4k.jsonl"
+
+
+def _ladder_records(folder: Path) -> Path:
+    plan = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
+    (folder / "4k.jsonl").write_text(json_row(asdict(plan.build(20))) + json_row(asdict(plan.build(21))))
+    return folder / "4k.jsonl"
+
+
+def _ruler_results(folder: Path) -> Path:
+    results = {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}
+    (folder / "harness.json").write_text(json.dumps({"results": results}))
+    return folder / "harness.json"
 
 
 def _run_config(folder: Path) -> Path:
@@ -465,8 +479,18 @@ READERS = (
     FileReader("LongChat's cases", _longchat, read_cases, "legal"),
     FileReader("own cases", _own_cases, read_cases, "rows"),
     FileReader(
-        "predictions", _predictions, lambda path: list(PredictionLog(path, _PROMPTS).rows.values()), "rows"
+        "predictions",
+        _predictions,
+        lambda path: list(PredictionLog(path, _PROMPTS, Prediction).rows.values()),
+        "rows",
     ),
+    FileReader(
+        "records of the ladder",
+        _ladder_records,
+        lambda path: read_json_rows(path, LadderDocument, "give another folder"),
+        "rows",
+    ),
+    FileReader("results of lm-evaluation-harness", _ruler_results, ruler_scores, "legal"),
     FileReader("configuration of a run", _run_config, lambda path: load_config(path.parent)),
     FileReader(
         "configuration of line retrieval", _line_config, lambda path: read_config(path.parent, LineRunConfig)

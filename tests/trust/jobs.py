@@ -140,8 +140,8 @@ def shrink_finetune() -> None:
 def shrink_retriever() -> None:
     lesson = train_retriever.LessonStage
     train_retriever.STAGES = (
-        lesson(128, 2, 4, steps=4, learning_rate=1e-3),
-        lesson(192, 1, 4, steps=4, learning_rate=1e-3),
+        lesson(128, 2, 4, steps=4, learning_rate=1e-3, crowding=0.0),
+        lesson(192, 1, 4, steps=4, learning_rate=1e-3, crowding=1.0),
     )
     train_retriever.TESTED_ROWS = 2
 

@@ -16,6 +16,7 @@ import pytest
 from agentic_ring.errors import ConfigError, DataError
 from evals import report
 from evals.common.results import Figure, Results, read_results, short_number, write_results
+from evals.report_page.charts import loss_chart
 from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
 from evals.report_page.trial_charts import curve_label, trial_curves
@@ -155,6 +156,15 @@ def test_controls_and_settings_stand_side_by_side(reported, controls):
     assert "return/control/shuffled/trial_3" in parsed.words
     assert "training.seed" in parsed.words
     assert "evaluation.npz does not exist" in parsed.words
+
+
+def test_seven_arms_have_seven_colours():
+    losses = {f"arm {number}": [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}] for number in range(7)}
+    drawn = loss_chart(losses)
+    assert drawn is not None
+    colours = set(re.findall(r"stroke: (var\(--[a-z]+\)|#[0-9a-f]+)", drawn)) - {"var(--ink)"}
+    assert len(colours) == 7
+    assert all(colour.startswith("var") for colour in colours)
 
 
 def test_curves_are_found_by_their_names():

@@ -1,0 +1,111 @@
+"""The attention library needs JAX and NumPy only; every other part names the extra that it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agentic_ring.errors import MissingExtraError
+from agentic_ring.extras import needs_extra
+
+# JAX's own dependencies, with JAX itself.
+CORE = "jax,jaxlib,numpy,ml_dtypes,opt_einsum,scipy,agentic_ring"
+# Every import of a package outside the standard library and CORE fails as if it were not installed.
+ONLY_CORE = f"""
+import importlib, importlib.abc, json, sys
+
+class OnlyCore(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        if package not in sys.stdlib_module_names and package not in set({CORE!r}.split(",")):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+import jax, numpy  # what JAX itself tries to import is not our concern
+sys.meta_path.insert(0, OnlyCore())
+"""
+# JAX's compilation cache tries to import etils and tensorflow.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+# Parts of the package, with an import that they need and the extra that brings it.
+PARTS = {
+    "agentic_ring.models.transformer": "models",
+    "agentic_ring.training.loop": "models",
+    "agentic_ring.inference": "models",
+    "agentic_ring.cli": "models",
+    "agentic_ring.run_folder": "models",
+    "agentic_ring.data.store": "models",
+    "agentic_ring.data.gymnasium_environments": "rl",
+    "agentic_ring.data.domains.walker": "rl",
+    "agentic_ring.data.families.environments": "rl",
+    "agentic_ring.data.text.chat": "text",
+    "agentic_ring.data.text.packed_file": "text",
+}
+
+
+def run_core(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program without any package but JAX, NumPy and ours."""
+    command = [sys.executable, "-c", ONLY_CORE + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+
+
+def printed(code: str, *arguments: str) -> Any:
+    """The JSON that such a program prints."""
+    ended = run_core(code, *arguments)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_attention_imports_jax_and_numpy_only():
+    code = """
+before = set(sys.modules)
+import agentic_ring.attention.cache, agentic_ring.mesh
+from agentic_ring.attention import attention
+new = {name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names
+query = jax.numpy.ones((1, 8, 2, 4))
+assert attention(query, query, query).shape == query.shape
+print(json.dumps(sorted(new)))
+"""
+    assert set(printed(code)) <= {"agentic_ring", "jax"}
+
+
+def test_each_part_names_the_extra_that_it_lacks():
+    code = """
+from agentic_ring.errors import MissingExtraError
+found = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except MissingExtraError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+    found = printed(code, *PARTS)
+    for name, extra in PARTS.items():
+        assert f"pip install 'agentic_ring[{extra}]'" in found[name], name
+
+
+def test_a_command_without_its_extra_prints_one_line():
+    code = "import runpy; runpy.run_module('agentic_ring', run_name='__main__')"
+    ended = run_core(code)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: tyro is not installed; run: pip install 'agentic_ring[models]'\n"
+
+
+def test_other_errors_pass():
+    with pytest.raises(ModuleNotFoundError, match=r"agentic_ring\.nothing") as raised, needs_extra("rl"):
+        import agentic_ring.nothing  # noqa: F401
+    assert not isinstance(raised.value, MissingExtraError)
+    with pytest.raises(ImportError, match="cannot import name") as failed, needs_extra("rl"):
+        from agentic_ring import nothing  # noqa: F401
+    assert not isinstance(failed.value, MissingExtraError)
+
+
+def test_where_labmaze_has_no_wheels_the_pythons_are_named(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    monkeypatch.setitem(sys.modules, "dm_control", None)
+    monkeypatch.setattr(sys, "excepthook", print)
+    expected = r"Python 3\.11 or 3\.12, and this is 3\.13.*\[rl\]"
+    with pytest.raises(MissingExtraError, match=expected), needs_extra("rl"):
+        import dm_control  # noqa: F401

@@ -1,0 +1,123 @@
+"""Progress is one live table on a terminal and plain lines elsewhere; nothing else is said."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import sys
+from agentic_ring.progress import live_table, progress, say
+
+with live_table():
+    with progress("collecting", 2) as advance:
+        advance(1, "rnd", last_return=12.5)
+        say("a line of its own")
+        advance(2, "rnd")
+    with progress("training", 4) as advance, progress("rolling out", 2) as inner:
+        inner(2, "trial 2", last_return=230.46)
+        for step in range(1, 5):
+            advance(step, "50 tokens/s", loss=0.5 / step)
+print("the end", file=sys.stderr)
+"""
+PLAIN = {"CI", "NO_COLOR", "JAX_PLATFORMS", "MUJOCO_GL", "DISPLAY"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in PLAIN}
+ENVIRONMENT |= {"JAX_PLATFORMS": "cpu", "TERM": "xterm", "COLUMNS": "140"}
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> str:
+    """What Python prints on a terminal, with its control sequences."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT | environment
+    ) as process:
+        os.close(theirs)
+        printed = b""
+        try:
+            while some := os.read(ours, 65536):
+                printed += some
+        except OSError:  # Linux's end of a terminal
+            pass
+        os.close(ours)
+    assert process.returncode == 0, printed.decode()
+    return printed.decode().replace("\r", "")
+
+
+def test_a_terminal_shows_one_table():
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal("-c", JOB))
+    before, last = printed[: printed.rindex("stage ")], printed[printed.rindex("stage ") :]
+    header, *rows = [" ".join(line.split()) for line in last.splitlines() if line.strip()]
+    assert header == "stage done rate time left loss last return"
+    collecting, training, rolling_out, end = rows
+    assert collecting.startswith("collecting 2/2 ")
+    assert collecting.endswith(" 12.5 rnd")
+    assert training.startswith("training 4/4 ")
+    assert training.endswith(" 0.1250 50 tokens/s")
+    assert rolling_out.startswith("rolling out 2/2 ")
+    assert rolling_out.endswith(" 230.5 trial 2")
+    assert end == "the end"
+    assert "a line of its own" in before
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}], ids=str)
+def test_who_wants_plain_text_gets_lines(plain):
+    lines = on_a_terminal("-c", JOB, **plain).splitlines()
+    assert [line.split(", ")[0] for line in lines] == [
+        "a line of its own",
+        "collecting 2/2",
+        "rolling out 2/2",
+        "training 4/4",
+        "the end",
+    ]
+    assert lines[3].endswith("s left  loss 0.1250, 50 tokens/s")
+    assert lines[2].endswith("s left  return 230.5, trial 2")
+
+
+def test_help_has_colours_unless_no_color_is_set():
+    assert "\x1b[" in on_a_terminal("-m", "agentic_ring", "--help")
+    assert "\x1b" not in on_a_terminal("-m", "agentic_ring", "--help", NO_COLOR="1")
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen", "expected"),
+    [
+        (None, "", "cpu"),
+        ("accel0", "", "None"),
+        ("vfio/0", "", "None"),
+        ("nvidia0", "", "None"),
+        (None, "tpu", "tpu"),
+    ],
+)
+def test_libtpu_is_used_only_where_an_accelerator_is(tmp_path, device, chosen, expected):
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").write_text("")
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    if device is not None:
+        (devices / device).parent.mkdir(exist_ok=True)
+        (devices / device).touch()
+    code = (
+        "import sys, pathlib, jax; from agentic_ring.absent_tpus import skip_absent_tpus; "
+        "skip_absent_tpus(pathlib.Path(sys.argv[1])); print(jax.config.values['jax_platforms'])"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    environment = ENVIRONMENT | {"PYTHONPATH": path, "JAX_PLATFORMS": chosen}
+    command = [sys.executable, "-c", code, str(devices)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout.strip() in (expected, expected.replace("None", ""))
+
+
+def test_environments_load_without_a_word():
+    code = """
+import data_prep.relabel, agentic_ring.data.domains.walker
+from agentic_ring.data.tasks import load_environment, parse_task
+load_environment(parse_task("cheetah_run"), 0).reset()
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert ended.stdout + ended.stderr == ""
