@@ -6,8 +6,9 @@ and 8) fits into one process, on any machine.
 
 import os
 from functools import partialmethod
-from importlib.metadata import version
 from pathlib import Path
+
+from tests.compiler import OPTIMISED, QUICK_FLAGS
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["MUJOCO_GL"] = "disabled"
@@ -19,14 +20,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
-# Generating machine code takes most of the suite's time. Without LLVM's optimisations and, where jaxlib still
-# allows it, without MLIR's loop emitters, XLA plans the same transfers and the same memory for a program.
 # `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
-)
+os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 import jax
 import pytest
@@ -52,12 +47,7 @@ settings.load_profile("agentic_ring")
 @pytest.fixture
 def full_compiler(monkeypatch) -> None:
     """Compiles lowered programs (`lowered.compile()`) with XLA's default optimisations."""
-    defaults = {
-        "xla_backend_optimization_level": 3,
-        "xla_llvm_disable_expensive_passes": False,
-        "xla_cpu_use_fusion_emitters": True,
-    }
-    changed = {name: value for name, value in defaults.items() if name in os.environ["XLA_FLAGS"]}
+    changed = {name: value for name, value in OPTIMISED.items() if name in os.environ["XLA_FLAGS"]}
     compile_fully = partialmethod(jax.stages.Lowered.compile, compiler_options=changed)
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_fully)
 

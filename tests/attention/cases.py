@@ -209,7 +209,7 @@ def truth(mask: str, scores: str, heads: tuple[int, int], length: int, dtype: st
         return Result(*(np.asarray(x) for x in differentiated(reference_attention, case, arrays)))
 
 
-def compute(case: Case) -> Result:
+def compute(case: Case, **compiler_options: Any) -> Result:
     """``attention`` and its gradients on the devices of the case."""
     (*arrays, d_output), sinks, *_ = problem(case.mask, case.heads, case.length, case.dtype)
     chunks = dict(zip(("query_chunk", "key_chunk"), case.chunks or (None, None), strict=True))
@@ -227,7 +227,8 @@ def compute(case: Case) -> Result:
         mesh = jax.make_mesh((2, case.ring // 2), ("outer", "inner"), (AxisType.Auto,) * 2, devices=devices)
         options["rules"] = ShardingRules(sequence=("outer", "inner"))
     attend = functools.partial(attention, mesh=mesh, **options)
-    result = jax.jit(lambda *arrays: differentiated(attend, case, arrays))(*arrays, sinks, d_output)
+    run = jax.jit(lambda *arrays: differentiated(attend, case, arrays), compiler_options=compiler_options)
+    result = run(*arrays, sinks, d_output)
     return Result(*(np.asarray(x, np.float64) for x in result))
 
 

@@ -9,6 +9,7 @@ from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.kernels.xla import XlaKernel
 from tests.attention.cases import SCORES, Case, compute, covering, problem, relative_errors, truth
+from tests.compiler import QUICK
 
 FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
 # bfloat16 keeps 8 bits, so rounding to it errs by up to 2**-9 = 0.002. An output is rounded once at
@@ -23,9 +24,9 @@ FURTHER = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS[1::2] + 
 
 @pytest.mark.parametrize("case", PAIRS[::2] + FURTHER, ids=str)
 def test_equals_the_oracle(case: Case):
-    """Any two settings meet in some case, and in the slow ones any three."""
+    """Any two settings meet in some case, and in the slow ones any three, which are too many to optimise."""
     forward, gradient = TOLERANCES[case.dtype]
-    result = compute(case)
+    result = compute(case, **(QUICK if case in TRIPLES else {}))
     errors = relative_errors(result, case)
     assert max(errors.pop("output"), errors.pop("logsumexp", 0.0)) < forward
     assert max(errors.values()) < gradient, errors
