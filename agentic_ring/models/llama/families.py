@@ -110,7 +110,8 @@ FAMILIES = {
             "Phi3ForCausalLM",
             "Phi-3",
             defaults={"sliding_window": None, "rms_norm_eps": 1e-5},
-            required={"partial_rotary_factor": 1.0, "attention_bias": False},
+            # Transformers takes "yarn" as another name of LongRoPE here.
+            required={"rope_type": "default", "attention_bias": False},
             settings=_WINDOW,
             fused=True,
         ),
