@@ -358,6 +358,10 @@ def missing_shard(folder: Path) -> None:
             "layers of the type 'sliding_attention'; of Qwen2 only models with 'full_attention'",
         ),
         (
+            setting(**family("mistral", "Mistral"), query_scaling={"floor": 8, "scale": 0.1}),
+            "query_scaling is .*, but models of the family 'mistral' have None",
+        ),
+        (
             setting(**family("mistral", "Mistral"), layer_types=["sliding_attention", "full_attention"]),
             "layers of the type 'full_attention'; of Mistral only models with 'sliding_attention' in all",
         ),

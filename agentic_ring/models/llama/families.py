@@ -170,6 +170,8 @@ def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
             yield name, repr(family.traits.get(name, attribute.default))
         elif name in _SETTINGS - set(family.settings.values()) and value != attribute.default:
             yield name, repr(attribute.default)
+        elif name == "query_scaling" and value is not None and family not in (LLAMA, OWN):
+            yield name, "None"
 
 
 def family_named(name: str, where: str) -> Family:
