@@ -203,12 +203,15 @@ class TextEngine:
           least_rows: fewer prompts are padded to so many rows, so that they share one compiled program.
 
         Raises:
-          ArgumentError: there is no prompt, a prompt is empty, a token is outside the vocabulary, or
-            ``max_new_tokens`` is below 1.
+          ArgumentError: there is no prompt, a prompt is empty, a token is outside the vocabulary,
+            ``max_new_tokens`` is below 1, or there is not one limit or ``Sampling`` for each prompt.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         if min(limits, default=1) < 1:
             raise ArgumentError(f"max_new_tokens is {min(limits)}; it must be at least 1")
+        for name, each in (("max_new_tokens", limits), ("sampling", sampling)):
+            if not isinstance(each, Sampling) and len(each) != len(prompts):
+                raise ArgumentError(f"{len(each)} {name} for {len(prompts)} prompts; give one for each")
         self.check(prompts)
         programs, texts = self.programs, self._ragged(prompts, document, least_rows)
         prefix = None if document is None else document.cache

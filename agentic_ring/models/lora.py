@@ -78,7 +78,7 @@ class LoraModel(Model[Config]):
         self._adapters: dict[Path, dict[str, _Matrix]] = {}
         for path, parameter in nnx.to_flat_state(self._abstract):
             shape, axes = parameter.shape, parameter.get_metadata()["logical_axes"]
-            if len(shape) > len(axes) >= 2:
+            if len(shape) > len(axes) and "embed" in axes:
                 layers, *sizes = shape
                 # A projection maps from the model width or to it.
                 inputs = 1 if axes[0] == "embed" else len(axes) - 1

@@ -501,15 +501,13 @@ class Transformer(nnx.Module):
         x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
 
-    def store_chunk(
-        self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
-    ) -> KVCache:
+    def store_chunk(self, x: jax.Array, positions: jax.Array, cache: KVCache) -> KVCache:
         """Stores the next chunk as ``prefill_chunk`` does, without its output.
 
         The last layer then computes keys and values only, as nothing but the output depends on its attention.
         """
         x = self._shard(x)
-        _, keys, values = self._extend(attend_chunk, x, positions, cache, prefix, with_output=False)
+        _, keys, values = self._extend(attend_chunk, x, positions, cache, None, with_output=False)
         return append_blocks(cache, keys, values, positions, self.config.rules)
 
     def extend(

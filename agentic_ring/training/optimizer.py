@@ -82,7 +82,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _decays(path: tuple, _: jax.Array) -> bool:
-    return path[-1].key not in ("bias", "scale")
+    return not path[-1].key.endswith(("bias", "scale"))
 
 
 def _matrix(path: tuple, parameter: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
@@ -91,7 +91,7 @@ def _matrix(path: tuple, parameter: jax.Array) -> optax.contrib.MuonDimensionNum
     None for parameters outside the blocks, biases and norm scales.
     """
     inside = any(key.key == "blocks" for key in path[:-1])
-    if not inside or parameter.ndim < 3:
+    if not inside or parameter.ndim < 3 or not _decays(path, parameter):
         return None
     if parameter.ndim == 3:
         return optax.contrib.MuonDimensionNumbers(1, 2)

@@ -319,6 +319,8 @@ def test_memory_of_a_document_is_known_before_it_is_read(model):
         (lambda e: e.generate([], 4), "there is no text"),
         (lambda e: e.generate([[1], []], 4), "there is no text, or one is empty"),
         (lambda e: e.generate([[1]], 0), "max_new_tokens is 0"),
+        (lambda e: e.generate([[1], [2]], [4]), "1 max_new_tokens for 2 prompts"),
+        (lambda e: e.generate([[1]], 4, sampling=[Sampling()] * 2), "2 sampling for 1 prompts"),
         (lambda e: e.score([([], [1])]), "nothing before it"),
         (lambda e: e.score([([1], [])]), "a continuation is empty"),
     ],

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from agentic_ring.errors import AgenticRingError, ArgumentError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, TokenBatch, load_pretrained, pretrained, save_pretrained
+from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.rotary import inverse_frequencies
 from tests.models.llama_cases import (
     CASES,
@@ -85,6 +86,12 @@ def test_a_window_that_the_file_leaves_out_is_the_familys(tmp_path):
     assert window() == 20
     assert window(sliding_window=None) is None
     assert window(sliding_window="absent") == 4096
+
+
+def test_a_window_that_a_family_does_not_use_and_null_key_heads_are_read_as_transformers_does(tmp_path):
+    fields = {"num_key_value_heads": None, "sliding_window": 20, "layer_types": ["full_attention"] * 2}
+    stack = read_config(write_model(tmp_path, "qwen2", **fields)).transformer
+    assert (stack.key_value_heads, stack.window) == (stack.heads, None)
 
 
 def interleaved(tensor: np.ndarray, head_dim: int) -> np.ndarray:
@@ -332,6 +339,27 @@ def missing_shard(folder: Path) -> None:
         (
             setting(**family("phi3", "Phi3"), partial_rotary_factor=0.75),
             r"partial_rotary_factor 0.75; of Phi-3 only models with 1.0",
+        ),
+        (
+            setting(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.75}),
+            r"partial_rotary_factor 0.75; of LLaMA only models with 1.0",
+        ),
+        (
+            setting(**family("phi3", "Phi3"), rope_scaling={"type": "yarn", "factor": 2.0}),
+            "rope_type 'yarn'; of Phi-3 only models with 'default'",
+        ),
+        (
+            setting(**CASES["gemma3_text"], without="num_hidden_layers"),
+            "has no num_hidden_layers, which a Gemma",
+        ),
+        (setting(**{**CASES["gemma3_text"], "num_hidden_layers": 8}), "has 8 layers, but 7 layer_types"),
+        (
+            setting(**family("qwen2", "Qwen2"), sliding_window=20, layer_types=["sliding_attention"] * 2),
+            "layers of the type 'sliding_attention'; of Qwen2 only models with 'full_attention'",
+        ),
+        (
+            setting(**family("mistral", "Mistral"), query_scaling={"floor": 8, "scale": 0.1}),
+            "query_scaling is .*, but models of the family 'mistral' have None",
         ),
         (
             setting(**family("mistral", "Mistral"), layer_types=["sliding_attention", "full_attention"]),

@@ -150,6 +150,8 @@ def test_the_state_holds_nothing_for_frozen_weights():
     held = sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model, optimizer, mesh(), RULES)))
     assert held <= 3 * model.parameter_count() + 8
     assert model.parameter_count() < 0.2 * Model(CONFIG).parameter_count()
+    biased = replace(CONFIG, family="qwen2", transformer=replace(STACK, projection_bias=True))
+    assert LoraModel(biased, LoraConfig(2), "bfloat16").parameter_count() == model.parameter_count()
     frozen = jax.tree.leaves(model.abstract_frozen(mesh(), RULES))
     assert {leaf.dtype for leaf in frozen} == {jnp.dtype("bfloat16")}
     assert sum(leaf.size for leaf in frozen) == Model(CONFIG).parameter_count()

@@ -90,7 +90,7 @@ MUON = OptimizerConfig(weight_decay=0.0, warmup_steps=0, muon_learning_rate=0.02
 def muon_change(shape: MeshShape) -> dict[str, np.ndarray]:
     """What one update of Muon with random gradients of -1 and 1 adds to each parameter, by its path."""
     mesh, optimizer = make_mesh(shape), make_optimizer(MUON, steps=10)
-    model = Model(tiny_config())
+    model = Model(tiny_config(projection_bias=True))
     with jax.set_mesh(mesh):
         state = init_state(model, optimizer, 0, mesh, ShardingRules())
         random = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def muon_change(shape: MeshShape) -> dict[str, np.ndarray]:
 
 def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions():
     change = muon_change(MeshShape(data=8, ring=1))
-    blocks = {path: x for path, x in change.items() if "blocks" in path and x.ndim > 2}
+    blocks = {p: x for p, x in change.items() if "blocks" in p and x.ndim > 2 and "bias" not in p}
     assert len(blocks) == 7
     for path, x in blocks.items():
         layers = x.reshape(2, -1, x.shape[-1]) if "output" in path else x.reshape(2, x.shape[1], -1)
@@ -116,6 +116,13 @@ def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions(
     # AdamW's first update of each number is the learning rate, times this factor for Nesterov's momentum.
     size = (0.9 * 0.1 / (1 - 0.9**2) + 1) * MUON.learning_rate
     np.testing.assert_allclose(np.concatenate([x.ravel() for x in others]), size, rtol=1e-3)
+
+
+def test_only_matrices_decay():
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), steps=10)
+    params = {name: np.ones(2, np.float32) for name in ("query", "query_bias", "bias", "scale")}
+    change, _ = jax.jit(optimizer.update)(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    assert {name for name, x in change.items() if x.any()} == {"query"}
 
 
 def test_muon_moves_sharded_matrices_as_whole_ones():

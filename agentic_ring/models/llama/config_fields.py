@@ -85,7 +85,7 @@ class _Index(BaseModel):
     weight_map: dict[str, Annotated[str, Field(max_length=200, pattern=r"\.safetensors$")]]
 
 
-_NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+_NULLABLE = ("num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 """Fields in which null is a value; a file without them has the default of its family."""
 _REMEDY = (
     "give the folder of a model in Hugging Face's layout: config.json, *.safetensors and tokenizer.json, as "

@@ -47,9 +47,11 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     fields = read_fields(file)
     family = family_named(str(fields.get("model_type")), f"model_type in {file}:")
     fields = {**family.defaults, **fields}
-    _check_supported(file, family, fields)
     try:
+        _check_supported(file, family, fields)
         return _config(family, fields, context)
+    except DataError:
+        raise
     except UnknownNameError as error:
         error.args = (f"{file}: {error}",)
         raise
@@ -71,22 +73,28 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
             f"{file} has model_type {family.name!r}, but its architecture is {named[0]!r} and not "
             f"{family.architecture!r}; take the file as it was published"
         )
-    for name, value in {**family.required, **_activation(family)}.items():
-        if fields.get(name, value) != value:
+    given = {**fields, **_rope(fields)[0]}
+    for name, value in {"partial_rotary_factor": 1.0, **family.required, **_activation(family)}.items():
+        if given.get(name, value) != value:
             raise DataError(
-                f"{file} has {name} {fields[name]!r}; of {family.title} only models with {value!r} are "
+                f"{file} has {name} {given[name]!r}; of {family.title} only models with {value!r} are "
                 "supported"
             )
-    types = fields.get("layer_types", [])
+    types, layers = fields.get("layer_types"), fields["num_hidden_layers"]
+    if types is None:
+        return
+    if len(types) != layers:
+        raise DataError(f"{file} has {layers} layers, but {len(types)} layer_types; take it as published")
     if "layer_types" in family.settings:
         every = _global_every(fields)
-        if types and types != _layer_types(every, len(types)):
+        if types != _layer_types(every, layers):
             raise DataError(
                 f"{file} has global layers that are not every {every}th one (layer_types); of {family.title} "
                 "only models with groups of as many layers are supported"
             )
         return
-    expected = _GLOBAL if fields.get("sliding_window") is None else _LOCAL
+    windows = "sliding_window" in family.settings and fields.get("sliding_window") is not None
+    expected = _LOCAL if windows else _GLOBAL
     others = sorted(set(types) - {expected})
     if others:
         raise DataError(
@@ -196,11 +204,13 @@ def _rope(fields: Fields) -> tuple[dict[str, Any], float | None]:
     rope = dict(fields.get("rope_scaling") or {}) | by_type
     if "rope_theta" not in rope and "rope_theta" in fields:
         rope["rope_theta"] = fields["rope_theta"]
+    if "type" in rope:
+        rope.setdefault("rope_type", rope.pop("type"))
     return rope, local_theta
 
 
 def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | None) -> RotaryScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", "default")
     made_for = fields.get("max_position_embeddings", 2048)
     original = rope.get("original_max_position_embeddings") or made_for
     match kind:

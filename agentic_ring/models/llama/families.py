@@ -110,7 +110,8 @@ FAMILIES = {
             "Phi3ForCausalLM",
             "Phi-3",
             defaults={"sliding_window": None, "rms_norm_eps": 1e-5},
-            required={"partial_rotary_factor": 1.0, "attention_bias": False},
+            # Transformers takes "yarn" as another name of LongRoPE here.
+            required={"rope_type": "default", "attention_bias": False},
             settings=_WINDOW,
             fused=True,
         ),
@@ -169,6 +170,8 @@ def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
             yield name, repr(family.traits.get(name, attribute.default))
         elif name in _SETTINGS - set(family.settings.values()) and value != attribute.default:
             yield name, repr(attribute.default)
+        elif name == "query_scaling" and value is not None and family not in (LLAMA, OWN):
+            yield name, "None"
 
 
 def family_named(name: str, where: str) -> Family:

@@ -55,7 +55,7 @@ class TensorFiles:
             ]
             raise DataError(
                 f"the weights in {self._folder} do not fit its config.json: {'; '.join(parts)}. Fetch the "
-                "model again, or give the folder of a LLaMA"
+                "model again"
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
