@@ -238,5 +238,9 @@ def test_returns_of_a_policy_are_those_of_its_run(finished_run, exported, tmp_pa
         assert found.figure(name).value == pytest.approx(expected.figure(name).value, rel=1e-5)
     assert read_record(tmp_path / "again").data_algorithms.tolist() == ["td3"] * 6
     assert load_policy(tmp_path / "again").trials == 2
+    export_policy.main(tmp_path / "again", tmp_path / "policy")
+    assert load_policy(tmp_path / "policy").trials == 2
     with pytest.raises(ConfigError, match="is the folder of the policy"):
         dmc_returns.main(exported, output=exported)
+    with pytest.raises(ConfigError, match="holds a trained run"):
+        dmc_returns.main(exported, output=finished_run)
