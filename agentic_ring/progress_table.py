@@ -27,14 +27,15 @@ class StageTable(Progress):
 
     def __init__(self) -> None:
         console = Console(stderr=True)
+        stage, note = (Column(name, no_wrap=True, ratio=1) for name in ("stage", ""))
         super().__init__(
-            TextColumn("{task.description}", table_column=Column("stage", no_wrap=True, ratio=1)),
+            TextColumn("{task.description}", markup=False, table_column=stage),
             MofNCompleteColumn(table_column=_right("done")),
             _RateColumn(table_column=_right("rate")),
             TimeRemainingColumn(compact=True, table_column=_right("time left")),
             TextColumn("{task.fields[loss]}", table_column=_right("loss")),
             TextColumn("{task.fields[last_return]}", table_column=_right("last return")),
-            TextColumn("{task.fields[note]}", table_column=Column("", no_wrap=True, ratio=1)),
+            TextColumn("{task.fields[note]}", markup=False, table_column=note),
             console=console,
             # Standard output may be a file, and its lines then stay out of the terminal.
             redirect_stdout=Console().is_terminal,
@@ -76,8 +77,8 @@ class _RateColumn(ProgressColumn):
     """Units per second, or seconds per unit where that is less than one."""
 
     def render(self, task: Task) -> Text:
-        """The rate of the last half minute; of the whole stage once it has finished."""
-        speed = task.finished_speed or task.speed
+        """The rate of the stage's last half minute."""
+        speed = task.speed
         if not speed:
             return Text("")
         return Text(f"{speed:,.1f}/s" if speed >= 1 else f"{1 / speed:,.1f} s each")

@@ -1,8 +1,9 @@
-"""Writes a store as a folder of Parquet files with a data card, which pandas, pyarrow and datasets open.
+"""Writes a store as a folder of Parquet files with a data card.
 
     python -m data_prep.publish --store data/store/walker-mix.h5 --output published/walker-mix
 
-Needs the extra ``parquet``. ``data_prep.minari_io export`` writes a Minari dataset with such a card.
+``datasets`` opens the folder, pandas and pyarrow its folder ``data``. Needs the extra ``parquet``.
+``data_prep.minari_io export`` writes a Minari dataset with such a card.
 """
 
 from pathlib import Path

@@ -58,6 +58,8 @@ def main(
     folder = policy_folder(run)
     if output is not None and output.exists() and output.samefile(folder):
         raise ConfigError(f"--output {output} is the folder of the policy; name another one")
+    if output is not None and (output / "metrics.jsonl").exists():
+        raise ConfigError(f"--output {output} holds a trained run or its policy; name another folder")
     config = load_config(folder)
     changes = {"environments": environments, "first_seed": first_seed}
     changes = {name: value for name, value in changes.items() if value is not None}

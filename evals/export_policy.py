@@ -17,6 +17,7 @@ import tyro
 
 from agentic_ring import cli
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.files import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
@@ -27,7 +28,7 @@ from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_r
 
 CARD = Path(__file__).with_name("policy_card.jinja")
 KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)
-"""Files of the run that the policy keeps as they are."""
+"""Files that the policy keeps as they are; a folder of ``dmc_returns.py --output`` has no metrics."""
 FIGURES = {
     "return/random_policy": "random policy",
     "return/data_median": "training data, median",
@@ -67,10 +68,11 @@ def main(
         raise DataError(f"{run} holds no {FILE_NAME}; run its command again, which repeats the evaluation")
     params, step = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]), checkpoint)
     card = model_card(config, results, record, step, checkpoint)
-    write_policy(output, config, params, step)
-    for name in KEPT_FILES:
-        shutil.copyfile(run / name, output / name)
-    (output / "README.md").write_text(card, encoding="utf-8")
+    with replacing_folder(output) as beside:
+        write_policy(beside, config, params, step)
+        for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
+            shutil.copyfile(kept, beside / kept.name)
+        (beside / "README.md").write_text(card, encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
 

@@ -173,6 +173,8 @@ def test_no_import_runs_backwards(module):
 def test_third_party_imports_are_declared_dependencies(module):
     assumed = {EXTRAS[module]} if module in EXTRAS else set()
     if not module.startswith("agentic_ring"):
+        # The extra that is named suffices: it brings those of all scripts.
+        assert not assumed or declared("scripts") <= declared(*assumed)
         assumed.add("scripts")
     known = inherited(module)
     for name, extras in needed(module, ast.parse(MODULES[module].read_text()), frozenset(assumed)):

@@ -17,7 +17,7 @@ with live_table():
     with progress("collecting", 2) as advance:
         advance(1, "rnd", last_return=12.5)
         say("a line of its own")
-        advance(2, "rnd")
+        advance(2, "[/rnd]")
     with progress("training", 4) as advance, progress("rolling out", 2) as inner:
         inner(2, "trial 2", last_return=230.46)
         for step in range(1, 5):
@@ -55,7 +55,7 @@ def test_a_terminal_shows_one_table():
     assert header == "stage done rate time left loss last return"
     collecting, training, rolling_out, end = rows
     assert collecting.startswith("collecting 2/2 ")
-    assert collecting.endswith(" 12.5 rnd")
+    assert collecting.endswith(" 12.5 [/rnd]")  # brackets are no markup
     assert training.startswith("training 4/4 ")
     assert training.endswith(" 0.1250 50 tokens/s")
     assert rolling_out.startswith("rolling out 2/2 ")

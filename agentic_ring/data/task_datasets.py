@@ -101,6 +101,7 @@ def make_env_and_datasets(
     chosen = collector or next(iter(known))
     if chosen not in known:
         raise UnknownNameError(f"collector of {parsed.domain.name} in {root / 'store'}", chosen, known)
+    environment = make(task)  # fails before the episodes are read
     store = TrajectoryStore.open(store_path(root, parsed.domain.name, chosen))
     validation = np.arange(store.num_episodes) % VALIDATION_STRIDE == VALIDATION_STRIDE - 1
     train, held_out = (
@@ -109,4 +110,4 @@ def make_env_and_datasets(
     )
     if not streaming:
         store.close()
-    return make(task), train, held_out
+    return environment, train, held_out

@@ -50,6 +50,7 @@ class Policy:
         self.target = config.target if target is None else float(target)
         if not np.isfinite(self.target):
             raise ArgumentError(f"target is {self.target}; give a finite return, such as {config.target:.1f}")
+        self._episode_steps = parse_task(config.task).domain.episode_steps
         self._config = config
         self._params = params
         self._mesh = make_mesh(MeshShape(), jax.devices()[:1])
@@ -135,11 +136,11 @@ class Policy:
             raise ArgumentError("the reward of the last action is missing; call receive after every action")
         if self._trial == self.trials:
             raise ArgumentError(f"all {self.trials} trials have ended; call reset to forget them")
-        if self._decision == self._config.decisions:
-            steps = parse_task(self.task).domain.episode_steps
+        if self._decision * self.action_repeat + self._held == self._episode_steps:
             raise ArgumentError(
-                f"an episode of {self.task} ends after {steps} steps, but none of them was done; give "
-                "`terminated | truncated` to receive"
+                f"an episode of {self.task} ends after {self._episode_steps} steps, but none of them was "
+                "done; give `terminated | truncated` to receive, and let vector environments reset in the "
+                "same step (AutoresetMode.SAME_STEP)"
             )
         observed = np.asarray(observation, np.float32)
         width = self._config.model.observation_dim

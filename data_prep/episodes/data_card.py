@@ -33,9 +33,7 @@ def data_card(store: TrajectoryStore, columns: Sequence[tuple[str, str]] = ()) -
         store=store,
         parquet=bool(columns),
         columns=columns,
-        origin="The episodes are ExoRL's."
-        if store.collector in COLLECTORS
-        else "Collected by agentic_ring; in ExoRL's format, but not ExoRL's data.",
+        exorl=store.collector in COLLECTORS,
         sha256=sha256,
         command=command_line(),
         commit=git_commit(),

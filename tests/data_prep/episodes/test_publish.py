@@ -50,6 +50,10 @@ def test_the_card_has_origin_returns_and_limits(store):
     with TrajectoryStore.open(store) as opened:
         card = data_card(opened)
         returns = opened.returns(TASK)
+        opened.collector = "rnd"
+        exorl_card = data_card(opened)
+    assert "license: other\n" in exorl_card
+    assert "The episodes are ExoRL's, and so is their license." in exorl_card
     assert card.startswith("---\nlicense: apache-2.0\n")
     assert "# cartpole, collected by test: 3 episodes" in card
     assert "not ExoRL's data" in card

@@ -177,18 +177,21 @@ class TestMisuse:
         with pytest.raises(ArgumentError, match=r"needs shape \[2, 5\]"):
             policy.act(np.zeros((3, 5)))
 
-    def test_trials_and_episodes_end(self, policy):
+    def test_trials_and_episodes_end(self, exported, policy):
         for _ in range(policy.trials):
             policy.act(np.zeros(5))
             policy.receive(1.0, True)
         with pytest.raises(ArgumentError, match="all 2 trials have ended; call reset"):
             policy.act(np.zeros(5))
-        policy.reset()
-        for _ in range(1000):
-            policy.act(np.zeros(5))
-            policy.receive(1.0, False)
-        with pytest.raises(ArgumentError, match="ends after 1000 steps"):
-            policy.act(np.zeros(5))
+        config = load_config(exported)
+        cut_short = replace(config, chains=replace(config.chains, action_repeat=300))  # the last decision
+        for each in (policy, Policy(cut_short, policy._params)):
+            each.reset()
+            for _ in range(1000):
+                each.act(np.zeros(5))
+                each.receive(1.0, False)
+            with pytest.raises(ArgumentError, match=r"ends after 1000 steps.*SAME_STEP"):
+                each.act(np.zeros(5))
 
     def test_target(self, exported):
         with pytest.raises(ArgumentError, match="target is nan"):
@@ -235,5 +238,9 @@ def test_returns_of_a_policy_are_those_of_its_run(finished_run, exported, tmp_pa
         assert found.figure(name).value == pytest.approx(expected.figure(name).value, rel=1e-5)
     assert read_record(tmp_path / "again").data_algorithms.tolist() == ["td3"] * 6
     assert load_policy(tmp_path / "again").trials == 2
+    export_policy.main(tmp_path / "again", tmp_path / "policy")
+    assert load_policy(tmp_path / "policy").trials == 2
     with pytest.raises(ConfigError, match="is the folder of the policy"):
         dmc_returns.main(exported, output=exported)
+    with pytest.raises(ConfigError, match="holds a trained run"):
+        dmc_returns.main(exported, output=finished_run)
