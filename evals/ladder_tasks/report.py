@@ -238,7 +238,7 @@ def ruler_scores(path: Path) -> dict[str, dict[int, float]]:
             }
             for task, metrics in tasks.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} holds no results of evals/harness.py ({error!r}); run that first") from error
     if not any(scores.values()):
         raise DataError(f"{path} has no score of a RULER task; run evals/harness.py --tasks ruler")

@@ -30,7 +30,7 @@ SHARE_OF_STOPS = 0.25
 """Share of the interruptions that are signals to stop instead of kills."""
 TIME_UNITS = {"s", "tokens/s"}
 """Units of figures that each session measures anew."""
-TIME_COLUMNS = {"tokens_per_second", "seconds", "digest"}
+TIME_COLUMNS = {"tokens_per_second", "seconds", "reading_seconds", "digest"}
 """Columns of logs, likewise, and the digest of the whole row."""
 UNCOMPARED = {"stages.json", "log.txt", ".png", ".html", ".md", ".csv", ".txt"}
 """Names and suffixes of files of times, and of pictures and tables of what other files hold."""
