@@ -131,4 +131,4 @@ def test_the_constructed_retriever_answers_all_literal_tasks(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_constructed_retriever_answers_them_in_long_records(folder, tmp_path):
-    assert literal_scores(folder, tmp_path / "run", "32k", 8, 50) == {}
+    assert literal_scores(folder, tmp_path / "run", "16k", 8, 20) == {}
