@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -94,6 +96,9 @@ class EndpointReader:
       count_text: counts the tokens of a text; see ``token_counter``.
       policy: timeouts, retries, rate and concurrency.
       least_share: share of our count of prompt tokens that the server must report.
+
+    Raises:
+      ConfigError: the key has spaces or characters other than ASCII's.
     """
 
     trained_on_task = False
@@ -111,8 +116,11 @@ class EndpointReader:
         self._policy = policy or RequestPolicy()
         self._slots = RequestSlots(self._policy)
         self._least_share = least_share
-        self._key = os.environ.get(KEY_VARIABLE, "")
+        self._key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not re.fullmatch("[!-~]*", self._key):  # errors of the HTTP library would repeat it
+            raise ConfigError(f"{KEY_VARIABLE} has characters that no key has; set it anew")
         self._reached = False
+        self._stopped = threading.Event()
 
     def count_tokens(self, document: str, question: str) -> int:
         """Tokens of the text, plus ``CHAT_TEMPLATE_TOKENS`` for a chat message."""
@@ -132,6 +140,7 @@ class EndpointReader:
         """
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         document_tokens = self._count_text(document)
+        self._stopped.clear()
         with httpx.Client(headers=headers, timeout=self._policy.timeout) as client:
 
             def answer(number: int) -> Answer:
@@ -149,6 +158,7 @@ class EndpointReader:
                 for future in as_completed(numbers):
                     yield numbers[future], future.result()
             finally:
+                self._stopped.set()
                 pool.shutdown(cancel_futures=True)
 
     @property
@@ -159,8 +169,11 @@ class EndpointReader:
         """The answer to a prompt of so many tokens."""
         body = self._model.request(prompt, max_new_tokens)
         problem = ""
-        with self._slots.slot():
-            for attempt in range(self._policy.attempts):
+        for attempt in range(self._policy.attempts):
+            # Of each attempt, so that those that were refused together do not all come again together.
+            with self._slots.slot():
+                if self._stopped.is_set():
+                    break
                 self._slots.wait_for_rate()
                 started = time.monotonic()
                 try:
@@ -169,10 +182,9 @@ class EndpointReader:
                     problem = str(refused)
                     if refused.too_many:
                         self._slots.refused()
-                    if not refused.again:
+                    if not refused.again or attempt + 1 == self._policy.attempts:
                         break
-                    if attempt + 1 < self._policy.attempts:
-                        time.sleep(self._policy.wait(attempt, refused.retry_after))
+                    self._stopped.wait(self._policy.wait(attempt, refused.retry_after))
                 else:
                     self._slots.answered()
                     return self._checked(reply, tokens, time.monotonic() - started)
@@ -209,6 +221,9 @@ class EndpointReader:
         except httpx.RemoteProtocolError as error:
             self._reached = True
             raise _RefusedError(f"{url} stops before the end of its reply: {error}", again=True) from error
+        except httpx.DecodingError as error:
+            self._reached = True
+            raise _RefusedError(f"{url} sends a damaged reply: {error}", again=True) from error
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise _RefusedError(f"no connection to {url}: {reason}", again=True) from error

@@ -8,6 +8,9 @@ import httpx
 
 EVENT_STREAM = "text/event-stream"
 
+FAILURES = "abort", "content_filter", "error"
+"""Reasons to end an answer that is not the model's own, or not whole."""
+
 
 class UnreadableReplyError(Exception):
     """A reply from which no answer can be read; the message says what is wrong with it."""
@@ -42,15 +45,16 @@ def read_reply(response: httpx.Response) -> Reply:
     """
     streamed = response.headers.get("Content-Type", "").startswith(EVENT_STREAM)
     try:
-        content = _joined(response.text) if streamed else response.json()
+        content = _joined(response.content) if streamed else response.json()
         choice, usage = _answer(content["choices"]), content.get("usage") or {}
         message = choice.get("message") or choice
         text = message["content"] if "content" in message else message["text"]
         reasoned = bool(message.get("reasoning_content") or message.get("reasoning"))
         reasoned |= (_count(usage, "completion_tokens_details", "reasoning_tokens") or 0) > 0
-        cut_off = choice.get("finish_reason") == "length"
+        finish_reason = choice.get("finish_reason")
+        cut_off = finish_reason == "length"
         counts = (
-            _count(usage, "prompt_tokens"),
+            _count(usage, "prompt_tokens") or None,  # some servers report 0 for what they do not know
             _count(usage, "prompt_tokens_details", "cached_tokens"),
             _count(usage, "completion_tokens"),
         )
@@ -59,6 +63,8 @@ def read_reply(response: httpx.Response) -> Reply:
     prompt, cached, _ = counts
     if prompt is not None and cached is not None and cached > prompt:
         raise UnreadableReplyError(f"a reply with {cached} cached tokens of {prompt} tokens of the prompt")
+    if finish_reason in FAILURES:
+        raise UnreadableReplyError(f"an answer that ended with {finish_reason!r}")
     if text is None and cut_off:
         text = ""
     if not isinstance(text, str):
@@ -78,7 +84,7 @@ def _answer(choices: list[Any]) -> Any:
     return first[0]
 
 
-def _joined(stream: str) -> dict[str, Any]:
+def _joined(stream: bytes) -> dict[str, Any]:
     """The reply that a stream of chunks adds up to.
 
     Raises:
@@ -87,9 +93,9 @@ def _joined(stream: str) -> dict[str, Any]:
     """
     parts: dict[str, str] = {}
     finish_reason, usage = None, None
-    for line in stream.splitlines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
+    for line in stream.splitlines():  # of bytes: text is also split where an answer has Unicode's separators
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
             continue
         chunk = json.loads(data)
         reported = {_count(each, "prompt_tokens") or None for each in (usage, chunk.get("usage"))} - {None}

@@ -27,6 +27,7 @@ class LineServer(LocalServer):
     Attributes:
       delay: seconds before each answer.
       capacity: number of requests at a time; further ones are refused with 429.
+      retry_after: seconds that these should wait.
       context: characters of a prompt that are read, from its end; None for all.
       starving: whether each answer is cut off at the limit of tokens.
     """
@@ -39,6 +40,7 @@ class LineServer(LocalServer):
         self.keys: list[str | None] = []
         self.delay = 0.0
         self.capacity = 1000
+        self.retry_after = ""
         self.context: int | None = None
         self.starving = False
         self.at_once: list[int] = []
@@ -76,7 +78,7 @@ class _Handler(QuietHandler):
             if fits:
                 self._reply(body)
             else:
-                self._send(429, {}, "too many requests")
+                self._send(429, {"Retry-After": server.retry_after}, "too many requests")
 
     def _reply(self, body: dict):
         server = self.server

@@ -1,6 +1,7 @@
 import json
 import re
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
@@ -80,6 +81,8 @@ def test_counts_set_something_aside_for_a_chat_template_only():
         ("body", '{"choices": [{"message": {"content": null}}]}'),
         ("body", '{"choices": [{"message": {"content": 42}}]}'),
         ("body", '{"choices": 3}'),
+        ("body", '{"choices": [{"text": "<1>", "finish_reason": "error"}]}'),
+        ("status", 200, {"Content-Encoding": "gzip"}, "damaged"),
         ("hang up",),
     ],
 )
@@ -126,6 +129,14 @@ def test_a_wrong_key_address_or_model_ends_the_run_without_showing_the_key(serve
 def test_no_error_shows_the_key(server):
     server.plan.append(("status", 400, {}, f"x {KEY} y"))
     assert ask(server)[0].error == "status 400: x *** y"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\r{KEY}", "sk-ä"])
+def test_a_key_that_no_request_can_send_is_refused_without_showing_it(key, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY has characters") as caught:
+        EndpointReader(EndpointModel("http://127.0.0.1:9/v1", "m"), len)
+    assert "sk-" not in str(caught.value)
 
 
 def test_a_server_that_was_never_there_ends_the_run():
@@ -209,10 +220,10 @@ def test_a_retry_policy_without_attempts_or_time_is_refused(settings, message):
         RequestPolicy(**settings)
 
 
-def test_usage_that_is_no_number_is_counted_instead(server):
-    server.plan.append(
-        ("body", json.dumps({"choices": [{"message": {"content": "7"}}], "usage": {"prompt_tokens": None}}))
-    )
+@pytest.mark.parametrize("reported", [None, 0])
+def test_usage_that_is_no_number_is_counted_instead(server, reported):
+    usage = {"prompt_tokens": reported}
+    server.plan.append(("body", json.dumps({"choices": [{"message": {"content": "7"}}], "usage": usage})))
     (answer,) = ask(server)
     assert answer.prompt_tokens == len(DOCUMENT.text + QUESTIONS[0]) + CHAT_TEMPLATE_TOKENS
 
@@ -226,13 +237,25 @@ def test_the_first_question_goes_alone_and_the_others_several_at_a_time(server):
     assert server.times[1] - server.times[0] > 0.05
 
 
-def test_there_are_fewer_at_a_time_while_the_server_has_too_many(server):
-    server.delay, server.capacity = 0.02, 2
+@pytest.mark.parametrize(
+    ("delay", "capacity", "retry_after", "most"), [(0.02, 2, "", 12), (0.1, 1, "0.02", 30)]
+)
+def test_there_are_fewer_at_a_time_while_the_server_has_too_many(server, delay, capacity, retry_after, most):
+    server.delay, server.capacity, server.retry_after = delay, capacity, retry_after
     answers = ask(server, RequestPolicy(concurrency=8, first_wait=0.02, attempts=20), count=12)
     assert all(answer.error is None for answer in answers)
-    refused = [number for number in server.at_once if number > 2]
-    assert len(refused) < 12, "with 8 at a time, nearly each is refused several times"
-    assert max(server.at_once[-4:]) <= 3
+    refused = [number for number in server.at_once if number > capacity]
+    assert len(refused) < most, "with 8 at a time, nearly each is refused several times"
+    assert max(server.at_once[-4:]) <= capacity + 1
+
+
+def test_an_interrupted_run_waits_for_no_retry(server):
+    reader = EndpointReader(EndpointModel(server.address, "m"), len, QUICK)
+    with closing(reader.answers(DOCUMENT.text, QUESTIONS[:4], 5)) as answers:
+        server.plan.extend([("lookup",), ("lookup",), *[("status", 429, {"Retry-After": "60"}, "")] * 2])
+        assert [next(answers)[1].error for _ in range(2)] == [None, None]
+        started = time.monotonic()
+    assert time.monotonic() - started < 2
 
 
 def test_a_truncated_prompt_is_an_error_and_the_others_are_not_sent(server):
@@ -269,9 +292,10 @@ def chunk(finish_reason=None, **delta):
 
 def test_a_stream_that_was_not_asked_for_is_read(server):
     usage = json.dumps({"choices": [], "usage": {"prompt_tokens": 4000, "completion_tokens": 2}})
-    server.plan.append(("stream", [chunk(content="<4"), chunk("stop", content="2>"), usage, "[DONE]"]))
+    last = chunk("stop", content="2>\u2028").replace("\\u2028", "\u2028")
+    server.plan.append(("stream", [chunk(content="<4"), last, usage, "[DONE]"]))
     (answer,) = ask(server)
-    assert (answer.text, answer.prompt_tokens, answer.answer_tokens) == ("<42>", 4000, 2)
+    assert (answer.text, answer.prompt_tokens, answer.answer_tokens) == ("<42>\u2028", 4000, 2)
 
 
 @pytest.mark.parametrize("lines", [[chunk(content="<4")], [chunk(content="<4"), "{half"], []])
