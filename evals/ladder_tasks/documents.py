@@ -146,8 +146,8 @@ class _LineRecord:
         self._led: set[tuple[str, str]] = set()
         sizes = _group_sizes(max(counts.get("value", 0), counts.get("count", 0)))
         shared = draw.sample(range(1, LARGEST_VALUE + 1), len(sizes))
-        others = [value for value in range(1, LARGEST_VALUE + 1) if value not in {*shared}]
-        self._contents = [str(draw.choice(others)) for _ in keys]
+        self._others = sorted({*range(1, LARGEST_VALUE + 1)} - {*shared})
+        self._contents = [str(draw.choice(self._others)) for _ in keys]
         self._groups = [(value, self._take(size)) for value, size in zip(shared, sizes, strict=True)]
         for value, group in self._groups:
             for place in group:
@@ -198,7 +198,7 @@ class _LineRecord:
     def _occurrence_questions(self, count: int) -> Iterator[LadderQuestion]:
         for first in range(0, count, OCCURRENCES):
             places = self._take(OCCURRENCES)
-            values = self._draw.sample(range(1, LARGEST_VALUE + 1), OCCURRENCES)
+            values = self._draw.sample(self._others, OCCURRENCES)
             for place, value in zip(places, values, strict=True):
                 self._keys[place], self._contents[place] = self._keys[places[0]], str(value)
             for number, place in enumerate(places[: count - first], start=1):

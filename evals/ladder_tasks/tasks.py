@@ -55,7 +55,7 @@ def score_numbers(expected: Sequence[str], answer: str) -> float:
 def score_lines(expected: Sequence[str], answer: str) -> float:
     """Share of the expected keys in the answer, of all the lines that it names if those are more."""
     hits = sum(_contains(answer, key) for key in expected)
-    return hits / max(len(expected), len(re.findall(r"\bline\s+(?=\S)", answer)))
+    return hits / max(len(expected), len(re.findall(r"\bline\s+(?=\S)", answer, re.IGNORECASE)))
 
 
 def score_chain(expected: Sequence[str], answer: str) -> float:

@@ -1,6 +1,7 @@
 """Records of the ladder: exactly reproducible, with one right answer to each question."""
 
 import hashlib
+import re
 from collections import Counter
 
 import pytest
@@ -40,6 +41,11 @@ def test_no_shared_number_is_that_of_another_line_and_groups_have_their_sizes():
     counts = [question for question in document.questions if question.task == "count"]
     assert [question.expected for question in counts] == [("2",), ("3",), ("4",), ("5",)] * 2
     assert all(answer(document.text, question.text) == question.expected[0] for question in counts)
+    plan = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("count", 400), ("occurrence", 400)))
+    document = plan.build(plan.least)
+    for question in document.questions[-400:]:
+        (value,) = re.findall(r"<\d+>", question.text)
+        assert document.text.count(f": REGISTER_CONTENT is {value}\n") == int(question.expected[0])
 
 
 def test_two_words_say_where_in_a_chain_an_answer_is():
@@ -59,7 +65,7 @@ def test_records_are_exactly_reproducible_and_differ_by_seed_and_length():
         text = document.text + "".join(question.text for question in document.questions)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    assert digest(0, "4k") == digest(0, "4k") == "2dff45d7770d86c3"
+    assert digest(0, "4k") == digest(0, "4k") == "247b54e099f26c07"
     assert len({digest(0, "4k"), digest(1, "4k"), digest(0, "8k")}) == 3
 
 

@@ -29,6 +29,7 @@ from evals.ladder_tasks.tasks import TASKS, named_tasks
         ("value", ("a-b", "c-d"), "line a-b and line c-d", 1.0),
         ("value", ("a-b", "c-d"), "line a-b", 0.5),
         ("value", ("a-b", "c-d"), "line a-b, line c-d, line e-f, line g-h", 0.5),
+        ("value", ("a-b", "c-d"), "Line a-b\nLine c-d\nLine e-f\nLine g-h", 0.5),
         ("value", ("a-b", "c-d"), "line a-bc", 0.0),
         ("count", ("4",), "There are 4.", 1.0),
         ("count", ("4",), "3", 0.75),
