@@ -176,7 +176,7 @@ DocumentT = TypeVar("DocumentT", bound=Document, covariant=True)
 
 
 class Plan(Protocol[DocumentT]):
-    """Builds a document of any number of lines from ``least`` on; a longer one has more tokens."""
+    """Builds a document of any number of lines from ``least`` on; many more lines have more tokens."""
 
     @property
     def least(self) -> int:
@@ -210,20 +210,22 @@ def longest_document(plan: Plan[DocumentT], room: int, count_tokens: CountTokens
         return count_tokens(document.text, max(questions, key=lambda text: count_tokens("", text)))
 
     def tokens_per_line(num_lines: int, counted: int) -> float:
-        if counted <= needed:
-            raise ArgumentError(
-                f"{num_lines} lines are counted as {counted} tokens, no more than {least} lines"
-            )
-        return (counted - needed) / (num_lines - least)
+        """At least 1: a few lines more can have fewer tokens where each number of lines has other lines."""
+        return max(1.0, (counted - needed) / (num_lines - least))
 
     least = fits = plan.least
     needed = tokens(least)
     if needed > room:
         raise ConfigError(
             f"{needed} tokens are needed for {fits} lines and a question, and {room} are left for a prompt; "
-            "give a longer context, fewer --questions-per-document or fewer --max-new-tokens"
+            "give a longer context, fewer --max-new-tokens, or fewer questions about a record"
         )
-    guess = least + int((room - needed) / tokens_per_line(least + 100, tokens(least + 100)))
+    counted = tokens(least + 100)
+    if counted <= needed:
+        raise ArgumentError(
+            f"{least + 100} lines are counted as {counted} tokens, no more than {least} lines"
+        )
+    guess = least + int((room - needed) / tokens_per_line(least + 100, counted))
     too_many: int | None = None
     while too_many is None or too_many - fits > 1:
         tried = max(guess, fits + 1) if too_many is None else min(max(guess, fits + 1), too_many - 1)

@@ -142,6 +142,17 @@ def test_a_count_that_does_not_grow_is_an_error_instead_of_an_endless_search():
         longest_document(plan(), 4096, lambda document, question: 512)
 
 
+def test_a_few_lines_more_may_have_fewer_tokens():
+    def count(document, question):
+        return words(document, question) - 100 * (document.count("\n") % 2)
+
+    least = plan().build(10)
+    room = max(count(least.text, question.text) for question in least.questions) + 3
+    document = longest_document(plan(), room, count)
+    assert document.num_lines >= 10
+    assert max(count(document.text, question.text) for question in document.questions) <= room
+
+
 @pytest.mark.parametrize(("samples", "per_document"), [(0, 1), (1, 0), (-1, 5)])
 def test_no_questions_are_refused(samples, per_document):
     with pytest.raises(ConfigError, match=f"num_samples is {samples}"):
