@@ -1,6 +1,8 @@
 """A model on local devices as a reader, which prefills each document once for all its questions."""
 
+import itertools
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,30 +64,39 @@ class LocalReader:
     def answers(
         self, document: str, questions: Sequence[str], max_new_tokens: int
     ) -> Iterator[tuple[int, Answer]]:
-        """See ``Reader``; in the order of the questions."""
+        """See ``Reader``; in the order of the questions.
+
+        These go in batches of equal size that need no more memory than the document: their prompts have at
+        most as many tokens as one of its chunks, and those with their answers as many as the document.
+        """
         started = time.monotonic()
-        prompts = [self._prompt(document, question) for question in questions]
-        # The shared prefix comes from whole prompts, as the tokenizer may join the end of a record and the
-        # beginning of a question. At least one token of each prompt remains to be decoded.
-        shared = common_prefix_length([prompt[:-1] for prompt in prompts])
+        first = array("i", self._prompt(document, questions[0]))
+        shared, rests = len(first) - 1, []
+        for question in questions:
+            # The shared prefix comes from whole prompts, as the tokenizer may join the end of a record and
+            # the beginning of a question. At least one token of each prompt remains to be decoded. Only what
+            # is not shared is kept, as hundreds of whole prompts take gigabytes.
+            prompt = self._prompt(document, question)
+            same = common_prefix_length([first, prompt[:-1]])
+            shared = min(shared, same)
+            rests.append((same, prompt[same:]))
+        prompts = [[*first[shared:same], *rest] for same, rest in rests]
         with progress("reading", shared) as advance:
-            read = (
-                self.engine.read(prompts[0][:shared], lambda done: advance(done, "tokens"))
-                if shared
-                else None
-            )
+            read = self.engine.read(first[:shared], lambda done: advance(done, "tokens")) if shared else None
         reading = time.monotonic() - started
-        started = time.monotonic()
-        completions = self.engine.generate(
-            [prompt[shared:] for prompt in prompts],
-            max_new_tokens,
-            document=read,
-            stop_tokens=self.tokenizer.eos_ids,
-        )
-        each = (time.monotonic() - started) / len(questions)
-        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            text = self.tokenizer.decode(completion.tokens)
-            yield number, Answer(text, len(prompt), each, reading_seconds=None if number else reading)
+        longest, chunk = max(map(len, prompts)), self.engine.chunk
+        rows = max(1, min(chunk // longest, max(shared, chunk) // (longest + max_new_tokens)))
+        batches = -(-len(prompts) // rows)
+        edges = [number * len(prompts) // batches for number in range(batches + 1)]
+        for begin, end in itertools.pairwise(edges):
+            started = time.monotonic()
+            completions = self.engine.generate(
+                prompts[begin:end], max_new_tokens, document=read, stop_tokens=self.tokenizer.eos_ids
+            )
+            each = (time.monotonic() - started) / (end - begin)
+            for number, completion in enumerate(completions, begin):
+                text, tokens = self.tokenizer.decode(completion.tokens), shared + len(prompts[number])
+                yield number, Answer(text, tokens, each, reading_seconds=None if number else reading)
 
     def _prompt(self, document: str, question: str) -> list[int]:
         return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])

@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference import Completion, TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from evals.common.results import read_results
@@ -78,6 +80,30 @@ def test_prompts_like_those_of_longchats_files_are_answered(folder):
     questions = [question_text(keys[number]) + " " for number in asked]
     answers = [answer.text for _, answer in reader.answers(record, questions, 4)]
     assert answers == [str(1000 + number) for number in asked]
+
+
+def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document(folder):
+    batches = []
+
+    def generate(prompts, new_tokens, document, stop_tokens):
+        longest = max(map(len, prompts))
+        assert len(prompts) * longest <= 16
+        assert len(prompts) * (longest + new_tokens) <= len(document)
+        batches.append(len(prompts))
+        return [Completion([*prompt]) for prompt in prompts]
+
+    reader = open_reader(str(folder), [], None, allow_extrapolation=False)
+    engine = SimpleNamespace(chunk=16, read=lambda tokens, advance: tokens, generate=generate)
+    (plan,) = plan_documents("LRT-NL", "x", 0, QUESTIONS, QUESTIONS)
+    document = plan.build(300)
+    texts = [question.text for question in document.questions]
+    answers = list(replace(reader, engine=engine).answers(document.text, texts, 4))
+    assert [number for number, _ in answers] == [*range(QUESTIONS)]
+    for text, (_, answer) in zip(texts, answers, strict=True):
+        assert text.endswith(answer.text.strip())
+        assert answer.prompt_tokens == reader.count_tokens(document.text, text)
+    assert len(batches) > 1
+    assert max(batches) - min(batches) <= 1
 
 
 @pytest.mark.slow
