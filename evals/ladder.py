@@ -20,7 +20,13 @@ from agentic_ring.mesh import simulate_cpu_devices
 from evals.ladder_tasks.report import ruler_scores
 from evals.ladder_tasks.run import LadderConfig, LadderRun
 from evals.ladder_tasks.tasks import named_tasks
-from evals.line_retrieval import check_embedded_keys, context_lengths, open_endpoint, request_fields
+from evals.line_retrieval import (
+    answer_limit,
+    check_embedded_keys,
+    context_lengths,
+    open_endpoint,
+    request_fields,
+)
 from evals.lines.keys import KeyKind
 from evals.lines.local_reader import open_reader
 from evals.lines.request_limits import RequestPolicy
@@ -91,7 +97,9 @@ def main(
         reader = open_reader(model, contexts, template, allow_extrapolation)
     else:
         policy = RequestPolicy(timeout, concurrency=concurrency)
-        reader = open_endpoint(endpoint, model, tokenizer, completions, request_fields(request_json), policy)
+        fields = request_fields(request_json)
+        max_new_tokens = answer_limit(fields, max_new_tokens)
+        reader = open_endpoint(endpoint, model, tokenizer, completions, fields, policy)
     config = LadderConfig(
         reader=reader.name,
         trained_on_task=reader.trained_on_task,

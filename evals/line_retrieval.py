@@ -11,7 +11,7 @@ an interrupted run and asks failed questions again; other lengths are added to t
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,9 @@ def main(
         reader = open_reader(model, contexts, template, allow_extrapolation)
     else:
         policy = RequestPolicy(timeout, requests_per_minute=requests_per_minute, concurrency=concurrency)
-        reader = open_endpoint(endpoint, model, tokenizer, completions, request_fields(request_json), policy)
+        fields = request_fields(request_json)
+        max_new_tokens = answer_limit(fields, max_new_tokens)
+        reader = open_endpoint(endpoint, model, tokenizer, completions, fields, policy)
     config = LineRunConfig(
         reader=reader.name,
         trained_on_task=reader.trained_on_task,
@@ -156,6 +158,12 @@ def request_fields(text: str | None) -> dict[str, Any] | None:
     if not isinstance(fields, dict):
         raise ConfigError(f"request_json is {text!r}; expected an object such as " + '{"top_p": 1}')
     return fields
+
+
+def answer_limit(fields: Mapping[str, Any] | None, max_new_tokens: int) -> int:
+    """The limit of an answer's tokens: that of the fields of a request, if they have one."""
+    limits = [(fields or {}).get(name) for name in ("max_completion_tokens", "max_tokens")]
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), max_new_tokens)
 
 
 def context_lengths(text: str) -> list[int]:
