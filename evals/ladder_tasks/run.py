@@ -11,7 +11,7 @@ from rich.console import Console
 from agentic_ring.errors import ConfigError
 from agentic_ring.files import replacing
 from agentic_ring.json_files import json_row, read_json_rows
-from agentic_ring.progress import progress, say
+from agentic_ring.progress import progress
 from agentic_ring.run_folder import Stages, enter_directory
 from agentic_ring.token_units import short_tokens
 from evals.common.results import Results, write_results
@@ -25,7 +25,7 @@ from evals.ladder_tasks.report import (
     write_summary,
 )
 from evals.ladder_tasks.tasks import TASKS, Record
-from evals.lines.evaluation_run import open_questions, prompt_digests
+from evals.lines.evaluation_run import open_questions, prompt_digests, say_what_is_missing
 from evals.lines.keys import KeyKind
 from evals.lines.longchat_prompt import longest_document
 from evals.lines.prediction_log import PredictionLog
@@ -146,20 +146,7 @@ class LadderRun:
         table = score_table(scores, title, ruler)
         console.print(table.rich(), *table.notes)
         console.print(f"written to {self._directory}: results.json, summary.csv, ladder.png and answers")
-        rows = [row for score in scores for row in score.rows]
-        failures = [row for row in rows if row.error is not None]
-        unfinished = [row for row in rows if row.unfinished is not None]
-        if failures:
-            say(
-                f"{len(failures)} questions have no answer and count in no score; the last error: "
-                f"{failures[-1].error}. Run the same command again to ask them again"
-            )
-        if unfinished:
-            say(
-                f"{len(unfinished)} answers are unfinished and count in no score; the last one: "
-                f"{unfinished[-1].unfinished}. Ask with a larger --max-new-tokens"
-            )
-        return 1 if failures or unfinished else 0
+        return say_what_is_missing([row for score in scores for row in score.rows])
 
     def _make(self, context: int) -> list[LadderDocument]:
         """As few records as hold all questions; each kind of record has its own."""

@@ -26,7 +26,7 @@ from evals.lines.longchat_prompt import (
     longest_document,
     plan_documents,
 )
-from evals.lines.prediction_log import Prediction, PredictionLog, prompt_digest
+from evals.lines.prediction_log import Prediction, PredictionLog, Row, prompt_digest
 from evals.lines.prices import Forecast, Prices
 from evals.lines.readers import Answer, Reader
 from evals.lines.scores import Rule, SetScore, parsed_number, score_table, write_responses, write_summary
@@ -120,7 +120,7 @@ class LineRun:
         documents = read_cases(self._cases(name))
         prompts = prompt_digests(documents)
         log = PredictionLog(self._predictions(name), prompts, Prediction)
-        started, before = time.monotonic(), len(log.rows)
+        started, answered = time.monotonic(), 0
         with self._stages.stage(name), progress(f"questions of {name}", len(prompts)) as advance:
             for number, (document, asked) in enumerate(open_questions(documents, log)):
                 if not asked:
@@ -131,15 +131,16 @@ class LineRun:
                     case, question = asked[index]
                     partners = (
                         count_word_partners(document.text, str(question.key))
-                        if self._config.line_idx == "LRT-NL"
+                        if self._config.line_idx == "LRT-NL" and "-" in str(question.key)
                         else None
                     )
                     log.add(_prediction(case, number, question, answer, prompts[case], partners))
+                    answered += answer.error is None
                     failed = sum(row.error is not None for row in log.rows.values())
                     advance(len(log.rows), f"{failed} failed" if failed else "")
-        seconds, answers = time.monotonic() - started, len(log.rows) - before
-        if answers:
-            say(f"{name}: {answers} questions in {seconds:.2f} s, {60 * answers / seconds:,.0f} a minute")
+        seconds = time.monotonic() - started
+        if answered:
+            say(f"{name}: {answered} questions in {seconds:.2f} s, {60 * answered / seconds:,.0f} a minute")
 
     def forecast(self, name: str) -> Forecast:
         """What the questions of a set that have no answer yet will ask of a server."""
@@ -187,20 +188,7 @@ class LineRun:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(score_table(scores, rule, title, prices).rich())
         console.print(f"written to {self._directory}: results.json, summary.csv, answers and plots")
-        failures = [row for score in scores for row in score.predictions if row.error is not None]
-        if failures:
-            say(
-                f"{len(failures)} questions have no answer and count in no score; the last error: "
-                f"{failures[-1].error}. Run the same command again to ask them again"
-            )
-        unfinished = [row for score in scores for row in score.predictions if row.unfinished is not None]
-        if unfinished:
-            say(
-                f"{len(unfinished)} answers are unfinished and count in no score; the last one: "
-                f"{unfinished[-1].unfinished}. Ask with a larger --max-new-tokens, or turn reasoning off "
-                "with --request-json"
-            )
-        return 1 if failures or unfinished else 0
+        return say_what_is_missing([row for score in scores for row in score.predictions])
 
     def _make(self, name: str, context: int) -> list[LineDocument]:
         config = self._config
@@ -215,6 +203,24 @@ class LineRun:
 
     def _predictions(self, name: str) -> Path:
         return self._directory / "predictions" / f"{name}.jsonl"
+
+
+def say_what_is_missing(rows: Sequence[Row]) -> int:
+    """Prints how many answers count in no score, and why; returns the exit status, 1 if there are any."""
+    failures = [row for row in rows if row.error is not None]
+    if failures:
+        say(
+            f"{len(failures)} questions have no answer and count in no score; the last error: "
+            f"{failures[-1].error}. Run the same command again to ask them again"
+        )
+    unfinished = [row for row in rows if row.unfinished is not None]
+    if unfinished:
+        say(
+            f"{len(unfinished)} answers are unfinished and count in no score; the last one: "
+            f"{unfinished[-1].unfinished}. Ask with a larger --max-new-tokens, or turn reasoning off "
+            "with --request-json"
+        )
+    return 1 if failures or unfinished else 0
 
 
 def open_questions(

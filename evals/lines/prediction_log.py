@@ -85,6 +85,11 @@ class Row(Protocol):
         """Why there is no answer, or None."""
         ...
 
+    @property
+    def unfinished(self) -> str | None:
+        """Why the answer stops before its end, or None."""
+        ...
+
 
 RowT = TypeVar("RowT", bound=Row)
 

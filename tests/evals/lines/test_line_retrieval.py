@@ -165,7 +165,10 @@ def test_a_server_that_truncates_is_found_out(run, server, tmp_path, capsys):
     assert read_results(tmp_path / "run" / "results.json").figure("failed/1k").value == 6
 
 
-def test_more_fields_of_requests_are_part_of_the_run(run, server):
+def test_more_fields_of_requests_are_part_of_the_run(run, server, tmp_path, capsys):
+    limit = '{"max_tokens": null, "max_completion_tokens": 200}'
+    run(request_json=limit, dry_run=True, output=tmp_path / "limited")
+    assert "1,200" in capsys.readouterr().out.split()
     run(request_json='{"top_k": 1}')
     assert {request["top_k"] for request in server.requests} == {1}
     with pytest.raises(ConfigError, match="request_json"):
@@ -229,9 +232,10 @@ def test_other_settings_are_refused_or_start_anew(run, server, tmp_path):
     assert (tmp_path / "run" / "testcases" / "1k.jsonl").read_text() != before
 
 
-def test_longchats_files_are_asked_as_they_are(run, server, tmp_path):
+@pytest.mark.parametrize("kind", ["LRT-NL", "LRT"])
+def test_longchats_files_are_asked_as_they_are(run, server, tmp_path, kind):
     path = tmp_path / "20_lines.jsonl"
-    write_cases(path, [plan.build(20) for plan in plan_documents("LRT-NL", "x", 5, 4, 1)])
+    write_cases(path, [plan.build(20) for plan in plan_documents(kind, "x", 5, 4, 1)])
     assert run(None, test_file=(path,)) == 0
     prompts = [row["prompt"] for row in rows(path)]
     assert [request["messages"][0]["content"] for request in server.requests] == prompts
