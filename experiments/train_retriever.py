@@ -63,6 +63,7 @@ class LessonStage:
       questions: maximum number of questions per row.
       steps: number of updates.
       learning_rate: peak learning rate.
+      crowding: see ``Lessons``.
     """
 
     tokens: int
