@@ -55,7 +55,8 @@ class RMSNorm(nnx.Module):
     """
 
     def __init__(self, width: int, epsilon: float, zero_centered: bool = False):
-        self.scale = nnx.Param(jnp.full(width, 0.0 if zero_centered else 1.0), logical_axes=(None,))
+        initial = jnp.zeros(width) if zero_centered else jnp.ones(width)
+        self.scale = nnx.Param(initial, logical_axes=(None,))
         self.epsilon = epsilon
         self.zero_centered = zero_centered
 

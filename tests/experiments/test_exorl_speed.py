@@ -52,7 +52,7 @@ def test_the_row_names_its_data_and_the_loss_falls(tmp_path, stored):
     if stored:
         path.parent.mkdir()
         random_store(path, [1000] * 6, algorithms=["td3"] * 6, action_repeat=50)
-    row = exorl_speed(PRESET, TASK, 0.1, tmp_path)
+    row = exorl_speed(PRESET, TASK, 0.02, tmp_path)
     assert row["data"].startswith("store cartpole-mix.h5" if stored else "synthetic, as ")
     assert row["tokens_per_update"] == 8 * 64 * 4
     assert row["updates"] > 3
