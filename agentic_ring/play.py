@@ -51,7 +51,7 @@ def play(policy: Policy, environments: int, seed: int) -> Iterator[np.ndarray]:
     Args:
       policy: is reset first.
       environments: E.
-      seed: of the first environment; the others have the next ones.
+      seed: random seed of the first environment; the others have the next ones.
     """
     with needs_extra("rl"):
         import gymnasium

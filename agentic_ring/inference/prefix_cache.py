@@ -47,7 +47,7 @@ class PrefixCache:
         """Encodes a long prompt but its last token, unless ``shared`` has most of it; returns ``shared``.
 
         Args:
-          advance: that of ``TextEngine.read``.
+          advance: reports progress, see ``TextEngine.read``.
         """
         if self.is_short(prompt):
             return 0

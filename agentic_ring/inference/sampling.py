@@ -61,7 +61,7 @@ def sample_next_token(
 
     Args:
       logits: float32 [B, V].
-      sampling: of all rows, or of each.
+      sampling: one setting for all rows, or one per row.
       rows: int32 [B], index of each row's prompt.
       index: int32 scalar, index of the token within its answer.
 

@@ -88,7 +88,7 @@ class Policy:
         """Receives the rewards [E] of the last actions, or one reward; ``done`` ends the trial.
 
         Args:
-          reward: of one control step, float [E], or a number for one environment.
+          reward: reward of one control step, float [E], or a number for one environment.
           done: whether the episodes ended with this step, terminated or truncated: bool or bool [E].
 
         Raises:

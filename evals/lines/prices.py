@@ -12,9 +12,9 @@ class Prices:
     """Prices of a million tokens, in one currency.
 
     Attributes:
-      prompt: of the prompt.
-      cached: of those tokens of the prompt that the server had read before.
-      answer: of the answer, with reasoning.
+      prompt: price of the prompt.
+      cached: price of those tokens of the prompt that the server had read before.
+      answer: price of the answer, with reasoning.
 
     Raises:
       ConfigError: a price is negative or no number.

@@ -23,7 +23,7 @@ class Family:
       name: ``model_type`` in ``config.json``.
       architecture: the class in ``transformers``.
       title: what people call it.
-      defaults: of fields that ``config.json`` may lack.
+      defaults: values of fields that ``config.json`` may lack.
       required: values that fields must have, where they are given: others are not supported.
       written: fields of its own, written with every model.
       traits: what all its models have in ``TransformerConfig``.
