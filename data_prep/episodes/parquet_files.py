@@ -22,7 +22,7 @@ def export_parquet(path: Path, folder: Path) -> int:
 
     Args:
       path: the HDF5 store.
-      folder: of the dataset; it must not exist.
+      folder: folder of the dataset; it must not exist.
 
     Raises:
       ConfigError: the folder exists.
