@@ -30,7 +30,7 @@ ORIGIN = provenance()
 
 @pytest.fixture
 def tiny_demo(monkeypatch) -> None:
-    """The demo preset with models and lengths for tests, and cells in this process."""
+    """The demo preset with models, lengths and rollouts for tests."""
     demo = TABLE_PRESETS["demo"]
     tiny = replace(
         demo,
@@ -46,6 +46,10 @@ def tiny_demo(monkeypatch) -> None:
         ),
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
+    evaluation = methods.EvaluationConfig
+    monkeypatch.setattr(
+        methods, "EvaluationConfig", lambda **given: evaluation(**given | {"environments": 4})
+    )
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
@@ -91,8 +92,12 @@ def shrink_main_job() -> None:
     preset = exorl_presets.PRESETS["demo"]
     tiny = replace(preset, **TINY, updates=12, checkpoint_every=2, trajectories=2)
     exorl_presets.PRESETS["demo"] = tiny
-    evaluation = pipeline.EvaluationConfig
-    pipeline.EvaluationConfig = lambda **given: evaluation(**given | {"environments": 2})
+    _evaluate_in_two_environments(pipeline)
+
+
+def _evaluate_in_two_environments(module: Any) -> None:
+    evaluation = module.EvaluationConfig
+    module.EvaluationConfig = lambda **given: evaluation(**given | {"environments": 2})
 
 
 def shrink_in_context() -> None:
@@ -162,6 +167,7 @@ def shrink_table() -> None:
         decision=replace(demo.decision, steps=8, batch_size=4, checkpoint_every=2),
         values=values,
     )
+    _evaluate_in_two_environments(methods)
     table5_exorl.run_cells = _runs_here(run_cell)
 
 
