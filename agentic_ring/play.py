@@ -10,12 +10,12 @@ from typing import Annotated
 
 import numpy as np
 
-from agentic_ring import cli
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.extras import needs_extra
 from agentic_ring.policies.policy import Policy, load_policy
-from agentic_ring.progress import progress
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import progress
 
 with needs_extra("models"):
     import tyro

@@ -16,9 +16,9 @@ from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.target_return import TARGET_QUANTILE
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
+from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.run_folder import read_config
 from agentic_ring.training.train_config import TrainConfig
 
 

@@ -23,13 +23,13 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
-from agentic_ring.folder_lock import only_writer
-from agentic_ring.progress import Advance, progress
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.terminal.cli import optional_flag, run
+from agentic_ring.terminal.progress import Advance, progress
 from data_prep.collection.collection_folder import LABEL, CollectionFolder
 from data_prep.collection.domain_plans import PLANS
 from data_prep.collection.environment_processes import Environments, open_environments

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from agentic_ring.cli import run
+from agentic_ring.terminal.cli import run
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.exorl_archive import COLLECTORS, URL_BASE, archive_sizes, fetch_episodes
 

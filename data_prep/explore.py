@@ -16,14 +16,14 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.families import Family, family_named
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
 from agentic_ring.data.families.family import TRIAL_DECISIONS
 from agentic_ring.data.families.physics_rollout import PhysicsRollout
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.errors import ConfigError, check_at_least_one
-from agentic_ring.progress import progress
+from agentic_ring.terminal.cli import optional_flag, run
+from agentic_ring.terminal.progress import progress
 from data_prep.folders import exploration_path
 
 _PART = 2000

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import tyro
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.extras import needs_extra
+from agentic_ring.terminal.cli import optional_flag, run
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@
 
 from pathlib import Path
 
-from agentic_ring.cli import run
 from agentic_ring.extras import needs_extra
+from agentic_ring.terminal.cli import run
 
 
 def main(store: Path, output: Path) -> None:

@@ -17,13 +17,13 @@ import mujoco
 import numpy as np
 import tyro
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_writer import StoreDescription, write_store
 from agentic_ring.data.tasks import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.progress import progress
+from agentic_ring.terminal.cli import optional_flag, run
+from agentic_ring.terminal.progress import progress
 
 # Largest relative difference between the stored observation and the one the physics gives. Float32
 # rounding stays below 1e-6; another domain's physics is off by orders of magnitude.

@@ -22,7 +22,6 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
@@ -30,9 +29,10 @@ from agentic_ring.data.text.packed_file import PackedDescription, PackedWriter, 
 from agentic_ring.data.text.packing import PackedRow, RowPacker
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
-from agentic_ring.files import replacing_folder
-from agentic_ring.progress import progress
-from agentic_ring.tables import TextTable
+from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.terminal.cli import optional_flag, run
+from agentic_ring.terminal.progress import progress
+from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens
 from data_prep.conversations.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
 from data_prep.conversations.conversation_files import (

@@ -15,11 +15,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from agentic_ring.cli import optional_flag, run
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.terminal.cli import optional_flag, run
 from data_prep.episodes.episode_files import episode_file, read_episode
 from data_prep.folders import collector_folder
 

@@ -30,9 +30,9 @@ import numpy as np
 import tyro
 from safetensors.numpy import save_file
 
-from agentic_ring import cli
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.files import replacing_folder
+from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.terminal import cli
 from evals.ladder_tasks.questions import CHAIN_START, JSON_VALUE, LIST_END, LIST_START
 from evals.lines.keys import all_words, word_lists
 from evals.lines.longchat_prompt import LARGEST_VALUE, QUESTION_START

@@ -14,9 +14,9 @@ import rich
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring import cli
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, CacheDtype
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.terminal import cli
 from evals.common.rows import write_rows
 from evals.speed.decode_step import decode_speed
 

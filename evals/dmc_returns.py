@@ -14,16 +14,16 @@ from typing import Annotated, Literal
 import numpy as np
 import rich
 
-from agentic_ring import cli
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
 from agentic_ring.policies.policy_folder import policy_folder, write_policy
 from agentic_ring.run import RunConfig, load_config
-from agentic_ring.run_folder import Stages
+from agentic_ring.terminal import cli
 from evals.common.results import Results, figure_table, write_results
 from evals.rollouts.evaluation_record import EvaluationRecord, read_record, write_record
 from evals.rollouts.returns import evaluate_returns

@@ -15,14 +15,14 @@ import jax
 import jinja2
 import tyro
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.files import replacing_folder
+from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
 from agentic_ring.policies.policy_folder import WEIGHTS, write_policy
 from agentic_ring.run import RunConfig, load_config
+from agentic_ring.terminal import cli
 from evals.common.results import Results, read_results, short_number
 from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 

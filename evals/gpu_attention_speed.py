@@ -20,10 +20,10 @@ from pathlib import Path
 
 import jax
 
-from agentic_ring import cli
 from agentic_ring.attention import attention
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
+from agentic_ring.terminal import cli
 from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import Dtype, Implementation, Problem, SpeedRow, benchmark
 from evals.speed.one_device_ring import EmulatedRing, OneCall

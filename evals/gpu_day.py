@@ -11,10 +11,10 @@ installed, so that a bare machine can run it from a checkout: PYTHONPATH=. pytho
 import argparse
 from pathlib import Path
 
-from agentic_ring.command import run_command
 from agentic_ring.errors import ArgumentError
-from agentic_ring.files import replacing
-from agentic_ring.folder_lock import only_writer
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.terminal.command import run_command
 from evals.compile.hardware import hardware_of
 from evals.gpu.processes import find_provenance, measure_rows
 from evals.gpu.records import Record, read_records, record_table, write_records

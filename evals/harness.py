@@ -12,16 +12,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from agentic_ring import cli
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import usable_context
+from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
 

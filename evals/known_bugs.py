@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentic_ring import cli
 from agentic_ring.mesh import simulate_cpu_devices
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.tables import TextTable
 from evals.attention_bugs.cases import KNOWN_BUGS, KnownBug
 from evals.attention_bugs.implementations import authors, ours
 from evals.attention_bugs.problem import Attend

@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.terminal import cli
 from evals.ladder_tasks.report import ruler_scores
 from evals.ladder_tasks.run import LadderConfig, LadderRun
 from evals.ladder_tasks.tasks import named_tasks

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import rich
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.lines.endpoint_reader import LEAST_SHARE, LEAST_SHARE_COUNTED, EndpointModel, EndpointReader
 from evals.lines.evaluation_run import LineRun, LineRunConfig

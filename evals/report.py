@@ -15,10 +15,10 @@ from typing import Annotated
 
 import tyro
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError
-from agentic_ring.files import replacing
-from agentic_ring.progress import say
+from agentic_ring.files.atomic import replacing
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from evals.report_page.page import page
 from evals.report_page.run_data import read_run
 

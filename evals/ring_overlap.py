@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from agentic_ring import cli
 from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.mesh import make_mesh, shape_with_ring
+from agentic_ring.terminal import cli
 from evals.compile.collective_schedule import exposed, parse, transfers
 from evals.compile.compile_target import CompileTarget, compile_target
 from evals.compile.hardware import HARDWARE, Hardware

@@ -27,7 +27,6 @@ from gymnasium.vector import SyncVectorEnv
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring import cli
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import ContextBytes
@@ -35,7 +34,8 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
-from agentic_ring.progress import say
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from evals.common.rows import write_rows
 from evals.rollouts.environments import shared_environments
 from evals.rollouts.policies import context_bytes

@@ -28,14 +28,14 @@ import rich
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring import cli
 from agentic_ring.errors import AgenticRingError, ConfigError
 from agentic_ring.extras import needs_extra
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
 from agentic_ring.models.transformer import TransformerConfig
-from agentic_ring.progress import say
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from evals.common.rows import write_rows
 from evals.speed.interleaved import Spread, time_interleaved
 

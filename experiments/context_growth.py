@@ -11,9 +11,9 @@ import rich
 from matplotlib.figure import Figure as Canvas
 from rich.table import Table
 
-from agentic_ring import cli
 from agentic_ring.errors import ConfigError
-from agentic_ring.progress import progress
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import progress
 from evals.common.plots import BLUE, GREY, save
 from evals.common.rows import write_rows
 from evals.compile.machines import machine

@@ -21,19 +21,19 @@ import numpy as np
 import rich
 from jax.sharding import Mesh
 
-from agentic_ring import cli
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.device_memory import check_memory
 from agentic_ring.errors import ConfigError
+from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.files.run_folder import enter_directory
 from agentic_ring.inference import ContextBytes
-from agentic_ring.json_files import read_json, write_json
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import checkpoint_step, load_params
-from agentic_ring.progress import say
 from agentic_ring.run import RunConfig, load_config
-from agentic_ring.run_folder import enter_directory
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from evals.common.intervals import mean_interval
 from evals.common.plots import PALETTE, error_bars, legend_below, save, titled_canvas
 from evals.common.results import Figure, Results, figure_table, write_results

@@ -16,16 +16,16 @@ import rich
 import tyro
 from jax.sharding import Mesh
 
-from agentic_ring import cli
 from agentic_ring.attention import padded_length
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import Task, all_tasks, parse_task
+from agentic_ring.distributed.processes import first_process_first
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
-from agentic_ring.processes import first_process_first
-from agentic_ring.progress import live_table
 from agentic_ring.run import RunConfig
-from agentic_ring.run_folder import Stages
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import live_table
 from data_prep.stores import prepare_store
 from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine

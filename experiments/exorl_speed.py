@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order, padded_length
-from agentic_ring.command import run_command
 from agentic_ring.data.chain_batch import ChainBatch
 from agentic_ring.data.store_folder import data_root, store_path
 from agentic_ring.data.tasks import Task, parse_task
@@ -28,6 +27,7 @@ from agentic_ring.errors import ArgumentError, NonFiniteLossError, UnknownNameEr
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model
+from agentic_ring.terminal.command import run_command
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_config import TrainConfig

@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 import jax
 
-from agentic_ring import cli
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.llama.families import FAMILIES
 from agentic_ring.models.model import Model
+from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig

@@ -15,9 +15,9 @@ import rich
 import tyro
 from matplotlib.axes import Axes
 
-from agentic_ring import cli
 from agentic_ring.errors import DataError
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval
 from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
 from evals.common.results import read_results

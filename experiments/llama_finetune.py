@@ -17,16 +17,16 @@ import rich
 import tyro
 from jax.sharding import Mesh
 
-from agentic_ring import cli
 from agentic_ring.data.text.chat import TEMPLATES
+from agentic_ring.distributed.processes import first_process_first
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.model import Model
-from agentic_ring.processes import first_process_first
-from agentic_ring.progress import say
-from agentic_ring.run_folder import Stages
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine

@@ -16,9 +16,9 @@ from typing import Annotated, Literal, cast
 import jax
 from rich.console import Console
 
-from agentic_ring import cli
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
-from agentic_ring.progress import progress
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens
 from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
 from evals.compile.machines import MACHINES, machine

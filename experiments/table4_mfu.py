@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from agentic_ring import cli
 from agentic_ring.errors import ArgumentError
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.provenance import provenance
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.tables import TextTable
 from evals.common.rows import write_rows
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine

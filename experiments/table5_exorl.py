@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 import jax
 from rich.console import Console
 
-from agentic_ring import cli
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import DOMAINS, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
-from agentic_ring.progress import progress
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import progress
 from data_prep.stores import prepare_store
 from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell

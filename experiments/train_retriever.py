@@ -21,14 +21,14 @@ import numpy as np
 import rich
 from jax.sharding import Mesh
 
-from agentic_ring import cli
 from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import save_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.model import Model, Params
-from agentic_ring.progress import say
-from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
 from agentic_ring.training.optimizer import OptimizerConfig

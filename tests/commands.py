@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentic_ring import cli
+from agentic_ring.terminal import cli
 
 
 def exit_status(main: Callable[..., int | None], *flags: object) -> int | str | None:

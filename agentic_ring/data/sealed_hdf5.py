@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Self
 
 from agentic_ring.errors import StoreError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import remove_dead_leftovers, replacing
+from agentic_ring.files.atomic import remove_dead_leftovers, replacing
 
 with needs_extra("models"):
     import h5py

@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import CheckpointError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.run_folder import write_config
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import RunConfig
-from agentic_ring.run_folder import write_config
 
 with needs_extra("models"):
     from safetensors import SafetensorError, safe_open

@@ -6,7 +6,6 @@ python -m agentic_ring.serve --model FOLDER --max-context 65536
 from pathlib import Path
 from typing import Annotated, Literal
 
-from agentic_ring import cli
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
@@ -15,7 +14,8 @@ from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import usable_context
-from agentic_ring.progress import say
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_BYTES, BODY_BYTES_A_TOKEN = 2 * 2**20, 32

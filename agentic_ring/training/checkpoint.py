@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 
 from agentic_ring.errors import CheckpointError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import flush, replacing
+from agentic_ring.files.atomic import flush, replacing
 from agentic_ring.training.checkpoint_digests import check_digests, listed_digests, write_digests
 from agentic_ring.training.train_step import TrainState
 

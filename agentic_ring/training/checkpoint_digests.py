@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentic_ring.errors import CheckpointError
-from agentic_ring.files import flush
+from agentic_ring.files.atomic import flush
 
 FILE_NAME = "SHA256SUMS"
 _THREADS = min(16, os.cpu_count() or 1)

@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from agentic_ring.distributed.processes import compile_together
+from agentic_ring.distributed.watchdog import watched_steps
 from agentic_ring.errors import NonFiniteLossError, StopRequested
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
-from agentic_ring.processes import compile_together
-from agentic_ring.progress import progress, say
 from agentic_ring.stopping import deferred
+from agentic_ring.terminal.progress import progress, say
 from agentic_ring.training.agreement import Wishes, dispatch_wishes, fetch_wishes
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.optimizer import learning_rate_schedule, make_optimizer
 from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import Loss, TrainState, abstract_state, init_state, make_train_step
-from agentic_ring.watchdog import watched_steps
 
 
 class Batches(Protocol):

@@ -10,8 +10,8 @@ import jax
 
 from agentic_ring.errors import DataError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing
-from agentic_ring.json_files import json_row, read_json_rows
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_row, read_json_rows
 
 _REMEDY = "remove that line, or move the file aside"
 

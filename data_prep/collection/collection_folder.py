@@ -18,9 +18,9 @@ import numpy as np
 
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.files import replacing
-from agentic_ring.json_files import json_row, read_json, write_json
-from agentic_ring.npz_files import read_npz
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_row, read_json, write_json
+from agentic_ring.files.npz_files import read_npz
 from data_prep.episodes.episode_files import write_episode
 from data_prep.episodes.episode_labels import EpisodeLabel, read_labels
 from data_prep.folders import LABELS_FILE, SETTINGS_FILE

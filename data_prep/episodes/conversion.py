@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from agentic_ring.cli import optional_flag
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.data.store_folder import data_root, store_path
 from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
 from agentic_ring.data.tasks import domain_named
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
-from agentic_ring.folder_lock import only_writer
-from agentic_ring.progress import Advance, progress
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.terminal.cli import optional_flag
+from agentic_ring.terminal.progress import Advance, progress
 from data_prep.episodes.episode_files import Source, as_exorl_loads, find_sources, source_folders, spread
 from data_prep.episodes.episode_reader import Reading, read_all
 from data_prep.episodes.exorl_archive import COLLECTORS, how_to_get_episodes

@@ -15,8 +15,8 @@ import numpy as np
 from agentic_ring.data.tasks import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, episode_widths, make_episode
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
-from agentic_ring.npz_files import read_npz
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from data_prep.episodes.episode_labels import EpisodeLabel, read_labels
 from data_prep.folders import REWARD_FREE_SUFFIX, SETTINGS_FILE, collector_folder
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import pydantic
 
 from agentic_ring.errors import DataError
-from agentic_ring.json_files import read_json_rows
+from agentic_ring.files.json_files import read_json_rows
 from data_prep.folders import LABELS_FILE
 
 _Count = Annotated[int, pydantic.Field(ge=0)]

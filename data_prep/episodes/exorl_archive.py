@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 import httpx
 
 from agentic_ring.errors import DataError, UnknownNameError
-from agentic_ring.files import replacing
-from agentic_ring.json_files import read_json, write_json
-from agentic_ring.progress import progress
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.terminal.progress import progress
 from data_prep.episodes.resumable_download import RemoteFile, download, http_client, look_up
 from data_prep.folders import collector_folder
 

@@ -31,7 +31,7 @@ from agentic_ring.data.store_writer import StoreDescription, write_store
 from agentic_ring.data.tasks import domain_named, task_named
 from agentic_ring.data.trajectories import make_episode
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from agentic_ring.progress import Advance, progress
+from agentic_ring.terminal.progress import Advance, progress
 from data_prep.episodes.data_card import data_card
 
 _ABOUT = "agentic_ring"

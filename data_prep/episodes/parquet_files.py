@@ -9,8 +9,8 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
 
 from agentic_ring.data.store import StoredEpisode, TrajectoryStore
 from agentic_ring.errors import ConfigError
-from agentic_ring.files import replacing_folder
-from agentic_ring.progress import progress
+from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.terminal.progress import progress
 from data_prep.episodes.data_card import data_card
 
 SHARD_EPISODES = 500

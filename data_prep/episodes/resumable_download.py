@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from agentic_ring.errors import ArgumentError
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 from evals.common.intervals import Interval
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.

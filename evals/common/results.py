@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring.errors import ArgumentError
-from agentic_ring.json_files import read_json, write_json
+from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import provenance
 from evals.common.intervals import Interval
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 from agentic_ring.provenance import provenance
 
 

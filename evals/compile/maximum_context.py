@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.errors import AgenticRingError, DataError
-from agentic_ring.json_files import read_json, write_json
+from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.provenance import git_commit, versions
-from agentic_ring.run_folder import Dataclass
 from evals.compile.llama_step import SHAPES, LlamaStep, Method, Precision
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.memory_formula import MemoryFormula

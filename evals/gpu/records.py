@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
-from agentic_ring.tables import TextTable
+from agentic_ring.files.atomic import replacing
+from agentic_ring.terminal.tables import TextTable
 from evals.gpu.rows import Found, Row
 
 Status = Literal["done", "failed", "skipped"]

@@ -12,7 +12,7 @@ from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
 from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.progress import progress
+from agentic_ring.terminal.progress import progress
 from evals.harness_model.engine_requests import Generation, HarnessRequests, chat_prompt
 
 

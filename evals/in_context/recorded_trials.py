@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from agentic_ring.data.families import Family
 from agentic_ring.data.families.environments import CueEnvironments, make_cue_environments
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import ChainSteps
-from agentic_ring.npz_files import read_npz
 from evals.in_context.rollouts import CueRolloutConfig, TrainedArm
 from evals.in_context.verdict import BLOCK
 from evals.in_context.windows import TrialWindowPolicy, as_prompt

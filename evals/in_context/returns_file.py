@@ -7,8 +7,8 @@ import numpy as np
 
 from agentic_ring.data.families import Region
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
-from agentic_ring.npz_files import read_npz
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from evals.in_context.verdict import Case, Returns
 
 FILE_NAME = "returns.npz"

@@ -27,12 +27,12 @@ from agentic_ring.data.families.environments import make_cue_environments
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import DataError, UnknownNameError, check_at_least_one
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.npz_files import read_npz
-from agentic_ring.progress import progress
+from agentic_ring.terminal.progress import progress
 from evals.in_context.contexts import STORED_PAYS, StoredContextPolicy, StoredPay, stored_context
 from evals.in_context.references import reference_policy
 from evals.in_context.windows import TrialWindowPolicy

@@ -10,7 +10,7 @@ import numpy as np
 import pydantic
 
 from agentic_ring.errors import DataError
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.common.intervals import Interval, wilson_interval
 from evals.common.plots import save, titled_canvas

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.files import replacing
-from agentic_ring.json_files import json_row, read_json_rows
-from agentic_ring.progress import progress
-from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_row, read_json_rows
+from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import short_tokens
 from evals.common.results import Results, write_results
 from evals.ladder_tasks.documents import LadderDocument, LadderPlan

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.progress import progress, say
-from agentic_ring.run_folder import Stages, enter_directory
+from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.terminal.progress import progress, say
 from agentic_ring.token_units import short_tokens
 from evals.common.results import Results, write_results
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths, plot_word_partners

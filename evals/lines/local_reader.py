@@ -22,8 +22,8 @@ from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.config_file import usable_context
-from agentic_ring.progress import progress, say
 from agentic_ring.serve.remembering_tokenizer import RememberingTokenizer
+from agentic_ring.terminal.progress import progress, say
 from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import pydantic
 
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
-from agentic_ring.json_files import json_fault, json_row, parse_json
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_fault, json_row, parse_json
 from evals.lines.longchat_prompt import (
     HEADER,
     QUESTION_START,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 import pydantic
 
 from agentic_ring.errors import DataError
-from agentic_ring.json_files import json_row, read_json_rows
+from agentic_ring.files.json_files import json_row, read_json_rows
 
 _Count = Annotated[int, pydantic.Field(ge=0)]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal.tables import TextTable
 
 
 @dataclass(frozen=True)

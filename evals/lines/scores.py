@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from agentic_ring.files import replacing
-from agentic_ring.tables import TextTable
+from agentic_ring.files.atomic import replacing
+from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval, mean_interval, wilson_interval
 from evals.common.results import Figure
 from evals.common.rows import write_rows

@@ -20,9 +20,9 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 
-from agentic_ring import cli
 from agentic_ring.data.tasks import Task, load_environment, parse_task
 from agentic_ring.errors import AgenticRingError, DataError
+from agentic_ring.terminal import cli
 
 WIDTH, HEIGHT = 240, 180
 BACKENDS = ("egl", "osmesa")

@@ -18,8 +18,8 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import ArrayLike
 
 from agentic_ring.errors import DataError
-from agentic_ring.files import replacing
-from agentic_ring.npz_files import read_npz
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from evals.rollouts.trials import TrialPolicy
 
 FILE_NAME = "evaluation.npz"

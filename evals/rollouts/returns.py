@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.models.model import Model, Params
-from agentic_ring.progress import progress
 from agentic_ring.run import EvaluationConfig, RunConfig
+from agentic_ring.terminal.progress import progress
 from evals.common.intervals import Interval, mean_interval
 from evals.common.results import Figure
 from evals.rollouts.environments import shared_environments

@@ -10,13 +10,9 @@ import jax
 import tyro
 from jax.sharding import Mesh
 
-from agentic_ring import cli
+from agentic_ring.distributed.processes import first_process_first, join_processes
 from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_ring, simulate_cpu_devices
-from agentic_ring.models.pipeline import Schedule, layers_per_stage
-from agentic_ring.processes import first_process_first, join_processes
-from agentic_ring.progress import say
-from agentic_ring.run_folder import (
+from agentic_ring.files.run_folder import (
     Dataclass,
     Settings,
     Stages,
@@ -24,6 +20,10 @@ from agentic_ring.run_folder import (
     earlier_config,
     enter_directory,
 )
+from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_ring, simulate_cpu_devices
+from agentic_ring.models.pipeline import Schedule, layers_per_stage
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.progress import say
 from agentic_ring.training.train_config import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 

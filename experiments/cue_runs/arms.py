@@ -16,7 +16,7 @@ from agentic_ring.data.scaling import Scaling
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.progress import say
+from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.train_config import TrainConfig

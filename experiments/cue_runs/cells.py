@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agentic_ring.folder_lock import only_writer
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import Stages, enter_directory, read_config
 from agentic_ring.mesh import mesh_on_first_devices
-from agentic_ring.run_folder import Stages, enter_directory, read_config
 from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import Figure, Results, write_results
 from evals.in_context.verdict import Case

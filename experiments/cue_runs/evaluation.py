@@ -12,7 +12,7 @@ from agentic_ring.data.families import family_named
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.model import Model, Params
-from agentic_ring.progress import say
+from agentic_ring.terminal.progress import say
 from evals.in_context.recorded_trials import FILE_NAME, record_trials, write_recorded_trials
 from evals.in_context.references import check_reference
 from evals.in_context.rollouts import Condition, TrainedArm, arm_returns, kept_returns, reference_returns

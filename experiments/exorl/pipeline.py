@@ -15,12 +15,12 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.target_return import target_return
 from agentic_ring.data.tasks import Task
 from agentic_ring.device_memory import PlannedMemory
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
-from agentic_ring.progress import say
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.run_folder import Stages
+from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import read_metrics

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 
 _WORDS = (
     *("river", "stone", "lantern", "maple", "copper", "meadow", "window", "harbour", "pepper", "button"),

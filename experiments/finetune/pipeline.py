@@ -14,14 +14,14 @@ from jax.sharding import Mesh
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.packed_loader import PackedBatches
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.json_files import read_json, write_json
+from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.llama.pretrained import load_weights
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
-from agentic_ring.progress import say
-from agentic_ring.run_folder import Stages
+from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import token_loss

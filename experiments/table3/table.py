@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentic_ring.files import replacing
-from agentic_ring.tables import TextTable
+from agentic_ring.files.atomic import replacing
+from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
 from evals.common.rows import write_rows
 from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agentic_ring.tables import TextTable
+from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
 from evals.speed.interleaved import Spread
 from evals.utilisation.kernel_times import KernelTime

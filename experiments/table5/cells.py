@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agentic_ring.data.tasks import parse_task
-from agentic_ring.folder_lock import only_writer
-from agentic_ring.run_folder import Stages, enter_directory, read_config
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import Stages, enter_directory, read_config
 from evals.common.results import Results, read_results, write_results
 from evals.rollouts.returns import roll_out, trial_figures
 from experiments.common.cells import RESULTS_FILE

@@ -14,7 +14,7 @@ from typing import Any
 from agentic_ring.attention import padded_length
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
-from agentic_ring.progress import say
+from agentic_ring.terminal.progress import say
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.maximum_context import CellCompiler, Finding, Findings
 from evals.compile.step_memory import TrainStep, chain_step

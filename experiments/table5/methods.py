@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.data.tasks import Domain, Task, parse_task
 from agentic_ring.errors import UnknownNameError
+from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
@@ -22,7 +23,6 @@ from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.run_folder import Dataclass
 from agentic_ring.training.offline_td3 import OfflineTD3Config
 from agentic_ring.training.td3 import act
 from evals.compile.llama_step import CHUNK

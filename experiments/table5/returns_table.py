@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.target_return import TARGET_QUANTILE
-from agentic_ring.files import replacing
-from agentic_ring.tables import TextTable
+from agentic_ring.files.atomic import replacing
+from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
 from evals.common.plots import BLUE, GREY, ORANGE, error_bars, legend_below, save, titled_canvas
 from evals.common.results import Results

@@ -11,7 +11,7 @@ from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import ConfigError
-from agentic_ring.run_folder import write_config
+from agentic_ring.files.run_folder import write_config
 from agentic_ring.training.metrics_log import read_metrics
 from data_prep.explore import ExploreConfig, explore
 from evals.common.results import read_results

@@ -13,9 +13,9 @@ from agentic_ring.data.text.packed_loader import PackedBatches
 from agentic_ring.data.text.packing import PackedRow
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, MeshError, StoreError
+from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.run_folder import read_config
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.sharegpt import ConversationsConfig, prepare

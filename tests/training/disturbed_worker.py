@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentic_ring.cli import run
 from agentic_ring.data.chain_loader import ChainPipeline
+from agentic_ring.distributed.processes import first_process_first, join_processes
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import simulate_cpu_devices
-from agentic_ring.processes import first_process_first, join_processes
+from agentic_ring.terminal.cli import run
 from tests.training.worker import train_tiny
 
 

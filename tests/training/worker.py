@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentic_ring.cli import run
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.distributed.processes import join_processes
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import TransformerConfig
-from agentic_ring.processes import join_processes
+from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss

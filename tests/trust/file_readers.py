@@ -29,7 +29,8 @@ from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
-from agentic_ring.json_files import json_row, read_json_rows, write_json
+from agentic_ring.files.json_files import json_row, read_json_rows, write_json
+from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
@@ -37,7 +38,6 @@ from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
-from agentic_ring.run_folder import Stages, read_config, write_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from data_prep.collection.collection_folder import CollectionFolder

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from agentic_ring import cli
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.terminal import cli
 from data_prep import collect, exorl, relabel, sharegpt
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import write_episode

@@ -19,9 +19,9 @@ import numpy as np
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one
-from agentic_ring.files import replacing
-from agentic_ring.npz_files import read_npz
-from agentic_ring.progress import progress
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
+from agentic_ring.terminal.progress import progress
 
 BANDS = (0.05, 0.5, 1.0, 2.0, 3.5)
 """Bounds of the dense return of graded trials, of four bands, for trials of 8 decisions; they grow with their

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing
-from agentic_ring.json_files import json_fault, read_json
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_fault, read_json
 
 with needs_extra("text"):
     import pydantic

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from agentic_ring.extras import needs_extra
-from agentic_ring.json_files import read_json
+from agentic_ring.files.json_files import read_json
 
 with needs_extra("models"):
     from pydantic import BaseModel, ConfigDict, Field

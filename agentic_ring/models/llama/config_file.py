@@ -18,7 +18,7 @@ from agentic_ring.models.rotary import (
     dynamic_theta,
 )
 from agentic_ring.models.transformer import QueryScaling, TransformerConfig
-from agentic_ring.progress import say
+from agentic_ring.terminal.progress import say
 
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"

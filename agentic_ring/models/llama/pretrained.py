@@ -21,7 +21,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing_folder
+from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.llama.config_file import config_fields, read_config
 from agentic_ring.models.llama.model import Llama, LlamaConfig

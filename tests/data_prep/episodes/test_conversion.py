@@ -15,7 +15,7 @@ from agentic_ring.data.store_folder import store_path
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, DataError, StoreError
-from agentic_ring.json_files import json_row
+from agentic_ring.files.json_files import json_row
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import EpisodeFile, Source, as_exorl_loads, episode_file, write_episode
 from data_prep.episodes.episode_labels import EpisodeLabel

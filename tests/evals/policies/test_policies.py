@@ -19,9 +19,9 @@ from agentic_ring.errors import (
     DataError,
     UnknownNameError,
 )
+from agentic_ring.files.run_folder import write_config
 from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, shipped_policies
 from agentic_ring.run import load_config
-from agentic_ring.run_folder import write_config
 from evals import dmc_returns, export_policy
 from evals.common.results import read_results
 from evals.rollouts.evaluation_record import read_record

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from agentic_ring.absent_tpus import skip_absent_tpus
+from agentic_ring.distributed.watchdog import await_lost_process, kept_reason, leave_job
 from agentic_ring.errors import EXIT_STOPPED, AgenticRingError
 from agentic_ring.stopping import StopListener
-from agentic_ring.watchdog import await_lost_process, kept_reason, leave_job
 
 
 def run_command(command: Callable[[], int | None]) -> NoReturn:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from agentic_ring.errors import DataError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files import replacing
+from agentic_ring.files.atomic import replacing
 
 with needs_extra("models"):
     import pydantic

@@ -9,7 +9,8 @@ from typing import Annotated
 import pytest
 import tyro
 
-from agentic_ring import cli, errors
+from agentic_ring import errors
+from agentic_ring.terminal import cli
 from tests.commands import exit_status
 
 USER_ERRORS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_ring.files import remove_leftovers, replacing, replacing_folder
+from agentic_ring.files.atomic import remove_leftovers, replacing, replacing_folder
 
 
 def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path):
@@ -79,7 +79,7 @@ def test_a_process_killed_while_it_replaces_a_folder_leaves_no_mixture(tmp_path,
     renames = 1 if moment == "the first rename" else 2
     script = f"""
 import os, pathlib, signal
-from agentic_ring import files
+from agentic_ring.files import atomic
 whole, left = pathlib.Path.rename, {renames}
 def rename(self, target):
     global left
@@ -88,7 +88,7 @@ def rename(self, target):
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(self, target)
 pathlib.Path.rename = rename
-with files.replacing_folder(pathlib.Path({str(folder)!r})) as beside:
+with atomic.replacing_folder(pathlib.Path({str(folder)!r})) as beside:
     (beside / "a").write_text("new")
     (beside / "b").write_text("new")
 """

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
-from agentic_ring.folder_lock import LOCK_FILE, only_writer
-from agentic_ring.json_files import read_json, write_json
-from agentic_ring.progress import say
+from agentic_ring.files.folder_lock import LOCK_FILE, only_writer
+from agentic_ring.files.json_files import read_json, write_json
+from agentic_ring.terminal.progress import say
 
 with needs_extra("models"):
     import pydantic

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from agentic_ring.coordination import process_count, process_number, publish, published, relayed
+from agentic_ring.distributed.coordination import process_count, process_number, publish, published, relayed
+from agentic_ring.distributed.watchdog import Watchdog, start_watchdog
 from agentic_ring.errors import AgenticRingError, ConfigError
-from agentic_ring.watchdog import Watchdog, start_watchdog
 
 _FIRST_LINE_SECONDS, _LINE_SECONDS = 10.0, 60.0
 _DAY_SECONDS = 24 * 60 * 60

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from agentic_ring.errors import ConfigError
+from agentic_ring.files.run_folder import earlier_config, enter_directory, read_config
 from agentic_ring.mesh import MeshShape
-from agentic_ring.run_folder import earlier_config, enter_directory, read_config
 from agentic_ring.training.optimizer import OptimizerConfig
 
 

@@ -11,7 +11,7 @@ import pytest
 
 JOB = """
 import sys
-from agentic_ring.progress import live_table, progress, say
+from agentic_ring.terminal.progress import live_table, progress, say
 
 with live_table():
     with progress("collecting", 2) as advance:
@@ -105,7 +105,7 @@ def test_libtpu_is_used_only_where_an_accelerator_is(tmp_path, device, chosen, e
         "import sys, pathlib, jax; from agentic_ring.absent_tpus import skip_absent_tpus; "
         "skip_absent_tpus(pathlib.Path(sys.argv[1])); print(jax.config.values['jax_platforms'])"
     )
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     environment = ENVIRONMENT | {"PYTHONPATH": path, "JAX_PLATFORMS": chosen}
     command = [sys.executable, "-c", code, str(devices)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

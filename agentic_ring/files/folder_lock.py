@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from agentic_ring.errors import FolderInUseError
-from agentic_ring.files import remove_leftovers
-from agentic_ring.progress import say
+from agentic_ring.files.atomic import remove_leftovers
+from agentic_ring.terminal.progress import say
 
 LOCK_FILE = ".lock"
 

@@ -9,8 +9,8 @@ from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
-from agentic_ring.command import run_command
 from agentic_ring.extras import needs_extra
+from agentic_ring.terminal.command import run_command
 
 with needs_extra("models"):
     import tyro

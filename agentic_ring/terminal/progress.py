@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import jax
 
 if TYPE_CHECKING:
-    from agentic_ring.progress_table import StageTable
+    from agentic_ring.terminal.progress_table import StageTable
 
 LOG_INTERVAL_SECONDS = 15.0
 
@@ -40,7 +40,7 @@ def live_table() -> Iterator[None]:
     if _open_tables or jax.process_index() != 0 or not _is_interactive():
         yield
         return
-    from agentic_ring.progress_table import StageTable
+    from agentic_ring.terminal.progress_table import StageTable
 
     with StageTable() as table:
         _open_tables.append(table)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 
 from jax.errors import JaxRuntimeError
 
-from agentic_ring import coordination
+from agentic_ring.distributed import coordination
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError
 
 BEAT_SECONDS = 2.0
