@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from agentic_ring.errors import EXIT_INTERRUPTED, StopRequested
@@ -60,20 +60,31 @@ class StopListener:
         """Name of the first signal, or None."""
         self.deferred = False
         self._settled = False
+        self._undo = ExitStack()
+        self._previous_hook = sys.unraisablehook
         self._raised: weakref.ref[StopRequested] | None = None
 
     def start(self) -> None:
         """Installs the handlers."""
         global _listener
         _listener = self
+        # Ctrl-C may come before all is installed, and then undoes what is. The handlers go last.
+        for number in SIGNALS:
+            self._undo.callback(signal.signal, number, signal.getsignal(number))
+        self._undo.callback(setattr, sys, "unraisablehook", self._previous_hook)
         self._reader, self._writer = os.pipe()
+        self._undo.callback(os.close, self._reader)
         os.set_blocking(self._writer, False)
-        self._watcher = threading.Thread(target=self._watch, name="stop-listener", daemon=True)
-        self._watcher.start()
-        self._previous_hook = sys.unraisablehook
+        watcher = threading.Thread(target=self._watch, name="stop-listener", daemon=True)
+        watcher.start()
+        self._undo.callback(watcher.join)
+        self._undo.callback(os.close, self._writer)
         sys.unraisablehook = self._discarded
-        self._previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._undo.callback(
+            signal.set_wakeup_fd, signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        )
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
 
     def settle(self) -> None:
         """The command has ended: from now on a request raises nothing."""
@@ -84,13 +95,7 @@ class StopListener:
         global _listener
         _listener = None
         self.settle()
-        signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._writer)
-        self._watcher.join()
-        os.close(self._reader)
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        sys.unraisablehook = self._previous_hook
+        self._undo.close()
 
     def raise_pending(self) -> None:
         """Raises the request that has come, if any, unless it is on its way already."""

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
 from agentic_ring.errors import EXIT_STOPPED
+from agentic_ring.stopping import SIGNALS
 from tests.commands import exit_status
 
 
@@ -45,8 +47,22 @@ def test_a_second_request_does_not_break_the_cleaning_up_after_the_first():
 
 
 def test_the_signals_have_their_earlier_handlers_afterwards():
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in SIGNALS]
     assert exit_status(lambda: None) == 0
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
     assert all(thread.name != "stop-listener" for thread in threading.enumerate())
+
+
+def test_ctrl_c_before_the_handlers_are_installed_stops_the_command_too(capsys, monkeypatch):
+    hook, handlers = sys.unraisablehook, [signal.getsignal(number) for number in SIGNALS]
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "set_wakeup_fd", interrupt)
+        assert exit_status(lambda: None) == EXIT_STOPPED
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
+    assert sys.unraisablehook == hook
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    assert all(thread.name != "stop-listener" for thread in threading.enumerate())
+
+
+def interrupt(*_, **__) -> None:
+    raise KeyboardInterrupt

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,8 @@ class Attempt:
         while not catches(self.process.pid, number) and self.process.is_alive():
             time.sleep(0.01)
         if self.process.is_alive():
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.process.pid, number)
         status = self.wait(60)
         if status is None:
             self.kill()
@@ -196,7 +198,7 @@ def test_a_killed_job_ends_as_one_that_was_not(name, inputs, tmp_path, record_pr
             if attempt.wait(random.uniform(0, seconds)) is not None:
                 break
             if random.random() < SHARE_OF_STOPS:
-                stops += attempt.stop(random.choice(SIGNALS))
+                stops += attempt.stop(SIGNALS[random.integers(len(SIGNALS))])
             else:
                 kills += attempt.kill()
             attempt.assert_nothing_runs_on()
