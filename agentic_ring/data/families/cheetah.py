@@ -16,7 +16,7 @@ _TIMESTEP = 0.01
 
 
 class Cheetah(Family):
-    """Cue -> speed: reward 1 within 0.1 m/s of it, falling linearly to 0 at 0.5 m/s.
+    """Cue -> speed: reward 1 within 0.1 m/s of it, falling linearly to 0 at 0.25 m/s.
 
     A decision lasts 0.12 s and pays for its mean speed, which follows from the torso's displacement. A trial
     has 8 decisions and starts from one of 64 poses that have settled on the ground, as in dm_control. New
@@ -31,7 +31,7 @@ class Cheetah(Family):
     goal_dim = 1
     standard_substeps = 1
     standard_physics_steps = 12
-    near, far = 0.1, 0.5
+    near, far = 0.1, 0.25
     goal_scale = 1.0
     regions = _BANDS
     start_cells = 1
