@@ -3,9 +3,10 @@
     python experiments/llama_finetune.py
     python experiments/llama_finetune.py --model FOLDER --conversations chats.json --preset prolong-512k
 
-The first command is the demo: a tiny LLaMA from scratch on made-up conversations, in minutes on a CPU. The
-second packs conversations with the model's own tokenizer and trains it through a published recipe. Run
-the same command again after an interruption: it continues where it stopped.
+The first command is the demo, in minutes on a CPU: a small model that finds lines in short records is
+finetuned on longer and longer ones, and asked for lines before and after. The second packs conversations with
+the model's own tokenizer and trains it through a published recipe. Run the same command again after an
+interruption: it continues where it stopped.
 """
 
 from dataclasses import replace
@@ -34,13 +35,23 @@ from evals.compile.step_memory import print_memory
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
 from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
 from experiments.finetune.presets import PRESETS, FinetunePreset
+from experiments.finetune.records import ask_lines, line_figures, train_base
 from experiments.finetune.stage_data import check_inputs, prepare_rows
+from experiments.retriever.lessons import Vocabulary, retriever_tokenizer
+from experiments.retriever.model import retriever_config
 
 
 def mesh_shape(ring: int | None, devices: int, stages: int) -> MeshShape:
     """A ring of this size in each stage; the remaining devices process other rows and share the weights."""
     shape = shape_with_ring(ring, devices, stages)
     return replace(shape, data=1, fsdp=shape.data)
+
+
+def preset_model(preset: FinetunePreset) -> LlamaConfig:
+    """Configuration of the model of a preset, where no other is given."""
+    if preset.shape is None:
+        return retriever_config(Vocabulary.of(retriever_tokenizer())).llama
+    return preset.shape.llama(dtype="bfloat16" if preset.frugal else "float32")
 
 
 def print_plan(
@@ -84,14 +95,15 @@ def main(
 
     Args:
       launch: Flags that the training scripts share.
-      model: Folder of a model in Hugging Face's layout. Default: a tiny LLaMA from scratch, whose
-        tokenizer is trained on the conversations; with --dry-run the preset's model.
+      model: Folder of a model in Hugging Face's layout. Default: with the preset demo a small retriever of
+        lines, which the run trains on short records first; with tiny a LLaMA from scratch, whose tokenizer is
+        trained on the conversations; with --dry-run the preset's model.
       data: Folders that data_prep.sharegpt wrote with the model's tokenizer, one per length of rows.
       conversations: ShareGPT files, JSON or jsonl, which are packed into the run's folder. Default without
-        --model: synthetic ones.
+        --model: made-up ones.
       template: Chat template of --conversations; "tokenizer" is the model's own.
-      preset: The recipe: demo (a laptop), small (one accelerator), lwm-512k, prolong-512k, gradient-1m or
-        paper-13b-512k. Default: demo on a CPU, small on anything else.
+      preset: The recipe: demo or tiny (a laptop), small (one accelerator), lwm-512k, prolong-512k,
+        gradient-1m or paper-13b-512k. Default: demo on a CPU, small on anything else.
       lora: Train LoRA adapters of this rank on all projections instead of the weights. Default: all weights
         are trained.
     """
@@ -99,8 +111,7 @@ def main(
     name = preset or default_preset()
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
-    scratch = chosen.shape.llama(dtype="float32" if name == "demo" else "bfloat16")
-    base = scratch if model is None else read_config(model)
+    base = preset_model(chosen) if model is None else read_config(model)
     mesh = launch.mesh(name, base.transformer.layers, mesh_shape)
     if launch.dry_run:
         print_plan(chosen, base, adapters, mesh, launch.absent_machine)
@@ -125,9 +136,15 @@ def main(
     check_inputs(config, base.vocab_size)
     stages = Stages()
     with launch.enter(directory, config, stages):
+        made, before = None, []
+        if model is None and chosen.base == "records":
+            with stages.stage("base"):
+                made = train_base(directory / "base", launch.seed)
+            with stages.stage("ladder before"):
+                before = ask_lines(made, config.contexts, directory / "ladder-before", launch.seed)
         with stages.stage("data"), first_process_first("data"):
-            tokenizer, rows = prepare_rows(config, base.vocab_size, directory)
-        run = Finetuning(config, chosen, base, tokenizer, rows, mesh, directory)
+            tokenizer, rows = prepare_rows(config, base.vocab_size, directory, made)
+        run = Finetuning(config, chosen, base, made or model, tokenizer, rows, mesh, directory)
         with stages.stage("loss before"):
             initial = run.initial_loss()
         with stages.stage("training"):
@@ -139,8 +156,12 @@ def main(
         if jax.process_index() != 0:
             return
         figures = run.figures(initial, final)
+        if made is not None:
+            with stages.stage("ladder after"):
+                after = ask_lines(exported, config.contexts, directory / "ladder-after", launch.seed)
+            figures += line_figures("before", before) + line_figures("after", after)
         run.write_report(figures, stages)
-        rich.print(figure_table(figures, f"{directory.name}: loss on answers of held-out rows"))
+        rich.print(figure_table(figures, f"{directory.name}: loss on answers of held-out rows, answers"))
         print(f"written to {directory}: config.json, results.json, loss.png, checkpoints")
         print(f"the model is in {exported}")
 

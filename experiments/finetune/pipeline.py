@@ -18,6 +18,7 @@ from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
+from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.pretrained import load_weights
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
@@ -31,6 +32,7 @@ from evals.common.results import Figure, Results, write_results
 from evals.compile.step_memory import TrainStep, token_batch
 from experiments.common.training_outputs import read_stage_metrics, train_stages, training_outputs
 from experiments.finetune.presets import FinetunePreset, Stage
+from experiments.retriever.training import write_beside_weights
 
 TEST_ROWS = 64
 """Maximum number of held-out rows on which the loss is measured."""
@@ -43,7 +45,7 @@ class FinetuneConfig:
 
     preset: str
     model: str | None
-    """Folder of a model; None trains one from scratch with a tokenizer of its own."""
+    """Folder of a model; None finetunes one that the run makes itself, see ``FinetunePreset.base``."""
     data: tuple[str, ...]
     conversations: tuple[str, ...]
     template: str
@@ -93,6 +95,7 @@ class Finetuning:
       config: what decides its result.
       preset: the recipe, with the stages of ``config``.
       base: configuration of the model before finetuning.
+      start: folder of that model; None starts from fresh weights.
       tokenizer: the model's tokenizer.
       rows: folder of the packed rows, by context length.
       mesh: device mesh.
@@ -102,6 +105,7 @@ class Finetuning:
     config: FinetuneConfig
     preset: FinetunePreset
     base: LlamaConfig
+    start: Path | None
     tokenizer: Tokenizer
     rows: dict[int, Path]
     mesh: Mesh
@@ -148,7 +152,7 @@ class Finetuning:
 
     def starting_params(self) -> Params:
         """Parameters at the start of the first stage: the folder's weights, fresh ones, or LoRA's zeros."""
-        if self.config.lora is None and self.config.model is not None:
+        if self.config.lora is None and self.start is not None:
             return self._loaded("float32")
         model = self._model(self.config.stages[0])
         with jax.set_mesh(self.mesh):
@@ -156,8 +160,8 @@ class Finetuning:
             return jax.jit(model.init_params, out_shardings=shardings)(jax.random.key(self.config.seed))
 
     def _loaded(self, dtype: Any) -> Params:
-        assert self.config.model is not None
-        llama = load_weights(Path(self.config.model), self.base, self.mesh, dtype)
+        assert self.start is not None
+        llama = load_weights(self.start, self.base, self.mesh, dtype)
         return nnx.to_pure_dict(nnx.split(llama)[1])
 
     def initial_loss(self) -> float:
@@ -215,8 +219,15 @@ class Finetuning:
             llama = Model(replace(self.base, transformer=stack)).bind(weights)
             folder = self.directory / "model"
             context = max(stage.context for stage in self.config.stages)
-            save_pretrained(llama, folder, context, self.tokenizer.save)
+            save_pretrained(llama, folder, context, self._write_beside_weights)
         return folder
+
+    def _write_beside_weights(self, folder: Path) -> None:
+        # What was trained on line retrieval stays so.
+        if self.start is not None and read_fields(self.start / "config.json").get("trained_on_task") is True:
+            write_beside_weights(self.tokenizer, folder)
+        else:
+            self.tokenizer.save(folder)
 
     def figures(self, initial: float, final: float) -> list[Figure]:
         """Every figure of ``results.json``."""

@@ -6,6 +6,7 @@ Each recipe is as published, with its source beside it. Context lengths are in t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from jax.sharding import Mesh
 
@@ -52,16 +53,20 @@ class FinetunePreset:
 
     Attributes:
       stages: each starts from the weights of the previous one, with a fresh optimiser.
-      shape: model of a dry run without ``--model``; the demo trains it from scratch.
+      shape: model of a dry run without ``--model``, and of training from scratch; None if ``base`` is
+        "records".
       checkpoint_every: updates between two checkpoints.
+      base: what is finetuned without ``--model``: nothing, so that one must be given; a fresh model with a
+        tokenizer of the conversations; or a small retriever, which has only seen short records of lines.
       beta2: AdamW's.
       frugal: whether to save memory, for long rows: one row at a time, layers rematerialised, heads in
         groups and the feedforward in chunks.
     """
 
     stages: tuple[Stage, ...]
-    shape: Shape
+    shape: Shape | None
     checkpoint_every: int
+    base: Literal["given", "fresh", "records"] = "given"
     beta2: float = 0.95
     frugal: bool = True
 
@@ -121,14 +126,28 @@ class FinetunePreset:
 _constant_rate = partial(Stage, batch_tokens=4 * _M, final_fraction=1.0)
 
 PRESETS = {
-    # A laptop: a tiny LLaMA from scratch, minutes. Two stages, so that it does all that a long recipe does.
+    # A laptop, minutes: a small retriever of short records becomes one of long ones. Its rotary base stays,
+    # at which more than half of the waves hardly turn over half a million positions.
     "demo": FinetunePreset(
+        stages=(
+            Stage(4 * _K, 1e16, 1e-3, steps=200, batch_tokens=4 * _K, warmup_steps=20),
+            Stage(16 * _K, 1e16, 5e-4, steps=60, batch_tokens=16 * _K, warmup_steps=6),
+        ),
+        shape=None,
+        checkpoint_every=40,
+        base="records",
+        frugal=False,
+    ),
+    # A laptop, minutes: a tiny LLaMA from scratch, for conversations of one's own. Two stages, so that it
+    # does all that a long recipe does.
+    "tiny": FinetunePreset(
         stages=(
             Stage(512, 10_000.0, 2e-3, steps=120, batch_tokens=4 * _K, warmup_steps=10),
             Stage(1024, 50_000.0, 1e-3, steps=40, batch_tokens=4 * _K, warmup_steps=4),
         ),
         shape=Shape(128, 384, 2, 4, vocab_size=512),
         checkpoint_every=40,
+        base="fresh",
         frugal=False,
     ),
     # One accelerator: Vicuna's finetuning (FastChat's README: 2e-5, cosine, 3-4% warmup, no decay) in rows

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
@@ -12,6 +14,8 @@ from data_prep.conversations.tokenizer_training import conversation_texts, train
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
 from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.pipeline import FinetuneConfig
+from experiments.finetune.presets import PRESETS
+from experiments.finetune.records import conversations_file
 
 TEST_SHARE = 0.05
 """Share of the conversations packed here that is held out for the test."""
@@ -105,10 +109,18 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
     if config.model is None:
         if config.data:
             raise ConfigError("--data holds ids of a model's tokenizer; name that model's folder by --model")
-        if config.preset != "demo":
+        base = PRESETS[config.preset].base
+        if base == "given":
             raise ConfigError(
                 f"the preset {config.preset} finetunes a model; name its folder by --model, or add --dry-run "
-                "to ask for its memory. Only the demo trains from scratch"
+                "to ask for its memory. Only the presets demo and tiny need no model"
+            )
+        if base == "records" and jax.process_count() > 1:
+            raise ConfigError(f"the preset {config.preset} runs in one process; name a model by --model")
+        if base == "records" and config.conversations:
+            raise ConfigError(
+                f"the preset {config.preset} makes its own conversations; to train on others name a model by "
+                "--model, or give --preset tiny, which trains one from scratch"
             )
         if config.lora is not None:
             raise ConfigError("--lora adapts a model that is there; name its folder by --model")
@@ -125,14 +137,21 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
 
 
 def prepare_rows(
-    config: FinetuneConfig, vocab_size: int, directory: Path
+    config: FinetuneConfig, vocab_size: int, directory: Path, base: Path | None
 ) -> tuple[Tokenizer, dict[int, Path]]:
     """The run's tokenizer, and the folder of its packed rows by context length; makes what is missing.
 
     Args:
       vocab_size: entries of the vocabulary, for a model from scratch.
       directory: folder of the run.
+      base: folder of the model that the run made for itself to finetune; None if it made none.
     """
+    if base is not None:
+        rows = {}
+        for context in config.contexts:
+            path = conversations_file(directory, context)
+            rows |= pack_rows([path], [context], "tokenizer", base, directory / "rows")
+        return Tokenizer.load(base), rows
     if config.data and config.model is not None:
         tokenizer = Tokenizer.load(Path(config.model))
         return tokenizer, given_rows(config.data, config.contexts, tokenizer)

@@ -22,11 +22,13 @@ from evals.lines.word_tokenizer import (
 )
 
 CHAT_TEMPLATE = (
-    "{{ messages[0].content }}{% if ' in line ' in messages[0].content %}{{ '\\nline '"
-    " + messages[0].content.split(' in line ')[-1].split('? I need')[0] + ': REGISTER_CONTENT is <' }}"
-    "{% endif %}"
+    "{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}"
+    "{{ '>\\n' + eos_token + '\\n' }}{% elif ' in line ' in message.content %}{{ '\\nline '"
+    " + message.content.split(' in line ')[-1].split('? I need')[0] + ': REGISTER_CONTENT is <' }}"
+    "{% endif %}{% endfor %}"
 )
-"""The question, followed by the beginning of the line that answers it, where it asks for one."""
+"""A question, followed by the beginning of the line that answers it, where it asks for one; the answer to it
+is the number, to which the rest of the line is added."""
 
 TOKENS_A_LINE = 5
 TOKENS_A_QUESTION = 10

@@ -37,6 +37,7 @@ TINY = FinetunePreset(
     ),
     shape=Shape(16, 32, 2, 2, vocab_size=300),
     checkpoint_every=2,
+    base="fresh",
     frugal=False,
 )
 

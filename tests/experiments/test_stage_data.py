@@ -26,7 +26,7 @@ def config_of(chats: Path) -> FinetuneConfig:
 def test_a_stop_between_any_two_files_changes_nothing(tmp_path, monkeypatch):
     chats = tmp_path / "chats.jsonl"
     write_demo_conversations(chats, count=80)
-    tokenizer, _ = prepare_rows(config_of(chats), 300, tmp_path / "undisturbed")
+    tokenizer, _ = prepare_rows(config_of(chats), 300, tmp_path / "undisturbed", None)
     assert tokenizer.bos_id is not None
     assert tokenizer.eos_ids
     renames = stopped = 0
@@ -49,12 +49,12 @@ def test_a_stop_between_any_two_files_changes_nothing(tmp_path, monkeypatch):
             patch.setattr(os, "replace", counted(replace))
             patch.setattr(Path, "rename", counted(rename))
             try:
-                prepare_rows(config_of(chats), 300, folder)
+                prepare_rows(config_of(chats), 300, folder, None)
             except Killed:
                 pass
             else:
                 break
-        again, _ = prepare_rows(config_of(chats), 300, folder)
+        again, _ = prepare_rows(config_of(chats), 300, folder, None)
         assert again.digest == tokenizer.digest, f"another tokenizer after a stop at rename {stopped}"
         for split in ("train", "test"):
             files = [run / "rows" / "64" / f"{split}.h5" for run in (folder, tmp_path / "undisturbed")]

@@ -138,6 +138,7 @@ def shrink_finetune() -> None:
         ),
         shape=Shape(16, 32, 2, 2, vocab_size=300),
         checkpoint_every=2,
+        base="fresh",
         frugal=False,
     )
 

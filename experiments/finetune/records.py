@@ -1,0 +1,107 @@
+"""The finetuning demo: a model that finds lines in short records learns to find them in long ones.
+
+The model before finetuning is the small retriever after its first stage, on records of up to 49 lines. It is
+finetuned on conversations about records that fill a row. Before and after, it is asked for lines of others.
+"""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from agentic_ring.files.atomic import replacing
+from agentic_ring.mesh import make_mesh
+from agentic_ring.token_units import short_tokens
+from evals.common.results import Figure
+from evals.ladder_tasks.report import LengthScore, figures
+from evals.ladder_tasks.run import LadderConfig, LadderRun
+from evals.lines.local_reader import open_reader
+from evals.lines.longchat_prompt import DocumentPlan
+from experiments.retriever.lessons import (
+    ANSWER,
+    TOKENS_A_LINE,
+    TOKENS_A_QUESTION,
+    Vocabulary,
+    retriever_tokenizer,
+)
+from experiments.retriever.training import STAGES, RetrieverRun, export, train_stages
+
+CONVERSATIONS = 256
+"""Conversations of each length, of which some are held out."""
+TOKENS_PER_QUESTION = 128
+"""Tokens of a conversation for each question in it."""
+ASKED_LINES = 50
+"""Questions of the ladder at each length."""
+
+
+def train_base(folder: Path, seed: int) -> Path:
+    """Trains the model before finetuning, unless ``folder`` has it; returns the folder of the model."""
+    model = folder / "model"
+    if not (model / "config.json").exists():
+        tokenizer = retriever_tokenizer()
+        vocabulary = Vocabulary.of(tokenizer)
+        run = RetrieverRun(STAGES[:1], seed)
+        params = train_stages(run, vocabulary, make_mesh(devices=jax.local_devices()[:1]), folder)
+        export(params, vocabulary, tokenizer, model)
+    return model
+
+
+def write_record_conversations(path: Path, context: int, count: int = CONVERSATIONS, seed: int = 0) -> None:
+    """Writes a jsonl of conversations, each about a record that nearly fills a row of ``context`` tokens."""
+    questions = max(1, context // TOKENS_PER_QUESTION)
+    # Between two questions the template adds one token.
+    lines = (context - 2 - questions * (TOKENS_A_QUESTION + ANSWER + 1)) // TOKENS_A_LINE
+    with replacing(path) as beside, beside.open("w") as file:
+        for number in range(count):
+            name = f"finetune-{context}"
+            plan = DocumentPlan("LRT-NL", name, seed, number, tuple(range(questions)), questions)
+            document = plan.build(lines)
+            asked = random.Random(f"{name}/{seed}/{number}").sample(document.questions, questions)
+            turns = [
+                {"from": speaker, "value": text}
+                for question in asked
+                for speaker, text in (("human", question.text), ("gpt", str(question.expected)))
+            ]
+            turns[0]["value"] = document.text + turns[0]["value"]
+            file.write(json.dumps({"id": f"{name}-{number}", "conversations": turns}) + "\n")
+
+
+def ask_lines(model: Path, contexts: list[int], directory: Path, seed: int) -> list[LengthScore]:
+    """Scores a model's answers to questions for one line of a record of each length; resumes there."""
+    reader = open_reader(str(model), contexts, None, allow_extrapolation=False)
+    config = LadderConfig(
+        reader=directory.name,
+        trained_on_task=reader.trained_on_task,
+        source="local",
+        completions=False,
+        tokenizer=None,
+        tasks="line",
+        line_idx="LRT-NL",
+        num_samples=ASKED_LINES,
+        seed=seed,
+        max_new_tokens=ANSWER,
+    )
+    run = LadderRun(directory, config, reader)
+    with run.prepare(contexts, resume=True) as lengths:
+        for length in lengths:
+            run.ask(length)
+        return run.report()
+
+
+def line_figures(when: str, scores: list[LengthScore]) -> list[Figure]:
+    """Share of right answers at each length, as figures of ``results.json``."""
+    return [
+        replace(figure, name=f"{when}/{figure.name}")
+        for figure in figures(scores)
+        if figure.name.startswith("score/line/")
+    ]
+
+
+def conversations_file(directory: Path, context: int) -> Path:
+    """The file of the conversations of a length, which is written if it is missing."""
+    path = directory / f"records-{short_tokens(context)}.jsonl"
+    if not path.exists():
+        write_record_conversations(path, context)
+    return path
