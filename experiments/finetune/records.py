@@ -28,8 +28,11 @@ from experiments.retriever.lessons import (
 )
 from experiments.retriever.training import STAGES, RetrieverRun, export, train_stages
 
-CONVERSATIONS = 256
-"""Conversations of each length, of which some are held out."""
+ROWS = 256
+"""Rows of conversations of each length, of which some are held out."""
+SHORT_SHARE = 0.25
+"""Share of the rows that hold conversations as short as the records that the base has seen. Without them it
+forgets how to read those: 30 of 50 lines instead of 50 of 50."""
 TOKENS_PER_QUESTION = 128
 """Tokens of a conversation for each question in it."""
 ASKED_LINES = 50
@@ -48,28 +51,40 @@ def train_base(folder: Path, seed: int) -> Path:
     return model
 
 
-def write_record_conversations(path: Path, context: int, count: int = CONVERSATIONS, seed: int = 0) -> None:
-    """Writes a jsonl of conversations, each about a record that nearly fills a row of ``context`` tokens."""
-    questions = max(1, context // TOKENS_PER_QUESTION)
-    # Between two questions the template adds one token.
-    lines = (context - 2 - questions * (TOKENS_A_QUESTION + ANSWER + 1)) // TOKENS_A_LINE
+def write_record_conversations(path: Path, context: int, rows: int = ROWS, seed: int = 0) -> None:
+    """Writes a jsonl of conversations about records, which nearly fill so many rows of ``context`` tokens."""
+    short, short_rows = STAGES[0].tokens, round(rows * SHORT_SHARE)
+    counts = ((context, rows - short_rows), (short, short_rows * (context // short)))
     with replacing(path) as beside, beside.open("w") as file:
-        for number in range(count):
-            name = f"finetune-{context}"
-            plan = DocumentPlan("LRT-NL", name, seed, number, tuple(range(questions)), questions)
-            document = plan.build(lines)
-            asked = random.Random(f"{name}/{seed}/{number}").sample(document.questions, questions)
-            turns = [
-                {"from": speaker, "value": text}
-                for question in asked
-                for speaker, text in (("human", question.text), ("gpt", str(question.expected)))
-            ]
-            turns[0]["value"] = document.text + turns[0]["value"]
-            file.write(json.dumps({"id": f"{name}-{number}", "conversations": turns}) + "\n")
+        for tokens, count in counts:
+            for number in range(count):
+                name = f"finetune-{context}-{tokens}-{number}"
+                turns = _conversation(name, tokens, seed)
+                file.write(json.dumps({"id": name, "conversations": turns}) + "\n")
+
+
+def _conversation(name: str, tokens: int, seed: int) -> list[dict[str, str]]:
+    """Turns of questions about a record and of answers, of nearly so many tokens."""
+    questions = max(1, tokens // TOKENS_PER_QUESTION)
+    # Between two questions the template adds one token.
+    lines = (tokens - 2 - questions * (TOKENS_A_QUESTION + ANSWER + 1)) // TOKENS_A_LINE
+    document = DocumentPlan("LRT-NL", name, seed, 0, tuple(range(questions)), questions).build(lines)
+    asked = random.Random(f"{name}/{seed}").sample(document.questions, questions)
+    turns = [
+        {"from": speaker, "value": text}
+        for question in asked
+        for speaker, text in (("human", question.text), ("gpt", str(question.expected)))
+    ]
+    turns[0]["value"] = document.text + turns[0]["value"]
+    return turns
 
 
 def ask_lines(model: Path, contexts: list[int], directory: Path, seed: int) -> list[LengthScore]:
-    """Scores a model's answers to questions for one line of a record of each length; resumes there."""
+    """Scores a model's answers to questions for one line of a record of each length; resumes there.
+
+    The length of the rows that the model before finetuning has seen is asked, too: what it could do already.
+    """
+    contexts = sorted({STAGES[0].tokens, *contexts})
     reader = open_reader(str(model), contexts, None, allow_extrapolation=False)
     config = LadderConfig(
         reader=directory.name,
