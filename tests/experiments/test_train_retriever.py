@@ -9,11 +9,12 @@ import pytest
 from agentic_ring.data.text.tokenizer import Tokenizer
 from evals.common.results import read_results
 from evals.lines.keys import word_lists
-from evals.lines.local_reader import open_reader
+from evals.lines.local_reader import EMBEDDED, open_reader
 from evals.lines.longchat_prompt import LARGEST_VALUE, DocumentPlan
 from experiments import train_retriever
 from experiments.retriever.lessons import (
     ANSWER,
+    CHAT_TEMPLATE,
     FARTHEST_POSITION,
     TOKENS_A_LINE,
     Lesson,
@@ -32,6 +33,12 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer) -> Vocabulary:
     return Vocabulary.of(tokenizer)
+
+
+def test_the_shipped_retriever_asks_as_one_trained_now_does(tokenizer):
+    shipped = Tokenizer.load(EMBEDDED)
+    assert shipped.chat_template == tokenizer.chat_template == CHAT_TEMPLATE
+    assert shipped.vocab_size == tokenizer.vocab_size
 
 
 def test_every_word_and_every_number_is_known_and_comes_back(tokenizer):
