@@ -321,7 +321,7 @@ def test_microbatches_take_the_place_of_accumulated_rows(name):
         assert rows // training.optimizer.accumulation == min(rows, 4)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "demo"])
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.frugal])
 def test_a_recipes_batches_have_the_tokens_it_names(name):
     preset = PRESETS[name]
     mesh = make_mesh(MeshShape(fsdp=2, ring=4))
