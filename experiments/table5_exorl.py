@@ -18,6 +18,7 @@ from rich.console import Console
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.data.tasks import DOMAINS, parse_task
 from agentic_ring.errors import ConfigError
+from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
@@ -110,19 +111,20 @@ def main(
     stores = {domain: prepare_store(domain, root, collector) for domain in dict.fromkeys(domains.values())}
     # Seed by seed and task by task, so that an early stop leaves whole rows.
     cells = [TableCell(task, method, seed) for seed in range(seeds) for task in domains for method in columns]
-    for each in cells:
-        prepare_cell(each, chosen, stores[domains[each.task]], folder)
-    with progress("cells", len(cells)) as advance:
-        for done, each in enumerate(run_cells(cells, folder, workers), start=1):
-            advance(done, str(each))
-    found = {each: results for each in cells if (results := each.results(folder)) is not None}
-    table = ReturnsTable(tuple(domains), columns, seeds, found)
-    memory = {name: in_words(finding) for name, finding in memory_findings(hardware, folder).items()}
-    for each in write_table(folder, table, memory, hardware):
-        Console(width=TABLE_WIDTH).print(each.rich())
-        print("\n".join(each.notes))
-    plot_returns(folder / "table.png", table)
-    print(f"written to {folder}: table.md, table.csv, table.png and cells")
+    with only_writer(folder):
+        for each in cells:
+            prepare_cell(each, chosen, stores[domains[each.task]], folder)
+        with progress("cells", len(cells)) as advance:
+            for done, each in enumerate(run_cells(cells, folder, workers), start=1):
+                advance(done, str(each))
+        found = {each: results for each in cells if (results := each.results(folder)) is not None}
+        table = ReturnsTable(tuple(domains), columns, seeds, found)
+        memory = {name: in_words(finding) for name, finding in memory_findings(hardware, folder).items()}
+        for each in write_table(folder, table, memory, hardware):
+            Console(width=TABLE_WIDTH).print(each.rich())
+            print("\n".join(each.notes))
+        plot_returns(folder / "table.png", table)
+        print(f"written to {folder}: table.md, table.csv, table.png and cells")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Self
 
 from agentic_ring.errors import StoreError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files.atomic import replacing
+from agentic_ring.files.atomic import remove_dead_leftovers, replacing
 
 with needs_extra("models"):
     import h5py
@@ -121,6 +121,7 @@ def write_sealed(path: Path, kind: FileKind) -> Iterator[tuple[h5py.File, Callab
     Raises:
       OSError: a write failed.
     """
+    remove_dead_leftovers(path)
     with replacing(path) as beside:
         with _FailsafeFile(beside) as target:
             # "latest" is the format whose metadata carries checksums.

@@ -16,12 +16,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path``, which replaces ``path`` once the block ends without an error.
 
     On an error, such as a full disk, the temporary file is deleted and ``path`` is unchanged. A process that
-    is killed may leave ``NAME.PROCESS_ID.partial`` behind, which nothing reads; the next one that writes
-    ``path`` deletes it, and so does ``remove_leftovers``. The folder is created if it does not exist.
+    is killed may leave ``NAME.PROCESS_ID.partial`` behind, which nothing reads; ``remove_leftovers`` deletes
+    it. The folder is created if it does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
-    _remove_dead_leftovers(path)
     try:
         yield beside
         os.replace(beside, path)
@@ -48,7 +47,7 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
     old = _beside(path.with_name(f"{path.name}.old"))
-    _remove_dead_leftovers(path)
+    remove_dead_leftovers(path)
     try:
         beside.mkdir()
         yield beside
@@ -74,19 +73,19 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Deletes what killed processes left in ``folder`` and below; call it where no other process writes."""
-    for path in sorted(folder.rglob("*.partial")):
-        if _LEFTOVER.search(path.name):
-            _remove(path)
-
-
-def _remove_dead_leftovers(path: Path) -> None:
+def remove_dead_leftovers(path: Path) -> None:
     """Deletes what killed processes of this machine, or this process, left beside ``path``."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*"):
         match = _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name))
         if match and (int(match["process"]) == os.getpid() or not _is_running(int(match["process"]))):
             _remove(leftover)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what killed processes left in ``folder`` and below; call it where no other process writes."""
+    for path in sorted(folder.rglob("*.partial")):
+        if _LEFTOVER.search(path.name):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -118,13 +118,3 @@ def test_leftovers_of_killed_processes_go_with_the_next_replacement(tmp_path):
     with replacing_folder(tmp_path / "m"):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {"m", *(name.format(1) for name in names)}
-
-
-def test_a_leftover_of_a_killed_process_goes_when_the_file_is_written_again(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    for process in (ended.pid, 1):
-        (tmp_path / f"table.png.{process}.partial").write_text("")
-    with replacing(tmp_path / "table.png") as beside:
-        beside.write_text("x")
-    assert {path.name for path in tmp_path.iterdir()} == {"table.png", "table.png.1.partial"}
