@@ -27,7 +27,7 @@ from evals.common.results import Figure, Results, figure_table, write_results
 from experiments.common.training_outputs import read_stage_metrics
 from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
 from experiments.retriever.model import answer_logits, retriever_config
-from experiments.retriever.training import STAGES, LessonStage, RetrieverRun, export, train_stages
+from experiments.retriever.training import STAGES, LessonStage, RetrieverRun, export, train_retriever
 
 TESTED_ROWS = 64
 
@@ -70,7 +70,7 @@ def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever
         vocabulary = Vocabulary.of(tokenizer)
         mesh = make_mesh(devices=jax.devices()[:1])
         with stages.stage("training"):
-            params = train_stages(run, vocabulary, mesh, output)
+            params = train_retriever(run, vocabulary, mesh, output)
         with stages.stage("test"), jax.set_mesh(mesh):
             figures = [share_answered(params, stage, vocabulary, seed + 1) for stage in run.stages]
         export(params, vocabulary, tokenizer, output / "model")

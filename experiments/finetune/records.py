@@ -26,7 +26,7 @@ from experiments.retriever.lessons import (
     Vocabulary,
     retriever_tokenizer,
 )
-from experiments.retriever.training import STAGES, RetrieverRun, export, train_stages
+from experiments.retriever.training import STAGES, RetrieverRun, export, train_retriever
 
 ROWS = 256
 """Rows of conversations of each length, of which some are held out."""
@@ -46,7 +46,7 @@ def train_base(folder: Path, seed: int) -> Path:
         tokenizer = retriever_tokenizer()
         vocabulary = Vocabulary.of(tokenizer)
         run = RetrieverRun(STAGES[:1], seed)
-        params = train_stages(run, vocabulary, make_mesh(devices=jax.local_devices()[:1]), folder)
+        params = train_retriever(run, vocabulary, make_mesh(devices=jax.local_devices()[:1]), folder)
         export(params, vocabulary, tokenizer, model)
     return model
 

@@ -1,7 +1,6 @@
 """Training of the small retriever, stage by stage, and its export as a LLaMA."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
-from experiments.common.training_outputs import training_outputs
+from experiments.common.training_outputs import train_stages, training_outputs
 from experiments.retriever.initial_weights import starting_params
 from experiments.retriever.lessons import FARTHEST_POSITION, Lessons, Vocabulary
 from experiments.retriever.model import TaughtRetriever, retriever_config, retriever_loss
@@ -74,26 +73,27 @@ class RetrieverRun:
     seed: int
 
 
-def train_stages(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, directory: Path) -> Params:
+def train_retriever(run: RetrieverRun, vocabulary: Vocabulary, mesh: Mesh, directory: Path) -> Params:
     """Trains all stages, each from the weights of the previous one; returns the final weights."""
     model = Model(retriever_config(vocabulary))
-    begin: Callable[[], Params] = partial(starting_params, model, vocabulary.signs, run.seed)
-    for number, stage in enumerate(run.stages, start=1):
-        say(f"stage {number} of {len(run.stages)}: rows of {short_tokens(stage.tokens)} tokens")
-        with training_outputs(directory / f"stage{number}", run) as outputs:
+
+    def train_stage(number: int, folder: Path, params: Params | None) -> Params:
+        stage = run.stages[number]
+        say(f"stage {number + 1} of {len(run.stages)}: rows of {short_tokens(stage.tokens)} tokens")
+        fresh = partial(starting_params, model, vocabulary.signs, run.seed)
+        start = fresh if params is None else lambda: params
+        with training_outputs(folder, run) as outputs:
             lessons = stage.lessons(vocabulary, run.seed)
             training = stage.training(run.seed)
-            state = train(training, model, retriever_loss, lessons, mesh, *outputs, start=begin)
-        # A copy, because the next stage donates its starting weights.
-        begin = partial(jax.tree.map, jnp.copy, state.params)
-    return begin()
+            return train(training, model, retriever_loss, lessons, mesh, *outputs, start=start).params
+
+    return train_stages(directory, len(run.stages), train_stage)
 
 
 def export(params: Params, vocabulary: Vocabulary, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the LLaMA without the parts for training, in half precision, with its tokenizer."""
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
     retriever: TaughtRetriever = Model(retriever_config(vocabulary)).bind(half)
-
     save_pretrained(retriever.llama, folder, MADE_FOR, partial(write_beside_weights, tokenizer))
 
 

@@ -78,7 +78,7 @@ def test_the_demo_asks_before_and_after_and_goes_on_where_it_stopped(tmp_path, m
     weights = (run / "model" / "model.safetensors").read_bytes()
     assert weights != (run / "base" / "model" / "model.safetensors").read_bytes()
     (run / "results.json").unlink()
-    monkeypatch.setattr(records, "train_stages", None)  # the base is there
+    monkeypatch.setattr(records, "train_retriever", None)  # the base is there
     llama_finetune.main(LaunchOptions(output=run))
     assert (run / "model" / "model.safetensors").read_bytes() == weights
 
