@@ -56,8 +56,9 @@ class ExploreConfig:
 
 def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np.ndarray:
     """Draws held random actions, float32 [trials, D, A]."""
-    shape = trials, TRIAL_DECISIONS, family.action_dim
-    drawn = (family.noise.gain * random.uniform(-1, 1, shape)).clip(-1, 1)
+    shared = family.noise.shared or range(family.action_dim)
+    shape = trials, TRIAL_DECISIONS, len(set(shared))
+    drawn = (family.noise.gain * random.uniform(-1, 1, shape)).clip(-1, 1)[..., shared]
     drawn[random.random(drawn.shape[:2]) < family.noise.idle] = 0
     redrawn = random.random(drawn.shape[:2]) < family.noise.redraw
     redrawn[:, 0] = True

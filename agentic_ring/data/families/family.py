@@ -41,11 +41,13 @@ class HeldNoise:
       redraw: probability that a decision draws a new action.
       idle: probability that a drawn action is 0.
       gain: all others are uniform in [-gain, gain], clipped to [-1, 1].
+      shared: for each actuator the number of the random number that moves it; None is one for each actuator.
     """
 
     redraw: float
     idle: float
     gain: float
+    shared: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

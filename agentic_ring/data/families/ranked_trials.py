@@ -93,7 +93,16 @@ def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()
 
 def _cache_path(store: ExplorationStore, config: RankingConfig) -> Path:
     family = store.family
-    settings = (_VERSION, store.digest, family.held_out, family.near, family.far, BANDS, _GRADED)
+    settings = (
+        _VERSION,
+        store.digest,
+        family.held_out,
+        family.start_cells,
+        family.near,
+        family.far,
+        BANDS,
+        _GRADED,
+    )
     named = json.dumps([*settings, config.goals, config.leaders, config.seed])
     digest = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
     return store.path.with_name(f"{store.path.stem}-ranked-{digest}.npz")
