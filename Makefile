@@ -1,14 +1,14 @@
 # make quick  trials of a trained policy and a report of them, in a minute
 # make demo   the main experiment, from an empty folder to a table, in an environment it makes itself
 # make test   the test suite
-# make install, make lint, make docs, make constraints, make clean
+# make install, make lint, make docs, make notebooks, make constraints, make clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quick demo test install lint docs constraints clean
+.PHONY: help quick demo test install lint docs notebooks constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -37,7 +37,14 @@ docs: $(VENV)/installed-docs ## the documentation, in site/
 	mkdir -p build/pages/experiments
 	cp -r README.md CONTRIBUTING.md CHANGELOG.md CITATION.cff docs build/pages
 	cp -r experiments/results build/pages/experiments
+	$(BIN)/jupyter nbconvert --to markdown build/pages/docs/notebooks/*.ipynb
+	sed -i.before 's/\.ipynb)/.md)/g' build/pages/*.md build/pages/docs/*.md build/pages/docs/notebooks/*.md
+	find build/pages -name '*.before' -delete
 	$(BIN)/zensical build --strict --clean
+
+notebooks: $(VENV)/installed-dev $(VENV)/installed-docs ## execute docs/notebooks anew
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
 
 constraints: ## resolve every dependency anew, on python3.11 and python3.12, into constraints.txt
 	python3 .ci/constraints.py python3.11 python3.12

@@ -1,5 +1,6 @@
-"""The Markdown pages of the documentation, cut into code blocks, links and headings."""
+"""The Markdown pages of the documentation, cut into code blocks, links and headings; and the notebooks."""
 
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ PAGES = tuple(
         ROOT / "experiments/README.md",
     )
 )
+NOTEBOOKS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -39,7 +41,12 @@ class Block:
 
 @cache
 def text(page: str) -> str:
-    return (ROOT / page).read_text()
+    """The page; of a notebook the cells that are Markdown."""
+    content = (ROOT / page).read_text()
+    if page in NOTEBOOKS:
+        cells = json.loads(content)["cells"]
+        content = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return content
 
 
 def blocks(page: str) -> list[Block]:

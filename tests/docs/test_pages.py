@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, anchors, inline_code, links, prose, text
+from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, anchors, inline_code, links, prose, text
 
 OUR_PATH = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests|docs|\.ci)/[\w./-]+")
 OUR_NAME = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests)(?:\.\w+)+")
@@ -26,7 +26,7 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS])
 def test_links_lead_to_files_and_headings(page):
     for link in links(page):
         if re.match(r"https?://", link):
@@ -63,7 +63,8 @@ def test_documented_names_exist(page):
 def test_the_site_has_every_page_once():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     wanted = [page for page in PAGES if page.startswith("docs/") or "/" not in page]
-    assert sorted(listed) == sorted(wanted)
+    converted = [notebook.replace(".ipynb", ".md") for notebook in NOTEBOOKS]
+    assert sorted(listed) == sorted([*wanted, *converted])
 
 
 def test_readme_and_contributing_are_short():
