@@ -26,7 +26,7 @@ class Cheetah(Family):
     body = "cheetah"
     suite_task = ("cheetah", "run")
     physics_dim = 18
-    body_dim = 17
+    body_dim = 18
     action_dim = 6
     goal_dim = 1
     standard_substeps = 1
@@ -54,8 +54,12 @@ class Cheetah(Family):
         return ((goals[:, 0] + _FASTEST) / (2 * _FASTEST) * _BANDS).astype(int).clip(0, _BANDS - 1)
 
     def observe(self, physics: np.ndarray) -> np.ndarray:
-        """Returns positions without the horizontal one, and velocities, as in dm_control."""
-        return physics[..., 1:].astype(np.float32)
+        """Returns positions, the horizontal one included, and velocities.
+
+        dm_control leaves the horizontal position out. A trial starts where it is 0, and its increase in a decision is
+        what the decision pays for.
+        """
+        return physics.astype(np.float32)
 
     def outcome(self, paths: np.ndarray) -> np.ndarray:
         """Returns the mean speed of each sub-step in metres per second."""

@@ -64,6 +64,20 @@ def test_actions_are_held_and_idle_as_often_as_declared():
     assert np.abs(actions).max() == 1
 
 
+def test_the_joints_of_a_leg_move_together_and_each_pose_of_the_cheetah_is_a_cell():
+    family = family_named("cheetah")
+    actions = draw_actions(family, np.random.default_rng(0), 500)
+    back, front = actions[..., :3], actions[..., 3:]
+    for leg in (back, front):
+        np.testing.assert_array_equal(leg, leg[..., :1].repeat(3, axis=-1))
+    assert (back != front).mean() > 0.5
+    starts = family.draw_starts(np.random.default_rng(0), 1000)
+    cells = family.start_cell(starts)
+    assert len(np.unique(cells)) == family.start_cells == len(np.unique(starts, axis=0))
+    for cell in range(family.start_cells):
+        assert len(np.unique(starts[cells == cell], axis=0)) == 1
+
+
 def test_trials_of_more_decisions_last_as_long_and_hold_their_actions_longer():
     family, long = family_named("reacher"), family_named("reacher-24")
     assert long.decisions * long.physics_steps == 8 * family.substeps * family.physics_steps
