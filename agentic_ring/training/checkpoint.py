@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import shutil
+import textwrap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -112,8 +113,9 @@ class SavedCheckpoints:
         except Exception as error:  # orbax raises many types for the same error of a user
             if not folder.exists():
                 raise self._deleted(step) from error
+            cause = textwrap.shorten(str(error), 300)  # orbax prints every array's shape and sharding
             raise CheckpointError(
-                f"checkpoint {step} in {self._directory} cannot be read with this configuration: {error}. "
+                f"checkpoint {step} in {self._directory} cannot be read with this configuration: {cause}. "
                 "Use the flags with which it was written, or choose another --output to start a new run"
             ) from error
         return loaded["state"], loaded["data"]

@@ -4,6 +4,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -152,6 +153,13 @@ def test_a_checkpoint_without_digests_is_refused(saved, tmp_path):
     (tmp_path / "run" / "checkpoints" / "8" / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match=r"SHA256SUMS does not exist: .* release 0\.2\.0 or older"):
         reader(tmp_path / "run").restore(8, LIKE)
+
+
+def test_another_models_checkpoint_is_refused_in_a_few_lines(saved):
+    other = replace(LIKE, params={f"weights{number}": LIKE.params["weights"] for number in range(200)})
+    with pytest.raises(CheckpointError, match=r"checkpoint 8 .* this configuration: .* --output") as raised:
+        reader(saved).restore(8, other)
+    assert len(str(raised.value)) < 800
 
 
 def test_a_reader_changes_nothing_and_needs_no_checkpoint(saved, tmp_path):

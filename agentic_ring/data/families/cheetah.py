@@ -56,8 +56,8 @@ class Cheetah(Family):
     def observe(self, physics: np.ndarray) -> np.ndarray:
         """Returns positions, the horizontal one included, and velocities.
 
-        dm_control leaves the horizontal position out. A trial starts where it is 0, and its increase in a decision is
-        what the decision pays for.
+        dm_control leaves the horizontal position out. A trial starts where it is 0, and its increase in a
+        decision is what the decision pays for.
         """
         return physics.astype(np.float32)
 
