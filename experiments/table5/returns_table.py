@@ -202,20 +202,32 @@ def _returns_table(table: ReturnsTable) -> TextTable:
 def _order_table(table: ReturnsTable) -> TextTable:
     rows = []
     for place, (method, mean) in enumerate(table.order):
-        following = [name for name, _ in table.order[place + 1 : place + 2]]
-        better = [_words(improvement_interval(table.scores(method), table.scores(n)), 2) for n in following]
+        worse = [name for name, _ in table.order[place + 1 :]]
+        beaten = {name: improvement_interval(table.scores(method), table.scores(name)) for name in worse}
         rows.append(
             {
                 "method": METHODS[method].title,
                 "IQM": _words(mean),
-                "P(better than the next)": better[0] if better else "",
+                **{
+                    f"over {METHODS[name].title}": _certainty(beaten[name]) if name in beaten else ""
+                    for name, _ in table.order[1:]
+                },
             }
         )
-    note = (
-        "IQM of the normalised last trials over tasks and seeds. P: probability that a run of the method "
-        "does better than a run of the next one, averaged over tasks, ties counted half (arXiv 2108.13264)."
-    )
-    return TextTable("Order of the methods", rows, [note])
+    notes = [
+        "IQM of the normalised last trials over tasks and seeds, best method first.",
+        "Over: probability that a run of the method does better than one of the other, averaged over tasks, "
+        "ties counted half (arXiv 2108.13264).",
+        "**Bold**: the 95% bootstrap interval, stratified by task, lies above one half."
+        if table.seeds > 1
+        else "One training seed, so that none of these orders is certain.",
+    ]
+    return TextTable("Order of the methods, and which does better than which", rows, notes)
+
+
+def _certainty(better: Interval) -> str:
+    certain = better.low is not None and better.low > 0.5
+    return f"**{_words(better, 2)}**" if certain else _words(better, 2)
 
 
 def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:

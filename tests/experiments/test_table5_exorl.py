@@ -189,8 +189,11 @@ def test_normalised_returns_and_the_order(tmp_path):
         "| walker_run | 0.0 (0.0 to 0.0) | 50.0 (50.0 to 50.0) | 75.0 (50.0 to 100.0) / 49.82 |" in markdown
     )
     assert "| DT | 150.0 " in markdown
-    # On one task DT wins, on the other it does half the time.
-    assert texts[2].rows[0]["P(better than the next)"].startswith("0.88 ")
+    # On one task DT wins, on the other it does so with one of two seeds and ties half with the other.
+    dt, bc, random = texts[2].rows
+    assert dt["over BC"] == "**0.88 (0.75 to 1.00)**"
+    assert (dt["over random"], bc["over random"]) == ("**1.00 (1.00 to 1.00)**",) * 2
+    assert (bc["over BC"], random["over random"]) == ("", "")
     fits = {row["method"]: row for row in texts[3].rows}
     assert fits["AT vanilla, 128"]["8xA100"] == "oom"
     assert fits["AT ring, 128"]["8xA100"] == "not asked"
@@ -201,6 +204,8 @@ def test_one_seed_has_no_interval(tmp_path):
     texts = write_table(tmp_path, table_of({"bc": [[35.0, 60.0]]}), {}, "8xA100")
     assert texts[0].rows[0]["BC"] == "50.0"
     assert "One training seed" in texts[0].notes[1]
+    assert texts[2].rows[0]["over random"] == "1.00"
+    assert "none of these orders is certain" in texts[2].notes[2]
 
 
 def test_the_papers_model_at_a_context():
