@@ -17,6 +17,7 @@ import jax
 from rich.console import Console
 
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
+from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens
@@ -157,13 +158,14 @@ def main(
         and (inputs is None or (inputs == "host") == (column.remat == "offload"))
     ]
     compile_at, done = cell_compiler(output), {}
-    with progress("cells", len(cells)) as advance:
-        for cell, found in sweep(cells, lambda cell: search(cell, compile_at), workers):
-            done[cell] = found
-            advance(len(done), f"{cell}: {contexts_of(found)}")
-            write_table(output, table_rows(rows, done))
-    plot_contexts(output / "contexts.png", table_rows(rows, done))
-    plot_memory(output / "memory.png", table_rows(rows, done))
+    with only_writer(output):
+        with progress("cells", len(cells)) as advance:
+            for cell, found in sweep(cells, lambda cell: search(cell, compile_at), workers):
+                done[cell] = found
+                advance(len(done), f"{cell}: {contexts_of(found)}")
+                write_table(output, table_rows(rows, done))
+        plot_contexts(output / "contexts.png", table_rows(rows, done))
+        plot_memory(output / "memory.png", table_rows(rows, done))
     table = text_table(table_rows(rows, done))
     Console(width=TABLE_WIDTH).print(table.rich())
     print("\n".join(table.notes))

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
+from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.provenance import provenance
@@ -147,30 +148,34 @@ def main(
         # The share of the peak that a CPU reaches says little about accelerators.
         chosen = PUBLISHED, "published for an H100, see evals/utilisation/rates.py"
 
-    tables: list[TextTable] = []
-    measured: list[MeasuredRow] = []
-    if hardware is None or chosen is None:
-        candidates = [candidate(each) for each in running] if hardware is None else []
-        parts = probes(steps[0].config, block, steps[0].mesh)
-        measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
-        measured = measurement.rows
-        write_rows(output / "rates.csv", [vars(measurement.rates)])
-        chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
-        if measured:
-            write_rows(output / "measured.csv", [row.columns() for row in measured])
-            notes = [SIMULATED] if on_cpu and len(steps) > 1 else []
-            tables.append(measured_table(measurement, f"{model} in {precision}", where(), notes))
-    configs = partial(model_config, remat=remat)
-    if hardware is None:
-        projected = project_paper(configs, chosen[0])
-    else:
-        projected = project_machine(hardware, model, configs, block, chosen[0])
-    write_rows(output / "projected.csv", [row.columns() for row in projected])
-    tables += [projected_table(projected, chosen[1]), minimum_table(model_config("7B", "ring").transformer)]
-    if trace is not None and hardware is None:
-        tables += [traced(each, trace) for each in running]
-    plot_mfu(output / "table4.png", *bars(measured, projected))
-    publish(tables, output)
+    with only_writer(output):
+        tables: list[TextTable] = []
+        measured: list[MeasuredRow] = []
+        if hardware is None or chosen is None:
+            candidates = [candidate(each) for each in running] if hardware is None else []
+            parts = probes(steps[0].config, block, steps[0].mesh)
+            measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
+            measured = measurement.rows
+            write_rows(output / "rates.csv", [vars(measurement.rates)])
+            chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
+            if measured:
+                write_rows(output / "measured.csv", [row.columns() for row in measured])
+                notes = [SIMULATED] if on_cpu and len(steps) > 1 else []
+                tables.append(measured_table(measurement, f"{model} in {precision}", where(), notes))
+        configs = partial(model_config, remat=remat)
+        if hardware is None:
+            projected = project_paper(configs, chosen[0])
+        else:
+            projected = project_machine(hardware, model, configs, block, chosen[0])
+        write_rows(output / "projected.csv", [row.columns() for row in projected])
+        tables += [
+            projected_table(projected, chosen[1]),
+            minimum_table(model_config("7B", "ring").transformer),
+        ]
+        if trace is not None and hardware is None:
+            tables += [traced(each, trace) for each in running]
+        plot_mfu(output / "table4.png", *bars(measured, projected))
+        publish(tables, output)
 
 
 def where() -> str:
