@@ -189,7 +189,7 @@ def test_normalised_returns_and_the_order(tmp_path):
         "| walker_run | 0.0 (0.0 to 0.0) | 50.0 (50.0 to 50.0) | 75.0 (50.0 to 100.0) / 49.82 |" in markdown
     )
     assert "| DT | 150.0 " in markdown
-    # On one task DT wins, on the other it does so with one of two seeds and ties half with the other.
+    # On one task DT wins, on the other it wins with one of its two seeds and ties with the other.
     dt, bc, random = texts[2].rows
     assert dt["over BC"] == "**0.88 (0.75 to 1.00)**"
     assert (dt["over random"], bc["over random"]) == ("**1.00 (1.00 to 1.00)**",) * 2
