@@ -28,6 +28,7 @@ from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress
 from data_prep.collection.collection_folder import LABEL, CollectionFolder
@@ -217,6 +218,7 @@ def _decisions(
 
 def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
     """Collects episodes of a dm_control domain and writes them in ExoRL's format."""
+    simulate_cpu_devices(config.members or PLANS[config.domain].members)
     summary = collect(config)
     print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
     collector = summary.folders[-1].name

@@ -13,9 +13,11 @@ from agentic_ring.data.task_datasets import TrajectoryDataset
 from agentic_ring.data.task_datasets import make_env_and_datasets as open_env_and_datasets
 from agentic_ring.data.tasks import Domain, domain_named, parse_task
 from agentic_ring.errors import ConfigError
+from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from data_prep.collect import CollectConfig, collect
+from data_prep.collection.domain_plans import PLANS
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
 
@@ -91,7 +93,9 @@ def main(
         data folder has some, else mix.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
     """
-    prepare_store(domain_named(domain), data or data_root(), collector)
+    chosen = domain_named(domain)
+    simulate_cpu_devices(PLANS[chosen.name].members)
+    prepare_store(chosen, data or data_root(), collector)
 
 
 if __name__ == "__main__":

@@ -145,9 +145,11 @@ def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Arr
 
 
 def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array, action: jax.Array) -> TD3State:
+    critic = jax.tree.map(lambda both: both[0], state.critics)
+
     def loss(actor: Parameters) -> jax.Array:
         chosen = jnp.tanh(apply_mlp(actor, observation))
-        value = _critics(state.critics, observation, chosen)[0]
+        value = apply_mlp(critic, jnp.concatenate([observation, chosen], -1))[..., 0]
         if config.bc_alpha is None:
             return -value.mean()
         size = jax.lax.stop_gradient(jnp.abs(value).mean())

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
+from data_prep.collectors.population import on_own_devices
 
 # Normalised observations are clipped to this many standard deviations (URLB: ``agent/rnd.py``).
 _OBSERVATION_CLIP = 5.0
@@ -70,7 +71,7 @@ class IntrinsicRewardLearner:
         parameters = jax.vmap(lambda key: intrinsic.init(key, self._seen, action_dim))(keys)
         optimizer = jax.vmap(optax.adam(config.learning_rate).init)(parameters)
         td3 = init_population(config, observation_dim, action_dim, jnp.array(seeds))
-        self.state = IntrinsicRewardState(td3, parameters, optimizer)
+        self.state = on_own_devices(IntrinsicRewardState(td3, parameters, optimizer), axis=0)
 
     def batch_shape(self, updates: int) -> tuple[int, ...]:
         delay = self.config.policy_delay
@@ -80,8 +81,8 @@ class IntrinsicRewardLearner:
         seen = observation[:, : self._seen]
         self._mean, self._deviation = seen.mean(0), seen.std(0) + 1e-3
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(act(self.state.td3.actor, observation))
+    def act(self, state: IntrinsicRewardState, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(act(state.td3.actor, observation))
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
         seen = {
@@ -90,6 +91,7 @@ class IntrinsicRewardLearner:
             "next_observation": self._normalise(batches["next_observation"]),
             "skill": batches["observation"][..., self._seen :],
         }
+        seen, batches = on_own_devices((seen, batches), axis=2)
         td3, parameters, optimizer = self.state
         parameters, optimizer, reward = _train(
             self._intrinsic, self.config.learning_rate, parameters, optimizer, seen

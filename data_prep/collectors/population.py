@@ -2,7 +2,9 @@
 
 from typing import Any, Protocol
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from data_prep.collectors.replay_buffer import ReplayBuffer
 
@@ -22,8 +24,8 @@ class Learner(Protocol):
         """Called at the start of a round with all observations collected before it, [N, O]."""
         ...
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """Returns actions [P, M, A] without noise for observations [P, M, O]."""
+    def act(self, state: Any, observation: np.ndarray) -> np.ndarray:
+        """Returns actions [P, M, A] of the policies in ``state``, without noise, for observations [P, M, O]."""
         ...
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
@@ -31,12 +33,26 @@ class Learner(Protocol):
         ...
 
 
+def on_own_devices(tree: Any, axis: int) -> Any:
+    """Spreads the members of a population, which are along ``axis`` of every array, over the local devices.
+
+    Members are independent, so that each device updates its own without communication. Simulated CPU devices
+    thereby use several cores, which products as small as a learner's do not on one device.
+    """
+    devices = jax.local_devices()
+    members = jax.tree.leaves(tree)[0].shape[axis]
+    count = max(n for n in range(1, len(devices) + 1) if members % n == 0)
+    mesh = Mesh(np.array(devices[:count]), ("member",))
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, "member")))
+
+
 class PopulationExplorer:
     """Explores with Gaussian noise around each member's policy; see ``Explorer``.
 
     Every member learns from the transitions of all members with the reward of its own task. In its M
     environments a member acts with M noise scales, from 0 to ``max_noise``: the first gives consistent
-    episodes, the last explores.
+    episodes, the last explores. It acts with its policy before the update that runs at the moment, so that
+    the environments need not wait for it.
 
     Args:
       labels: [P], algorithm, seed and task of each member.
@@ -65,11 +81,12 @@ class PopulationExplorer:
         self._exploring = self._replay.size(1) < self._first_learn_size
         if not self._exploring:
             self._learner.begin_round(self._replay.observations())
+        self._acting = self._learner.state
         self._replay.begin_round(observation)
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         members, each = len(self._labels), len(self._noise)
-        action = self._learner.act(observation.reshape(members, each, -1))
+        action = self._learner.act(self._acting, observation.reshape(members, each, -1))
         if self._exploring:
             return self._generator.uniform(-1, 1, (members * each, action.shape[-1]))
         noise = self._noise[:, None] * self._generator.normal(size=action.shape)
@@ -80,6 +97,7 @@ class PopulationExplorer:
         if self._exploring or self._decision % self._learn_every:
             return
         learner = self._learner
+        self._acting = learner.state
         learner.update(
             self._replay.sample(self._generator, self._batch_shape, learner.horizon, learner.discount)
         )
@@ -91,7 +109,7 @@ class PopulationExplorer:
         return self._learner.state
 
     def restore(self, state: Any) -> None:
-        self._learner.state = state
+        self._learner.state = on_own_devices(state, axis=0)
 
     def labels(self) -> list[dict[str, Any]]:
         first = "random" if self._exploring else None

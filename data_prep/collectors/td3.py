@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.training.td3 import TD3Config, act, init_population, update
+from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
+from data_prep.collectors.population import on_own_devices
 
 
 class TD3Learner:
@@ -25,7 +26,9 @@ class TD3Learner:
         reward_columns: Sequence[int],
     ):
         self.config, self.horizon, self.discount = config, config.horizon, config.discount
-        self.state = init_population(config, observation_dim, action_dim, jnp.array(seeds))
+        self.state = on_own_devices(
+            init_population(config, observation_dim, action_dim, jnp.array(seeds)), axis=0
+        )
         self._columns = np.array(reward_columns)
 
     def batch_shape(self, updates: int) -> tuple[int, ...]:
@@ -35,10 +38,11 @@ class TD3Learner:
     def begin_round(self, observation: np.ndarray) -> None:
         pass
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(act(self.state.actor, observation))
+    def act(self, state: TD3State, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(act(state.actor, observation))
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
         own = np.arange(len(self._columns)), slice(None), self._columns
         reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
-        self.state = update(self.config, self.state, batches | {"reward": reward})
+        batches = on_own_devices(batches | {"reward": reward}, axis=2)
+        self.state = update(self.config, self.state, batches)

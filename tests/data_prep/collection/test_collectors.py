@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.models.perceptron import apply_mlp
-from agentic_ring.training.td3 import TD3Config
+from agentic_ring.training.td3 import TD3Config, update
 from data_prep.collectors.apt import APT, particle_reward
 from data_prep.collectors.diayn import DIAYN, SkillExplorer
 from data_prep.collectors.icm import ICM
 from data_prep.collectors.intrinsic_reward import IntrinsicRewardLearner
 from data_prep.collectors.noise import NoiseExplorer
-from data_prep.collectors.population import PopulationExplorer
+from data_prep.collectors.population import PopulationExplorer, on_own_devices
 from data_prep.collectors.replay_buffer import ReplayBuffer
 from data_prep.collectors.rnd import RND
 from data_prep.collectors.td3 import TD3Learner
@@ -83,7 +83,7 @@ def test_each_td3_member_learns_from_the_reward_of_its_own_task():
     generator = np.random.default_rng(0)
     for _ in range(30):
         learner.update(bandit_batches(learner.batch_shape(40), generator, [-0.5, 0.3]))
-    action = learner.act(generator.normal(size=(3, 50, 3)).astype(np.float32))
+    action = learner.act(learner.state, generator.normal(size=(3, 50, 3)).astype(np.float32))
     assert action.shape == (3, 50, 1)
     np.testing.assert_allclose(action.mean((1, 2)), [0.3, -0.5, 0.3], atol=0.1)
 
@@ -99,6 +99,52 @@ def test_td3_value_is_the_discounted_sum_of_rewards():
     inputs = generator.uniform(-1, 1, (20, 4)).astype(np.float32)
     values = jax.vmap(jax.vmap(apply_mlp, (0, None)), (0, None))(learner.state.critics, jnp.array(inputs))
     np.testing.assert_allclose(values, 5.0, rtol=0.05)
+
+
+def test_members_are_updated_on_devices_of_their_own_without_communication():
+    config = TD3Config(hidden=16, batch=8)
+    learner = TD3Learner(config, 3, 1, seeds=[5, 6, 7], reward_columns=[0, 0, 0])
+    batches = bandit_batches(learner.batch_shape(4), np.random.default_rng(0), [0.3])
+    own = on_own_devices(batches | {"reward": batches["reward"][..., 0]}, axis=2)
+    program = update.lower(config, learner.state, own).compile().as_text()
+    assert not any(word in program for word in ("all-reduce", "all-gather", "all-to-all", "collective"))
+    learner.update(batches)
+    assert all(len(leaf.sharding.device_set) == 3 for leaf in jax.tree.leaves(learner.state))
+
+
+class CountingLearner:
+    """A learner whose state counts its updates, and whose actions are that count in thousandths."""
+
+    horizon, discount, state = 1, 1.0, 0
+
+    def batch_shape(self, updates):
+        return (updates, 1)
+
+    def begin_round(self, observation):
+        pass
+
+    def act(self, state, observation):
+        return np.full((*observation.shape[:2], 1), state / 1000)
+
+    def update(self, batches):
+        self.state += 1
+
+
+def test_explorers_act_with_the_policy_before_the_update_that_runs():
+    replay = ReplayBuffer(4, 6, 2, 1, 0)
+    explorer = PopulationExplorer(CountingLearner(), replay, [{}], 1, 0.0, 1, 2, first_learn_size=1)
+    observation, generator = np.zeros((1, 2), np.float32), np.random.default_rng(0)
+    rounds = []
+    for _ in range(3):
+        explorer.begin_round(generator, observation)
+        actions = []
+        for _ in range(6):
+            actions.append(explorer.act(observation))
+            explorer.learn()
+            explorer.observe(actions[-1], np.zeros((1, 0)), observation)
+        rounds.append(np.round(1000 * np.ravel(actions)).astype(int).tolist())
+    # The first round explores. Later ones start an update after every second action.
+    assert rounds[1:] == [[0, 0, 0, 0, 1, 1], [3, 3, 3, 3, 4, 4]]
 
 
 @pytest.mark.slow
@@ -137,7 +183,7 @@ def test_an_intrinsic_reward_comes_to_prefer_unseen_states(curiosity):
         learner.update(
             {"observation": observation, "action": action, "next_observation": following, "reward": nothing}
         )
-    action = learner.act(generator.normal(size=(2, 50, 3)).astype(np.float32))
+    action = learner.act(learner.state, generator.normal(size=(2, 50, 3)).astype(np.float32))
     assert (action.mean((1, 2)) > 0.3).all()
 
 
@@ -167,7 +213,7 @@ def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
         shape = learner.batch_shape(40)
         skill = one_hot[generator.integers(2, size=shape)]
         observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
-        action = np.stack([learner.act(step) for step in observation.reshape(-1, *shape[2:], 3)])
+        action = np.stack([learner.act(learner.state, step) for step in observation.reshape(-1, *shape[2:], 3)])
         action = np.clip(action + generator.normal(0, 0.3, action.shape), -1, 1).reshape(*shape, 1)
         learner.update(
             {
@@ -178,7 +224,7 @@ def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
             }
         )
     asked = np.concatenate([np.zeros((2, 1), np.float32), one_hot], -1)
-    actions = learner.act(np.stack([asked, asked]))
+    actions = learner.act(learner.state, np.stack([asked, asked]))
     assert (np.abs(actions[:, 0] - actions[:, 1]) > 0.5).all()
     followed = {"next_observation": learner._normalise(actions), "skill": np.stack([one_hot, one_hot])}
     _, reward = jax.vmap(DIAYN(skills=2, hidden=32).loss_and_reward)(learner.state.parameters, followed)
