@@ -25,7 +25,7 @@ class Preset:
       trajectories: members of a chain.
       updates: number of optimiser updates.
       tokens_per_update: tokens of a batch, rounded to whole chains.
-      optimizer: AdamW's settings.
+      optimizer: its settings.
       checkpoint_every: updates between two checkpoints.
       trials: rollouts after the prompt.
       prompt_trajectories: stored trajectories in context before the first trial.
@@ -98,11 +98,13 @@ class Preset:
 # episodes are 2K (cartpole, maze, jaco) or 4K tokens (walker, cheetah, quadruped).
 _DEMO = Preset(
     name="demo",
-    transformer=TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
+    transformer=TransformerConfig(width=128, layers=3, heads=2, ffn_width=256, remat="attention"),
     trajectories=4,
-    updates=250,
+    updates=120,
     tokens_per_update=8_000,
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30, clip_norm=1.0, beta2=0.95),
+    optimizer=OptimizerConfig(
+        learning_rate=1e-3, warmup_steps=15, clip_norm=1.0, beta2=0.95, muon_learning_rate=0.02
+    ),
     checkpoint_every=50,
     trials=4,
     accumulate=False,
