@@ -28,7 +28,7 @@ _FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_
 PLANS = {
     # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
     # run and one that walks serve all three tasks.
-    "walker": DomainPlan(4, ("run", "run", "walk"), 400, 8),
+    "walker": DomainPlan(4, ("run", "run", "walk"), 400, 10),
     "cheetah": DomainPlan(4, ("run", "run", "run"), 300, 8),
     "cartpole": DomainPlan(8, ("swingup", "swingup", "swingup"), 320, 8),
     "quadruped": DomainPlan(4, ("run", "jump", "walk"), 400, 8),
