@@ -10,7 +10,7 @@ The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``)
 Collection proceeds in rounds of one episode per environment. After each round the episodes, the learners'
 weights and the labels are written. A collection that was killed and is started again with the same flags
 continues after its last complete round, and produces the same files as an uninterrupted one (bit for bit
-on the same machine and versions).
+on the same machine and versions, with as many devices; the commands simulate one for each learner on a CPU).
 """
 
 import time
