@@ -25,7 +25,7 @@ class Learner(Protocol):
         ...
 
     def act(self, state: Any, observation: np.ndarray) -> np.ndarray:
-        """Returns actions [P, M, A] of the policies in ``state``, without noise, for observations [P, M, O]."""
+        """Returns actions [P, M, A] without noise of the policies in ``state`` for observations [P, M, O]."""
         ...
 
     def update(self, batches: dict[str, np.ndarray]) -> None:

@@ -213,7 +213,8 @@ def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
         shape = learner.batch_shape(40)
         skill = one_hot[generator.integers(2, size=shape)]
         observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
-        action = np.stack([learner.act(learner.state, step) for step in observation.reshape(-1, *shape[2:], 3)])
+        steps = observation.reshape(-1, *shape[2:], 3)
+        action = np.stack([learner.act(learner.state, step) for step in steps])
         action = np.clip(action + generator.normal(0, 0.3, action.shape), -1, 1).reshape(*shape, 1)
         learner.update(
             {
