@@ -17,7 +17,6 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from data_prep.collect import CollectConfig, collect
-from data_prep.collection.domain_plans import PLANS
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.folders import OWN_COLLECTOR, collector_folder
 
@@ -93,9 +92,8 @@ def main(
         data folder has some, else mix.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
     """
-    chosen = domain_named(domain)
-    simulate_cpu_devices(PLANS[chosen.name].members)
-    prepare_store(chosen, data or data_root(), collector)
+    simulate_cpu_devices(8)
+    prepare_store(domain_named(domain), data or data_root(), collector)
 
 
 if __name__ == "__main__":
