@@ -44,7 +44,7 @@ from evals.speed.interleaved import Spread, time_interleaved
 from evals.speed.rollout_scene import FullEncoding, Scene, compare_actions
 
 MODELS = {
-    "demo": TransformerConfig(width=128, layers=3, heads=4, ffn_width=256, remat="none"),
+    "demo": TransformerConfig(width=128, layers=3, heads=2, ffn_width=256, remat="attention"),
     "tiny": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none"),
 }
 """Transformers by name: that of the demo preset, and a tiny one for a quick trial."""
