@@ -10,7 +10,7 @@ The file format is ExoRL's, the data are not: every episode (``episodes.jsonl``)
 Collection proceeds in rounds of one episode per environment. After each round the episodes, the learners'
 weights and the labels are written. A collection that was killed and is started again with the same flags
 continues after its last complete round, and produces the same files as an uninterrupted one (bit for bit
-on the same machine and versions; on a CPU every script simulates 8 devices, so that a learner has its own).
+on the same machine and versions and as many devices; on a CPU this script and the main one simulate 8).
 """
 
 import time

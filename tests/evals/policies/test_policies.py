@@ -100,6 +100,7 @@ def test_a_shipped_policy_acts_as_its_card_says(name):
     )
     assert f"| commit | {results.commit} |" in card
     assert f"`{results.command}`" in card
+    assert f'load_policy("{name}")' in card
     last = results.figure("return/last_trial")
     row = f"| {name} | {last.value:.0f} ({last.low:.0f} to {last.high:.0f}) |"
     assert row in (SHIPPED.parents[1] / "docs/in-context-rl.md").read_text()
