@@ -74,15 +74,17 @@ class _Handler(QuietHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server.requests.append({"path": self.path, **body})
         server.keys.append(self.headers["Authorization"])
+        # The count ends before the reply leaves: a client that has it may send its next request at once.
         with server.one_more() as fits:
             if fits:
-                self._reply(body)
-            else:
-                self._send(429, {"Retry-After": server.retry_after}, "too many requests")
+                time.sleep(server.delay)
+        if fits:
+            self._reply(body)
+        else:
+            self._send(429, {"Retry-After": server.retry_after}, "too many requests")
 
     def _reply(self, body: dict):
         server = self.server
-        time.sleep(server.delay)
         kind, *rest = server.plan.popleft() if server.plan else ("lookup",)
         if kind == "status":
             self._send(*rest)
