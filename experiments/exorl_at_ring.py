@@ -103,7 +103,8 @@ def main(
     """
     launch.ready_devices()
     name = preset or default_preset()
-    chosen, parsed = PRESETS[name], parse_task(task)
+    parsed = parse_task(task)
+    chosen = PRESETS[name].for_domain(parsed.domain)
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
     if action_repeat is not None:

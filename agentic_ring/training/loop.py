@@ -24,6 +24,9 @@ from agentic_ring.training.optimizer import learning_rate_schedule, make_optimiz
 from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import Loss, TrainState, abstract_state, init_state, make_train_step
 
+Measure = Callable[[TrainState], dict[str, float]]
+"""Returns further metrics of a state that is being trained."""
+
 
 class Batches(Protocol):
     """An endless iterator of batches, each with a ``weight``, whose state can be saved and restored."""
@@ -54,6 +57,7 @@ def train(
     rules: ShardingRules = ShardingRules(),
     start: Callable[[], Params] | None = None,
     frozen: Params | None = None,
+    measure: Measure | None = None,
 ) -> TrainState:
     """Trains a model until ``config.steps`` updates are done, resuming from the newest checkpoint.
 
@@ -65,6 +69,7 @@ def train(
       tokens_per_place: tokens per element of a batch's weight, for the reported speed only.
       start: creates the initial parameters of a new run; None draws them from the seed.
       frozen: weights of the model that are not trained, if any.
+      measure: as in ``run_updates``.
 
     Raises:
       NonFiniteLossError: a loss or gradient is not finite; names the step and the last good checkpoint.
@@ -94,6 +99,7 @@ def train(
             metrics,
             learning_rate=lambda step: float(jnp.asarray(learning_rate(step - 1))),
             tokens=lambda batch: batch.weight.size * tokens_per_place,
+            measure=measure,
         )
 
 
@@ -108,6 +114,7 @@ def run_updates(
     *,
     learning_rate: Callable[[int], float],
     tokens: Callable[[Any], int],
+    measure: Measure | None = None,
 ) -> TrainState:
     """Runs updates of any learning algorithm until ``config.steps``, resuming from the newest checkpoint.
 
@@ -119,6 +126,8 @@ def run_updates(
       batches, checkpoints, metrics: as in ``train``.
       learning_rate: learning rate of an update, counted from 1.
       tokens: number of tokens in a batch, for the reported speed.
+      measure: returns further metrics of the state, such as its return in the environment. It is called
+        before each regular checkpoint but the last, and a run that was killed between both calls it again.
 
     Metrics are fetched one step late: the next batch is placed and the next update dispatched while the
     devices still compute. A checkpoint waits for the metrics of its own step.
@@ -143,18 +152,24 @@ def run_updates(
         watched_steps() as enter_step,
     ):
 
-        def finish(sent: _Dispatched) -> Wishes:
-            """Waits for a step, logs it, and returns what the job wishes after it."""
+        def finish(sent: _Dispatched, reached: TrainState | None = None) -> Wishes:
+            """Waits for a step, measures the state reached if given, logs, and returns the job's wishes."""
             nonlocal clock
             values = _finite_values(sent, checkpoints)
             losses.add(values["loss"])
             now = time.monotonic()
             tokens_per_second = sent.tokens / (now - clock)
-            clock = now
-            if sent.step % config.log_every == 0 or sent.step == config.steps:
+            further = {} if measure is None or reached is None else measure(reached)
+            if further or sent.step % config.log_every == 0 or sent.step == config.steps:
                 rates = {"learning_rate": learning_rate(sent.step), "tokens_per_second": tokens_per_second}
-                metrics.write(sent.step, values | rates)
-            advance(sent.step, f"{tokens_per_second:,.0f} tokens/s", loss=values["loss"])
+                metrics.write(sent.step, values | rates | further)
+            advance(
+                sent.step,
+                f"{tokens_per_second:,.0f} tokens/s",
+                loss=values["loss"],
+                last_return=further.get("return"),
+            )
+            clock = now if reached is None else time.monotonic()  # the speed is that of training alone
             return fetch_wishes(sent.wishes)
 
         for step in range(first + 1, config.steps + 1):
@@ -170,7 +185,7 @@ def run_updates(
             regular = step % config.checkpoint_every == 0 or step == config.steps
             if not (regular or wishes.save or wishes.stop):
                 continue
-            wishes |= finish(current)
+            wishes |= finish(current, state if regular and step < config.steps else None)
             previous = None
             # A checkpoint at a moment that a clock or a signal chose does not compete for the best one.
             mean = losses.take() if regular else None

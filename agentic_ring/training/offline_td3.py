@@ -5,6 +5,7 @@ updates of this project's exploration agents. Differences from ExoRL: a target a
 critic in the actor's gradient, as in the TD3 paper; every hidden layer is normalised, not only the first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,11 @@ def train_td3(
     mesh: Mesh,
     checkpoints: Checkpoints,
     metrics: MetricsLog,
+    measure: Callable[[TD3State], dict[str, float]] | None = None,
 ) -> TD3State:
     """Trains one agent, resuming from the newest checkpoint; its arrays have a leading axis 1.
+
+    ``measure`` is that of ``run_updates``, of the agent.
 
     Raises:
       NonFiniteLossError: the values diverged.
@@ -106,5 +110,6 @@ def train_td3(
             metrics,
             learning_rate=lambda _: learner.learning_rate,
             tokens=lambda batch: batch["reward"].size,
+            measure=measure and (lambda state: measure(TD3State(**state.params))),
         )
     return TD3State(**state.params)

@@ -21,7 +21,7 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.terminal.progress import say
-from agentic_ring.training.loop import train
+from agentic_ring.training.loop import Measure, train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import read_metrics
 from agentic_ring.training.train_step import TrainState
@@ -111,16 +111,28 @@ def chain_batches(config: RunConfig, store: TrajectoryStore, mesh: Mesh) -> Chai
 
 
 def train_on_store(
-    config: RunConfig, model: Model, mesh: Mesh, directory: Path, wandb_project: str | None
+    config: RunConfig,
+    model: Model,
+    mesh: Mesh,
+    directory: Path,
+    wandb_project: str | None = None,
+    measure: Measure | None = None,
 ) -> TrainState:
-    """Trains the model of ``config``, from its newest checkpoint if there is one."""
+    """Trains the model of ``config``, from its newest checkpoint if there is one; see ``training.loop``."""
     with (
         training_outputs(directory, config, wandb_project) as outputs,
         TrajectoryStore.open(config.store) as store,
     ):
         batches = chain_batches(config, store, mesh)
         return train(
-            config.training, model, action_loss, batches, mesh, *outputs, tokens_per_place=TOKENS_PER_STEP
+            config.training,
+            model,
+            action_loss,
+            batches,
+            mesh,
+            *outputs,
+            tokens_per_place=TOKENS_PER_STEP,
+            measure=measure,
         )
 
 

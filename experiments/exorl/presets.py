@@ -32,6 +32,7 @@ class Preset:
       accumulate: whether a batch is computed one chain per device at a time (with stages: one microbatch
         per stage), and the gradients added up: long chains need the memory.
       action_repeat: control steps per decision, by domain; 1 where it is not named.
+      lengthening: factor on the updates, by domain whose tasks take longer to learn; 1 where it is not named.
       dropout: see ``AgenticTransformerConfig``.
     """
 
@@ -46,7 +47,14 @@ class Preset:
     prompt_trajectories: int = 0
     accumulate: bool = True
     action_repeat: dict[str, int] = field(default_factory=dict)
+    lengthening: dict[str, int] = field(default_factory=dict)
     dropout: float = 0.0
+
+    def for_domain(self, domain: Domain) -> "Preset":
+        """The preset with as many updates as the domain's tasks take to learn."""
+        factor = self.lengthening.get(domain.name, 1)
+        every = self.checkpoint_every * factor
+        return replace(self, updates=self.updates * factor, checkpoint_every=every, lengthening={})
 
     def with_trajectories(self, count: int) -> "Preset":
         """The preset with chains of ``count`` trajectories; shorter chains lose prompts, then trials."""
@@ -109,6 +117,7 @@ _DEMO = Preset(
     trials=4,
     accumulate=False,
     action_repeat={domain: plan.action_repeat for domain, plan in PLANS.items()},
+    lengthening={"jaco": 3},
 )
 # One accelerator: chains of 16 x 1000 steps, 64K tokens.
 _SMALL = Preset(

@@ -1,5 +1,6 @@
 """Configuration and training of the baselines of Table 5."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,13 @@ from agentic_ring.data.transition_dataset import (
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
-from agentic_ring.models.model import Model
+from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig
-from agentic_ring.training.loop import train
+from agentic_ring.training.loop import Measure, train
 from agentic_ring.training.losses import window_loss
 from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
 from agentic_ring.training.td3 import TD3State
 from agentic_ring.training.train_config import TrainConfig
-from agentic_ring.training.train_step import TrainState
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.pipeline import DataFacts
 
@@ -62,31 +62,36 @@ class BaselineConfig:
 
 
 def train_windows(
-    config: BaselineConfig, learner: WindowLearner, directory: Path
-) -> tuple[Model, TrainState]:
+    config: BaselineConfig, learner: WindowLearner, model: Model, directory: Path, measure: Measure
+) -> Params:
     """Trains behaviour cloning or a Decision Transformer, from its newest checkpoint if there is one."""
     task = parse_task(config.task).name
     with TrajectoryStore.open(config.store) as store:
         chosen = best_episodes(store.returns(task), store.lengths, store.learnable, learner.best_share)
         data = _transitions(store, config, chosen)
     extent = "last" if isinstance(learner.model, BehaviorCloningConfig) else "all"
-    training, model = learner.training, Model(learner.model)
+    training = learner.training
     batches = RandomBatches(
         lambda generator: data.windows(generator, training.batch_size, learner.model.window, extent),
         training.seed,
     )
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with training_outputs(directory, config) as outputs:
-        return model, train(training, model, window_loss, batches, mesh, *outputs)
+        return train(training, model, window_loss, batches, mesh, *outputs, measure=measure).params
 
 
-def train_values(config: BaselineConfig, learner: OfflineTD3Config, directory: Path) -> TD3State:
+def train_values(
+    config: BaselineConfig,
+    learner: OfflineTD3Config,
+    directory: Path,
+    measure: Callable[[TD3State], dict[str, float]],
+) -> TD3State:
     """Trains TD3 or TD3+BC on all episodes, noise included: values need no policy behind the data."""
     with TrajectoryStore.open(config.store) as store:
         data = _transitions(store, config, np.arange(store.num_episodes))
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with training_outputs(directory, config) as outputs:
-        return train_td3(learner, data, mesh, *outputs)
+        return train_td3(learner, data, mesh, *outputs, measure)
 
 
 def _transitions(store: TrajectoryStore, config: BaselineConfig, episodes: np.ndarray) -> TransitionDataset:

@@ -1,20 +1,27 @@
 """The cells of Table 5: one task, method and training seed each."""
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config
-from evals.common.results import Results, read_results, write_results
+from agentic_ring.training.metrics_log import read_metrics
+from evals.common.results import Figure, Results, read_results, write_results
 from evals.rollouts.returns import roll_out, trial_figures
+from evals.rollouts.trials import TrialPolicy
 from experiments.common.cells import RESULTS_FILE
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TablePreset
 
 SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
+CURVE = "learning_curve/"
+"""Names of the figures of a learning curve begin so, and go on with the share of the updates, as 0.25."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,9 @@ def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path
 def run_cell(cell: TableCell, output: Path) -> None:
     """Trains and rolls out a cell in this process, by its configuration.
 
+    Before each regular checkpoint it is rolled out as well, in the same environments, for the learning curve;
+    the seconds of training include that.
+
     Raises:
       DataError: the cell was not prepared.
     """
@@ -65,10 +75,28 @@ def run_cell(cell: TableCell, output: Path) -> None:
     with only_writer(directory):
         stages = Stages()
         stages.keep_in(directory)
+        task, repeat = parse_task(cell.task), method.action_repeat(config)
+
+        def returns(policies: Sequence[TrialPolicy]) -> np.ndarray:
+            return roll_out(policies, method.title, task, repeat, config.evaluation)[0]
+
+        def last_trial(policies: Sequence[TrialPolicy]) -> dict[str, float]:
+            with stages.stage("learning curve"):
+                return {"return": float(returns(policies)[:, -1].mean())}
+
         with stages.stage("training"):
-            policies = method.train(config, directory)
+            policies = method.train(config, directory, last_trial)
         with stages.stage("evaluation"):
-            task, repeat = parse_task(cell.task), method.action_repeat(config)
-            returns, _ = roll_out(policies, method.title, task, repeat, config.evaluation)
-        results = Results.of_this_process(asdict(config), stages.seconds, trial_figures(returns))
+            figures = trial_figures(returns(policies))
+        figures += _learning_curve(directory / "metrics.jsonl", figures)
+        results = Results.of_this_process(asdict(config), stages.seconds, figures)
         write_results(directory / RESULTS_FILE, results)
+
+
+def _learning_curve(metrics: Path, figures: Sequence[Figure]) -> list[Figure]:
+    """Return of the last trial by share of the updates, as training has measured it, and at its end."""
+    last = next(figure for figure in figures if figure.name == "return/last_trial")
+    rows = read_metrics(metrics) if metrics.exists() else []  # nothing trains the random policy
+    measured = {row["step"] / rows[-1]["step"]: row["return"] for row in rows if "return" in row}
+    curve = [Figure(f"{CURVE}{share:.4g}", value, "return", n=last.n) for share, value in measured.items()]
+    return [*curve, replace(last, name=f"{CURVE}1")] if rows else []

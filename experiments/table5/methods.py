@@ -3,7 +3,7 @@
 All use the same data of a task, the same environments and the same training seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,12 @@ from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolic
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
-from agentic_ring.models.model import Model
+from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.offline_td3 import OfflineTD3Config
-from agentic_ring.training.td3 import act
+from agentic_ring.training.td3 import TD3State, act
+from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
 from evals.rollouts.policies import in_context_policies
@@ -34,6 +35,8 @@ from experiments.table5.baselines import BaselineConfig, WindowLearner, train_va
 from experiments.table5.presets import TablePreset
 
 TRAJECTORIES = (4, 32, 128)
+MeasurePolicies = Callable[[Sequence[TrialPolicy]], dict[str, float]]
+"""Rolls out policies that are still trained, for the learning curve."""
 
 
 @dataclass(frozen=True)
@@ -72,31 +75,51 @@ class Baseline:
     ) -> WindowLearner | OfflineTD3Config | None:
         if self.kind == "random":
             return None
+        longer = preset.chains.lengthening.get(domain.name, 1)  # every method trains so much longer there
         if self.kind == "td3":
+            values = preset.values
             return replace(
-                preset.values, learner=replace(preset.values.learner, bc_alpha=self.bc_alpha), seed=seed
+                values,
+                learner=replace(values.learner, bc_alpha=self.bc_alpha),
+                updates=values.updates * longer,
+                checkpoint_every=values.checkpoint_every * longer,
+                seed=seed,
             )
         dims = domain.observation_dim, domain.action_dim
         if self.kind == "bc":
             model, training = BehaviorCloningConfig(*dims), preset.cloning
         else:
             model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
-        return WindowLearner(model, self.best_share, replace(training, seed=seed))
+        steps, every = training.steps * longer, training.checkpoint_every * longer
+        training = replace(training, steps=steps, checkpoint_every=every, seed=seed)
+        return WindowLearner(model, self.best_share, training)
 
-    def train(self, config: BaselineConfig, directory: Path) -> Sequence[TrialPolicy]:
+    def train(
+        self, config: BaselineConfig, directory: Path, measure: MeasurePolicies
+    ) -> Sequence[TrialPolicy]:
         """Trains the method, from its newest checkpoint if there is one; returns its policy."""
-        return [self._policy(config, directory)]
+        evaluation, scaling, learner = config.evaluation, config.data.scaling, config.learner
+        if isinstance(learner, WindowLearner):
+            model: Model[Any] = Model(learner.model)
 
-    def _policy(self, config: BaselineConfig, directory: Path) -> TrialPolicy:
-        evaluation, scaling = config.evaluation, config.data.scaling
-        if isinstance(config.learner, WindowLearner):
-            model, state = train_windows(config, config.learner, directory)
-            return WindowPolicy(model, state.params, scaling, config.data.target, evaluation.environments)
-        if isinstance(config.learner, OfflineTD3Config):
-            actor = train_values(config, config.learner, directory).actor
-            return ReactivePolicy(lambda seen: np.asarray(act(actor, seen[None]))[0], scaling)
+            def window_policy(params: Params) -> Sequence[TrialPolicy]:
+                return [WindowPolicy(model, params, scaling, config.data.target, evaluation.environments)]
+
+            return window_policy(
+                train_windows(
+                    config, learner, model, directory, lambda state: measure(window_policy(state.params))
+                )
+            )
+        if isinstance(learner, OfflineTD3Config):
+
+            def reactive_policy(state: TD3State) -> Sequence[TrialPolicy]:
+                return [ReactivePolicy(lambda seen: np.asarray(act(state.actor, seen[None]))[0], scaling)]
+
+            return reactive_policy(
+                train_values(config, learner, directory, lambda state: measure(reactive_policy(state)))
+            )
         action_dim = parse_task(config.task).domain.action_dim
-        return RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)
+        return [RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)]
 
     def action_repeat(self, config: BaselineConfig) -> int:
         """Control steps per decision."""
@@ -152,15 +175,20 @@ class Agentic:
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> RunConfig:
         """Everything that decides the result of a cell."""
         devices = self.devices()
-        chains = preset.chains_of(self.trajectories)
+        chains = preset.chains_of(self.trajectories).for_domain(task.domain)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
         return resolve(chains, task, store, self.mesh(devices), "leaders", seed)
 
-    def train(self, config: RunConfig, directory: Path) -> Sequence[TrialPolicy]:
+    def train(self, config: RunConfig, directory: Path, measure: MeasurePolicies) -> Sequence[TrialPolicy]:
         """Trains the method likewise; returns policies that share the environments evenly."""
         model, mesh = Model(config.model), self.mesh(self.devices())
-        state = train_on_store(config, model, mesh, directory, None)
-        return in_context_policies(config, model, state.params, mesh)
+
+        def policies(state: TrainState) -> Sequence[TrialPolicy]:
+            return in_context_policies(config, model, state.params, mesh)
+
+        return policies(
+            train_on_store(config, model, mesh, directory, measure=lambda state: measure(policies(state)))
+        )
 
     def action_repeat(self, config: RunConfig) -> int:
         """Control steps per decision."""

@@ -68,7 +68,7 @@ _VALUES = OfflineTD3Config(
 
 TABLE_PRESETS = {
     "demo": TablePreset(
-        chains=PRESETS["demo"],
+        chains=replace(PRESETS["demo"], checkpoint_every=30),
         cloning=replace(_DEMO_WINDOWS, steps=10_000, checkpoint_every=2500),
         decision=replace(_DEMO_WINDOWS, steps=2000, batch_size=16, checkpoint_every=500),
         values=replace(
@@ -78,7 +78,7 @@ TABLE_PRESETS = {
             checkpoint_every=1000,
         ),
         methods=(*_BASELINES, "at_ring_4"),
-        seeds=1,
+        seeds=3,
     ),
     "small": TablePreset(
         chains=PRESETS["small"],

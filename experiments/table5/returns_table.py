@@ -84,7 +84,7 @@ class ReturnsTable:
     def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
         column = self.tasks.index(cell.task)
         span = self.reference[column] - self.random[column]
-        kept = [f for f in results.figures if f.name != "return/last_trial"]
+        kept = [f for f in results.figures if f.name.startswith("return/") and f.name != "return/last_trial"]
         return [
             {
                 "task": cell.task,

@@ -44,6 +44,7 @@ def tiny_demo(monkeypatch) -> None:
             updates_per_call=2,
             checkpoint_every=2,
         ),
+        seeds=1,
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
     evaluation = methods.EvaluationConfig
