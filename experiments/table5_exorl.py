@@ -30,6 +30,7 @@ from experiments.common.cells import run_cells
 from experiments.common.launch import SIMULATED_DEVICES, default_preset
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
+from experiments.table5.learning_curves import write_learning_curves
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import RANDOM, ReturnsTable, plot_returns, write_table
@@ -72,7 +73,7 @@ def main(
     """Trains and rolls out every method on every task and prints the table beside the paper's.
 
     Args:
-      preset: Size of the runs: demo (two cores, under two hours), small (one accelerator) or paper (350M
+      preset: Size of the runs: demo (two cores, about four hours), small (one accelerator) or paper (350M
         parameters, 512K tokens). Default: demo on a CPU, small on anything else.
       tasks: Rows of the table. Default: the paper's.
       methods: Columns of the table, such as bc, bc10, dt, td3, td3_bc, at_ring_4 or at_blockwise_32.
@@ -124,7 +125,8 @@ def main(
             Console(width=TABLE_WIDTH).print(each.rich())
             print("\n".join(each.notes))
         plot_returns(folder / "table.png", table)
-        print(f"written to {folder}: table.md, table.csv, table.png and cells")
+        write_learning_curves(folder, table)
+        print(f"written to {folder}: table.md, table.csv, table.png, learning_curves.* and cells")
 
 
 if __name__ == "__main__":

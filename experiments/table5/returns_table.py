@@ -16,7 +16,7 @@ from evals.common.plots import BLUE, GREY, ORANGE, error_bars, legend_below, sav
 from evals.common.results import Results
 from evals.common.rows import write_rows
 from experiments import paper
-from experiments.table5.cells import TableCell
+from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS
 
 RANDOM = "random"
@@ -66,6 +66,13 @@ class ReturnsTable:
     def scores(self, method: str) -> np.ndarray:
         """Normalised returns of the last trial, [seeds, tasks]."""
         return self.normalised(self.returns(method, "return/last_trial"))
+
+    def learning_curve(self, method: str) -> tuple[list[float], list[np.ndarray]]:
+        """Shares of the updates, ascending, and the ``scores`` of the method after each."""
+        figures = self.results[TableCell(self.tasks[0], method, 0)].figures
+        shares = [f.name.removeprefix(CURVE) for f in figures if f.name.startswith(CURVE)]
+        scores = [self.normalised(self.returns(method, f"{CURVE}{share}")) for share in shares]
+        return [float(share) for share in shares], scores
 
     @cached_property
     def order(self) -> list[tuple[str, Interval]]:

@@ -89,6 +89,14 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     assert 0 < float(rows[0]["return"]) < 300
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     assert "| cartpole_swingup |" in (tmp_path / "table.md").read_text()
+    curves = read_rows(tmp_path / "learning_curves.csv")
+    assert [(row["method"], row["share"]) for row in curves] == [
+        (method, share) for method in ("dt", "td3_bc") for share in ("0.5", "1.0")
+    ]
+    for row in curves[1::2]:
+        (last,) = (r for r in rows if r["method"] == row["method"] and r["trial"] == "2")
+        assert float(row["normalised"]) == pytest.approx(float(last["normalised"]))
+    assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
     cells_run.clear()
     # A cell that lost its results goes on from its checkpoint; the others stay.

@@ -17,7 +17,7 @@ from agentic_ring.errors import CheckpointError, NonFiniteLossError
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import run_updates
 from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics_log import MetricsLog
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from tests.training.worker import train_tiny
@@ -84,48 +84,74 @@ class Recorder:
         return 1.0
 
 
-def test_the_next_batch_is_placed_before_the_metrics_of_a_step_are_fetched(tmp_path):
+class Numbers:
+    """Batches 1, 2, ..."""
+
+    def __init__(self, events: list[tuple[str, int]]):
+        self._events, self.number = events, 0
+
+    def __next__(self) -> int:
+        self.number += 1
+        self._events.append(("placed", self.number))
+        return self.number
+
+    def get_state(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def events_of(directory, config: TrainConfig, measure=None) -> list[tuple[str, int]]:
+    """Trains a state that only counts its steps; returns what the loop did in which order."""
     events: list[tuple[str, int]] = []
-
-    class Numbers:
-        """Batches 1, 2, ..."""
-
-        number = 0
-
-        def __next__(self) -> int:
-            self.number += 1
-            events.append(("placed", self.number))
-            return self.number
-
-        def get_state(self) -> dict[str, int]:
-            return {"number": self.number}
-
-        def set_state(self, state: dict[str, int]) -> None:
-            self.number = state["number"]
 
     def update(state: TrainState, batch: int) -> tuple[TrainState, dict[str, Any]]:
         events.append(("dispatched", batch))
         return replace(state, step=state.step + 1), {"loss": Recorder(batch, events)}
 
     first = TrainState(jnp.zeros((), jnp.int32), {"weight": jnp.zeros(2)}, ())
-    with (
-        closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints,
-        closing(MetricsLog(tmp_path / "metrics.jsonl", 0)) as metrics,
-    ):
-        run_updates(
-            TrainConfig(steps=4, batch_size=1, checkpoint_every=3),
-            update,
-            lambda: first,
-            lambda: first,
-            Numbers(),
-            checkpoints,
-            metrics,
-            learning_rate=lambda step: 0.1,
-            tokens=lambda batch: 1,
-        )
+    with closing(Checkpoints(directory / "checkpoints")) as checkpoints:
+        last = checkpoints.last_step or 0
+        with closing(MetricsLog(directory / "metrics.jsonl", last)) as metrics:
+            run_updates(
+                config,
+                update,
+                lambda: first,
+                lambda: first,
+                Numbers(events),
+                checkpoints,
+                metrics,
+                learning_rate=lambda step: 0.1,
+                tokens=lambda batch: 1,
+                measure=measure,
+            )
+    return events
+
+
+def test_the_next_batch_is_placed_before_the_metrics_of_a_step_are_fetched(tmp_path):
+    events = events_of(tmp_path, TrainConfig(steps=4, batch_size=1, checkpoint_every=3))
     # Only a checkpoint, after steps 3 and 4, waits for the metrics of its own step.
     expected = (
         "placed 1, dispatched 1, placed 2, dispatched 2, fetched 1, placed 3, dispatched 3, fetched 2, "
     )
     expected += "fetched 3, placed 4, dispatched 4, fetched 4"
     assert ", ".join(f"{event} {step}" for event, step in events) == expected
+
+
+def test_a_run_that_was_killed_after_a_measurement_measures_again_and_loses_none(tmp_path):
+    config = TrainConfig(steps=6, batch_size=1, checkpoint_every=2, log_every=4)
+    measured: list[int] = []
+
+    def measure(state: TrainState) -> dict[str, float]:
+        measured.append(int(state.step))
+        if measured == [2, 4]:
+            raise KeyboardInterrupt
+        return {"return": 10.0 * int(state.step)}
+
+    with pytest.raises(KeyboardInterrupt):
+        events_of(tmp_path, config, measure)
+    events_of(tmp_path, config, measure)
+    assert measured == [2, 4, 4], "the end of the training is measured by whoever asked for it"
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row.get("return")) for row in rows] == [(2, 20.0), (4, 40.0), (6, None)]
