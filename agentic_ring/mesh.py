@@ -288,7 +288,11 @@ def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:
     }
 
 
-def simulate_cpu_devices(count: int) -> None:
+SIMULATED_DEVICES = 8
+"""As many as a machine with accelerators usually has."""
+
+
+def simulate_cpu_devices(count: int = SIMULATED_DEVICES) -> None:
     """Simulates ``count`` devices on one CPU; call before anything asks JAX for its devices.
 
     Has no effect if JAX finds an accelerator.

@@ -218,7 +218,7 @@ def _decisions(
 
 def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
     """Collects episodes of a dm_control domain and writes them in ExoRL's format."""
-    simulate_cpu_devices(8)
+    simulate_cpu_devices()
     summary = collect(config)
     print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
     collector = summary.folders[-1].name

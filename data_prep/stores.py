@@ -92,7 +92,7 @@ def main(
         data folder has some, else mix.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
     """
-    simulate_cpu_devices(8)
+    simulate_cpu_devices()
     prepare_store(domain_named(domain), data or data_root(), collector)
 
 

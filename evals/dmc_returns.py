@@ -64,7 +64,7 @@ def main(
     changes = {"environments": environments, "first_seed": first_seed}
     changes = {name: value for name, value in changes.items() if value is not None}
     config = replace(config, evaluation=replace(config.evaluation, **changes))
-    simulate_cpu_devices(8)
+    simulate_cpu_devices()
     mesh = mesh_on_first_devices(config.mesh)
     params, step = load_params(folder, config, mesh, checkpoint)
     stages, (data, algorithms) = Stages(), training_data(folder, config)

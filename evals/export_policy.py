@@ -20,7 +20,7 @@ from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
-from agentic_ring.policies.policy_folder import WEIGHTS, write_policy
+from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, write_policy
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from evals.common.results import Results, read_results, short_number
@@ -67,7 +67,8 @@ def main(
     if record is None:
         raise DataError(f"{run} holds no {FILE_NAME}; run its command again, which repeats the evaluation")
     params, step = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]), checkpoint)
-    card = model_card(config, results, record, step, checkpoint)
+    name = output.name if output.parent.resolve() == SHIPPED else output.as_posix()
+    card = model_card(name, config, results, record, step, checkpoint)
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
         for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
@@ -78,11 +79,12 @@ def main(
 
 
 def model_card(
-    config: RunConfig, results: Results, record: EvaluationRecord, step: int, checkpoint: str
+    policy: str, config: RunConfig, results: Results, record: EvaluationRecord, step: int, checkpoint: str
 ) -> str:
     """The card of a policy in Markdown, with the front matter that Hugging Face reads.
 
     Args:
+      policy: what ``load_policy`` takes: the name of a shipped policy, or the folder.
       config, results, record: of the run.
       step: update after which the checkpoint was saved.
       checkpoint: "last", whose returns ``results`` holds, or "best".
@@ -92,6 +94,7 @@ def model_card(
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
     environment.filters["short"] = short_number
     return environment.from_string(CARD.read_text(encoding="utf-8")).render(
+        policy=policy,
         config=config,
         results=results,
         step=step,

@@ -235,7 +235,7 @@ def main(
     """
     if model not in MODELS:
         raise ConfigError(f"model is {model!r}; it must be one of {', '.join(MODELS)}")
-    simulate_cpu_devices(8)
+    simulate_cpu_devices()
     parsed = parse_task(task)
     domain, length = parsed.domain, parsed.domain.decisions(action_repeat)
     config = AgenticTransformerConfig(MODELS[model], domain.observation_dim, domain.action_dim, length)

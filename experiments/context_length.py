@@ -250,7 +250,7 @@ def main(
     names = [folder.name for folder in run]
     if len(set(names)) < len(names):
         raise ConfigError(f"the runs {', '.join(names)} are told apart by name; give each once")
-    simulate_cpu_devices(8)
+    simulate_cpu_devices()
     runs = [TrainedRun.of(folder, environments, first_seed) for folder in run]
     wanted = [(trained, count) for trained in runs for count in sorted(set(trajectories))]
     for trained, count in wanted:

@@ -27,7 +27,7 @@ from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell
 from experiments import paper
 from experiments.common.cells import run_cells
-from experiments.common.launch import SIMULATED_DEVICES, default_preset
+from experiments.common.launch import default_preset
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
 from experiments.table5.learning_curves import write_learning_curves
@@ -88,7 +88,7 @@ def main(
       cell: Only compute one prepared cell, given by its task, method and seed.
       fit: Only compile the 350M model, for a method and a machine.
     """
-    simulate_cpu_devices(SIMULATED_DEVICES)
+    simulate_cpu_devices()
     if fit is not None:  # before JAX looks for devices: it would look for a driver as well
         answer_memory(*fit, output or Path("runs") / "table5")
         return

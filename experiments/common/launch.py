@@ -27,8 +27,6 @@ from agentic_ring.terminal.progress import say
 from agentic_ring.training.train_config import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 
-SIMULATED_DEVICES = 8
-
 
 def default_preset() -> Literal["demo", "small"]:
     """The preset of a command that names none: demo on a CPU, small on anything else."""
@@ -74,7 +72,7 @@ class LaunchOptions:
         Raises:
           ConfigError: a machine is named without a dry run, or the other processes cannot be found.
         """
-        simulate_cpu_devices(SIMULATED_DEVICES)
+        simulate_cpu_devices()
         if self.hardware is not None:
             if not self.dry_run:
                 raise ConfigError("--hardware compiles for a machine that need not be here; add --dry-run")
