@@ -33,7 +33,7 @@ from agentic_ring.inference import ContextBytes
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from evals.common.rows import write_rows

@@ -12,7 +12,7 @@ from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.extras import needs_extra
 from agentic_ring.mesh import ShardingRules, batch_shards, devices_along
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 
 with needs_extra("models"):
     from flax import nnx

@@ -33,7 +33,8 @@ from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
 from agentic_ring.models.residual_dropout import ResidualDropout
-from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.models.transformer import Transformer
+from agentic_ring.models.transformer_config import TransformerConfig
 
 TOKENS_PER_STEP = 4
 """Tokens of a step that are not paired."""

@@ -17,7 +17,8 @@ from flax import nnx
 
 from agentic_ring.errors import check_at_least_one
 from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
-from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.models.transformer import Transformer
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.models.windows import Windows
 
 TOKENS_PER_DECISION = 3

@@ -12,7 +12,7 @@ rematerialisation computes again does not count: these are operations of the mod
 
 from dataclasses import dataclass
 
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 
 BACKWARD = 2
 """Operations of a backward pass over those of its forward pass."""

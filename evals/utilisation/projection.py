@@ -17,7 +17,7 @@ published (``rates``), and say nothing about memory or about whether a step fits
 from dataclasses import dataclass, fields
 
 from agentic_ring.errors import ArgumentError
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.utilisation.flops import (
     BACKWARD,
     StepFlops,

@@ -13,7 +13,7 @@ from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama import Llama, LlamaConfig
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from experiments.retriever.lessons import Lesson, Vocabulary
 
 FIRST_LAYER_WEIGHT = 0.5

@@ -9,7 +9,7 @@ gradients, and computes more.
 
 from dataclasses import dataclass
 
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.tables import TextTable
 from evals.utilisation.projection import hop_bytes, hop_operations
 from experiments import paper

@@ -21,7 +21,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.offline_td3 import OfflineTD3Config
 from agentic_ring.training.td3 import TD3State, act

@@ -11,7 +11,7 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.files.run_folder import Stages, write_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model, Params
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.run import RunConfig
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics_log import MetricsLog

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from data_prep.collect import CollectConfig, collect
 from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 from evals.compile.compile_target import CompilerMissingError

@@ -9,7 +9,7 @@ from agentic_ring.data.store_folder import store_path
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from experiments.exorl.presets import PRESETS
 from experiments.exorl_speed import exorl_speed, synthetic_batch
 from tests.data.synthetic import random_store

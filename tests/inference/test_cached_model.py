@@ -7,7 +7,8 @@ import pytest
 from agentic_ring.inference.cached_model import unstack_layers
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.llama import LlamaConfig, load_pretrained
-from agentic_ring.models.transformer import Block, TransformerConfig
+from agentic_ring.models.transformer import Block
+from agentic_ring.models.transformer_config import TransformerConfig
 from tests.models.llama_cases import LAYERS, tokens, write_model
 
 

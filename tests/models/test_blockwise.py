@@ -11,7 +11,7 @@ from flax import nnx
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.layers import FeedForward
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.compile.collective_schedule import parse
 
 MESHES = [

@@ -11,7 +11,7 @@ from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
-from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
 
 SIZES = {"width": 32, "layers": 2, "heads": 4, "ffn_width": 48}
 STACK = TransformerConfig(**SIZES)

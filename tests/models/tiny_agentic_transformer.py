@@ -10,7 +10,7 @@ from agentic_ring.data.chain_batch import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 
 OBSERVATION_DIM, ACTION_DIM, MAX_TIMESTEP = 5, 2, 16
 

@@ -18,7 +18,7 @@ from agentic_ring.distributed.processes import join_processes
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import train

@@ -36,7 +36,7 @@ from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig

@@ -15,7 +15,7 @@ import jax
 
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.data.tasks import DOMAINS
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal import cli
 from data_prep import collect, exorl, relabel, sharegpt
 from data_prep.episodes.conversion import ConvertConfig, convert

@@ -17,7 +17,7 @@ from agentic_ring.models.rotary import (
     YarnScaling,
     dynamic_theta,
 )
-from agentic_ring.models.transformer import QueryScaling, TransformerConfig
+from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
 from agentic_ring.terminal.progress import say
 
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")

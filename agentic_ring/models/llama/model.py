@@ -22,7 +22,8 @@ from agentic_ring.models.blockwise import (
 )
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama.families import family_named, misfits
-from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.models.transformer import Transformer
+from agentic_ring.models.transformer_config import TransformerConfig
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from agentic_ring.data.text.packed_loader import PackedBatches
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.losses import token_loss
 from tests.data.text.test_packing import numbered, packed, write
 

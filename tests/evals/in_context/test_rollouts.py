@@ -12,7 +12,7 @@ from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.in_context.rollouts import Condition, CueRolloutConfig, TrainedArm, arm_returns, kept_returns
 from tests.data.families.exploration import explored
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from agentic_ring.models.transformer import Transformer, TransformerConfig
+from agentic_ring.models.transformer import Transformer
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.utilisation.flops import attention_forward, head_products, layer_products, step_flops
 
 SEVEN_B = TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agentic_ring.errors import ArgumentError
-from agentic_ring.models.transformer import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.utilisation.projection import Overlap, Step, hop_bytes, project
 from evals.utilisation.rates import Rates
 from experiments import paper
