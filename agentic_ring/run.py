@@ -66,6 +66,8 @@ class RunConfig:
     evaluation: EvaluationConfig
     target: float
     """Return that the trials aim at: ``target_quantile`` of the training returns."""
+    start: str | None = None
+    """Folder of the finished run, or of the policy, whose weights training begins with; None draws them."""
 
     @property
     def decisions(self) -> int:

@@ -75,6 +75,7 @@ def main(
     action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     dropout: float = 0.0,
+    start: Annotated[Path | None, cli.optional_flag(metavar="RUN")] = None,
     loss_extent: Literal["leaders", "all"] = "leaders",
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
@@ -95,6 +96,8 @@ def main(
       updates: Number of optimiser updates; the learning-rate schedule spans all of them. Default: the
         preset's.
       dropout: Share of the entries of each residual branch that is dropped in training.
+      start: Folder of a finished run, or of a policy, whose weights training begins with, such as one of
+        shorter chains. Default: weights drawn from the seed.
       loss_extent: Trajectories of a chain that bear loss: the best ones at its end, or all whose actions a
         policy chose.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -125,7 +128,7 @@ def main(
         with stages.stage("data"):
             with first_process_first("data"):
                 store = prepare_store(parsed.domain, data or data_root(), collector)
-            config = resolve(chosen, parsed, store, mesh, loss_extent, launch.seed, batch_size)
+            config = resolve(chosen, parsed, store, mesh, loss_extent, launch.seed, batch_size, start)
         with launch.enter(directory, config, stages):
             model = Model(config.model)
             with stages.stage("training"):

@@ -15,11 +15,14 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.target_return import target_return
 from agentic_ring.data.tasks import Task
 from agentic_ring.device_memory import PlannedMemory
-from agentic_ring.files.run_folder import Stages
+from agentic_ring.errors import ConfigError
+from agentic_ring.files.run_folder import Stages, differing_fields
 from agentic_ring.mesh import MeshShape
-from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
-from agentic_ring.models.model import Model
-from agentic_ring.run import EvaluationConfig, RunConfig
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
+from agentic_ring.models.model import Model, Params
+from agentic_ring.policies.parameters import checkpoint_step, load_params
+from agentic_ring.policies.policy_folder import WEIGHTS
+from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import Measure, train
 from agentic_ring.training.losses import action_loss
@@ -79,13 +82,22 @@ def resolve(
     loss_extent: Literal["leaders", "all"],
     seed: int,
     batch_size: int | None = None,
+    start: Path | None = None,
 ) -> RunConfig:
-    """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``."""
+    """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``.
+
+    Raises:
+      ConfigError: the model whose weights training begins with is another one, or is not trained to its end.
+      CheckpointError, DataError: its folder cannot be read.
+    """
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
     data = measure_data(preset, task, store_path, evaluation.target_quantile)
     chains = ChainConfig(
         task.name, preset.trajectories, data.action_repeat, loss_extent=loss_extent, seed=seed
     )
+    model = preset.model(task.domain, max_timestep=data.longest)
+    if start is not None:
+        _check_start(start, model)
     return RunConfig(
         task=task.full_name,
         preset=preset.name,
@@ -93,11 +105,25 @@ def resolve(
         mesh=MeshShape(**mesh.shape),
         chains=chains,
         scaling=data.scaling,
-        model=preset.model(task.domain, max_timestep=data.longest),
+        model=model,
         training=preset.training(data.longest, mesh, seed, batch_size),
         evaluation=evaluation,
         target=data.target,
+        start=None if start is None else str(start),
     )
+
+
+def _check_start(start: Path, model: AgenticTransformerConfig) -> None:
+    """Checks that a run or policy has the final weights of this model."""
+    earlier = load_config(start)
+    if changed := differing_fields(earlier.model, model):
+        values = (f"{name} is {there} there, {here} here" for name, (there, here) in changed.items())
+        raise ConfigError(
+            f"the weights of {start} do not fit this run's model: {'; '.join(values)}. Start from a run with "
+            "the same preset, domain and action repeat"
+        )
+    if not (start / WEIGHTS).exists() and checkpoint_step(start, "last") < earlier.training.steps:
+        raise ConfigError(f"{start} is not trained to its end; run its command again, and start then")
 
 
 def chain_batches(config: RunConfig, store: TrajectoryStore, mesh: Mesh) -> ChainPipeline:
@@ -124,6 +150,11 @@ def train_on_store(
         TrajectoryStore.open(config.store) as store,
     ):
         batches = chain_batches(config, store, mesh)
+
+        def weights() -> Params:
+            assert config.start is not None
+            return load_params(Path(config.start), load_config(Path(config.start)), mesh)[0]
+
         return train(
             config.training,
             model,
@@ -132,6 +163,7 @@ def train_on_store(
             mesh,
             *outputs,
             tokens_per_place=TOKENS_PER_STEP,
+            start=None if config.start is None else weights,
             measure=measure,
         )
 

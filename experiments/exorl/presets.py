@@ -57,10 +57,13 @@ class Preset:
         return replace(self, updates=self.updates * factor, checkpoint_every=every, lengthening={})
 
     def with_trajectories(self, count: int) -> "Preset":
-        """The preset with chains of ``count`` trajectories; shorter chains lose prompts, then trials."""
+        """The preset with chains of ``count`` trajectories, and as many in context in the last trial.
+
+        The number of trials stays, so that models of all lengths are rolled out alike; prompts fill the rest.
+        """
         if count < 1:
             raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
-        trials = min(self.trials, count) if self.prompt_trajectories else count
+        trials = min(self.trials, count)
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
 
     def with_action_repeat(self, domain: Domain, steps: int) -> "Preset":

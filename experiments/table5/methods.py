@@ -175,7 +175,7 @@ class Agentic:
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> RunConfig:
         """Everything that decides the result of a cell."""
         devices = self.devices()
-        chains = preset.chains_of(self.trajectories).for_domain(task.domain)
+        chains = preset.chains.with_trajectories(self.trajectories).for_domain(task.domain)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
         return resolve(chains, task, store, self.mesh(devices), "leaders", seed)
 

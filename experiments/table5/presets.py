@@ -33,16 +33,6 @@ class TablePreset:
     methods: tuple[str, ...]
     seeds: int
 
-    def chains_of(self, trajectories: int) -> Preset:
-        """The preset with this number of trajectories per chain; all columns have equally many trials."""
-        trials = min(self.chains.trials, trajectories)
-        return replace(
-            self.chains,
-            trajectories=trajectories,
-            trials=trials,
-            prompt_trajectories=trajectories - trials,
-        )
-
 
 _BASELINES = ("random", "bc", "bc10", "dt", "td3", "td3_bc")
 

@@ -5,11 +5,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from agentic_ring.errors import ConfigError, MeshError, StoreError
-from agentic_ring.mesh import MeshShape
+from agentic_ring.files.run_folder import write_config
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.policies.parameters import load_params
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.episodes.conversion import ConvertConfig, convert
@@ -56,7 +59,11 @@ def two_layers(tiny_demo, monkeypatch) -> None:
     )
 
 
-def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
+class Interruption(Exception):
+    """Ends a session in the middle."""
+
+
+def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run), data=data)
     printed = capsys.readouterr().out
@@ -90,9 +97,30 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys):
         exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=run), data=data, updates=5)
     assert read_results(run / "results.json") == again
 
+    # Longer chains can begin with its weights.
+    def begin(*_, start, **__):
+        raise Interruption(start())
 
-class Interruption(Exception):
-    """Ends a session in the middle."""
+    monkeypatch.setattr(pipeline, "train", begin)
+    longer = LaunchOptions(output=tmp_path / "longer")
+    with pytest.raises(Interruption) as begun:
+        exorl_at_ring.main("cartpole_swingup", longer, data=data, start=run, num_trajectories=5)
+    expected, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
+    jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], expected)
+    config = load_config(tmp_path / "longer")
+    assert (config.chains.trajectories, config.evaluation.prompt_trajectories, config.start) == (
+        5,
+        3,
+        str(run),
+    )
+
+    write_config(run, replace(load_config(run), training=replace(config.training, steps=5)))
+    with pytest.raises(ConfigError, match="is not trained to its end; run its command again"):
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "a"), data=data, start=run)
+    wider = replace(presets.PRESETS["demo"].transformer, width=32)
+    monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], transformer=wider))
+    with pytest.raises(ConfigError, match=r"do not fit .*: transformer\.width is 16 there, 32 here"):
+        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "b"), data=data, start=run)
 
 
 @pytest.mark.slow

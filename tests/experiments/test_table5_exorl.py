@@ -161,7 +161,7 @@ def test_ways_to_attend_differ_in_memory_alone():
 def test_every_column_has_as_many_trials():
     for preset in TABLE_PRESETS.values():
         for count in methods.TRAJECTORIES:
-            chains = preset.chains_of(count)
+            chains = preset.chains.with_trajectories(count)
             assert (chains.trials, chains.trials + chains.prompt_trajectories) == (4, count)
 
 
