@@ -27,7 +27,7 @@ def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
     panels = ["interquartile mean", *table.tasks]
     down = -(-(len(panels) + 1) // ACROSS)  # one place is the legend's
     canvas = Canvas(figsize=(3.6 * ACROSS, 3.2 * down), layout="constrained")
-    places: Sequence[Axes] = list(canvas.subplots(down, ACROSS, squeeze=False, sharex=True).flat)
+    places: Sequence[Axes] = list(canvas.subplots(down, ACROSS, squeeze=False).flat)
     for number, (axes, title) in enumerate(zip(places, panels, strict=False)):
         for method, colour in zip(learners, PALETTE, strict=False):
             shares, scores = table.learning_curve(method)
@@ -40,6 +40,7 @@ def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
         axes.axhline(0, color=GREY, linestyle=":", linewidth=0.8)
         axes.set_title(title, loc="left", fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks([0, 25, 50, 75, 100])
         axes.set_xlabel("share of the updates, %")
     for axes in places[len(panels) :]:
         axes.set_axis_off()

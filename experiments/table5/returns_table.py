@@ -114,13 +114,16 @@ class ReturnsTable:
 def write_table(
     folder: Path, table: ReturnsTable, memory: Mapping[str, str], hardware: str
 ) -> list[TextTable]:
-    """Writes table.csv and table.md, and returns the tables for a terminal."""
+    """Writes table.csv and table.md, and returns the tables for a terminal.
+
+    The table of memory is left out where ``memory`` is empty: no compiler was asked.
+    """
     write_rows(folder / "table.csv", table.rows())
     tables = [
         _normalised_table(table),
         _returns_table(table),
         _order_table(table),
-        _memory_table(memory, hardware),
+        *([_memory_table(memory, hardware)] if memory else []),
     ]
     with replacing(folder / "table.md") as beside:
         beside.write_text("\n".join(each.markdown() for each in tables))
