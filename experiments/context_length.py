@@ -35,7 +35,7 @@ from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from evals.common.intervals import mean_interval
-from evals.common.plots import PALETTE, error_bars, legend_below, save, titled_canvas
+from evals.common.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 from evals.common.results import Figure, Results, figure_table, write_results
 from evals.common.rows import write_rows
 from evals.rollouts.policies import context_bytes, in_context_policies, rollout_plan
@@ -116,7 +116,7 @@ def plot_points(path: Path, points: Sequence[Point]) -> None:
         intervals = [mean_interval(point.returns) for point in own]
         values = np.array([interval.value for interval in intervals])
         label = f"{run} (trained on {own[0].trained}, {intervals[0].n} environments)"
-        axes.errorbar(counts, values, yerr=error_bars(intervals), color=colour, capsize=4, label=label)
+        draw_intervals(axes, counts, intervals, color=colour, capsize=4, label=label)
         known = counts <= own[0].trained
         axes.plot(counts[known], values[known], "o", color=colour)
         axes.plot(counts[~known], values[~known], "o", color=colour, markerfacecolor="white")

@@ -19,7 +19,17 @@ from agentic_ring.errors import DataError
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, error_bars, legend_below, save, titled_canvas
+from evals.common.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    draw_intervals,
+    legend_below,
+    save,
+    titled_canvas,
+)
 from evals.common.results import read_results
 from evals.lines.accuracy_plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
@@ -85,10 +95,10 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
         _draw_paper(axes, curve, marker, line)
     for index, run in enumerate(runs):
         colour = OWN_COLOURS[index % len(OWN_COLOURS)]
-        axes.errorbar(
+        draw_intervals(
+            axes,
             run.tokens,
-            [accuracy.value for accuracy in run.accuracies],
-            yerr=error_bars(run.accuracies),
+            run.accuracies,
             color=colour,
             marker="o",
             mfc="white" if run.trained_on_task else colour,

@@ -84,21 +84,20 @@ def plot_trial_returns(
     """
     canvas, axes = titled_canvas(f"{task}: return of each trial")
     numbers = np.arange(1, len(trials) + 1)
-    values = np.array([trial.value for trial in trials])
-    axes.errorbar(
+    draw_intervals(
+        axes,
         numbers,
-        values,
-        yerr=error_bars(trials),
+        trials,
         color=BLUE,
         marker="o",
         capsize=4,
         linewidth=2,
         label=f"Agentic Transformer ({trials[0].n} environments)",
     )
-    axes.errorbar(
+    draw_intervals(
+        axes,
         numbers,
-        [trial.value for trial in no_context],
-        yerr=error_bars(no_context),
+        no_context,
         color=PINK,
         marker="s",
         markersize=4,
@@ -189,6 +188,14 @@ def error_bars(intervals: Sequence[Interval]) -> np.ndarray:
     below = [0.0 if interval.low is None else interval.value - interval.low for interval in intervals]
     above = [0.0 if interval.high is None else interval.high - interval.value for interval in intervals]
     return np.maximum(0.0, [below, above])
+
+
+def draw_intervals(
+    axes: Axes, places: Sequence[float] | np.ndarray, intervals: Sequence[Interval], **style: Any
+) -> None:
+    """Draws estimates with their intervals at these places; ``style`` is that of ``errorbar``."""
+    values = [interval.value for interval in intervals]
+    axes.errorbar(places, values, yerr=error_bars(intervals), **style)
 
 
 def legend_below(canvas: Canvas, axes: Axes) -> None:

@@ -15,6 +15,7 @@ from evals.common.plots import (
     ORANGE,
     PINK,
     SKY,
+    draw_intervals,
     error_bars,
     legend_below,
     save,
@@ -53,10 +54,7 @@ def _blocks(returns: Returns, case: Case) -> tuple[np.ndarray, list[Interval]]:
 
 
 def _curve(axes: Axes, at: np.ndarray, found: list[Interval], arm: str, label: str) -> None:
-    values = [interval.value for interval in found]
-    axes.errorbar(
-        at, values, yerr=error_bars(found), color=COLOURS.get(arm, GREY), marker="o", capsize=3, label=label
-    )
+    draw_intervals(axes, at, found, color=COLOURS.get(arm, GREY), marker="o", capsize=3, label=label)
 
 
 def _label(arm: str) -> str:

@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from agentic_ring.token_units import short_tokens
-from evals.common.plots import BLUE, ORANGE, Canvas, error_bars, save, titled_canvas
+from evals.common.plots import BLUE, ORANGE, Canvas, draw_intervals, save, titled_canvas
 from evals.lines.prediction_log import Prediction
 from evals.lines.scores import Rule, SetScore
 
@@ -25,16 +25,9 @@ def plot_accuracy(path: Path, name: str, scores: Sequence[SetScore], rule: Rule)
     canvas, axes = titled_canvas(f"line retrieval: {name}")
     scores = [score for score in scores if score.answered]
     accuracies = [score.accuracy(rule) for score in scores]
-    axes.errorbar(
-        [score.prompt_tokens for score in scores],
-        [accuracy.value for accuracy in accuracies],
-        yerr=error_bars(accuracies),
-        color=BLUE,
-        marker="o",
-        capsize=4,
-        linewidth=2,
-    )
-    accuracy_axes(axes, [score.prompt_tokens for score in scores])
+    tokens = [score.prompt_tokens for score in scores]
+    draw_intervals(axes, tokens, accuracies, color=BLUE, marker="o", capsize=4, linewidth=2)
+    accuracy_axes(axes, tokens)
     axes.set_ylabel(f"accuracy ({rule} number of an answer); bars: 95%")
     save(canvas, path)
 

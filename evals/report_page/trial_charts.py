@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from evals.common.intervals import Interval
-from evals.common.plots import GREY, PALETTE, error_bars
+from evals.common.plots import GREY, PALETTE, draw_intervals
 from evals.common.results import Figure
 from evals.report_page.charts import INK, chart, legend
 
@@ -90,10 +90,10 @@ def _draw_curves(axes: Axes, curves: dict[str, Curve]) -> None:
         main = index == 0
         # Curves are shifted slightly so that no interval hides another.
         numbers = np.array([number for number, _ in points]) + 0.06 * index
-        axes.errorbar(
+        draw_intervals(
+            axes,
             numbers,
-            [interval.value for interval in intervals],
-            yerr=error_bars(intervals),
+            intervals,
             color=PALETTE[index % len(PALETTE)],
             linestyle=_STYLES[index // len(PALETTE) % len(_STYLES)],
             marker="o",

@@ -56,7 +56,8 @@ def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path
     Raises:
       ConfigError: the folder contains the cell with other settings.
     """
-    config = method_named(cell.method).resolve(preset, parse_task(cell.task), store, cell.seed)
+    task = parse_task(cell.task)
+    config = method_named(cell.method).resolve(preset.for_domain(task.domain), task, store, cell.seed)
     with enter_directory(cell.folder(output), config, resume=True):
         pass  # the cell's process enters it again
 

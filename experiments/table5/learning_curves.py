@@ -1,6 +1,6 @@
 """Learning curves of Table 5: the normalised return of the last trial while each method trains."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from evals.common.intervals import Interval, interquartile_mean_interval, mean_interval
-from evals.common.plots import GREY, PALETTE, error_bars, save
+from evals.common.intervals import interquartile_mean_interval, mean_interval
+from evals.common.plots import GREY, PALETTE, draw_intervals, save
 from evals.common.rows import write_rows
 from experiments.table5.methods import METHODS
 from experiments.table5.returns_table import RANDOM, ReturnsTable
@@ -23,19 +23,28 @@ def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
     learners = [method for method in table.methods if method != RANDOM]
     if not learners:
         return
-    write_rows(folder / "learning_curves.csv", [row for method in learners for row in _rows(table, method)])
+    curves = {method: table.learning_curve(method) for method in learners}
+    write_rows(folder / "learning_curves.csv", _rows(table, curves))
     panels = ["interquartile mean", *table.tasks]
     down = -(-(len(panels) + 1) // ACROSS)  # one place is the legend's
     canvas = Canvas(figsize=(3.6 * ACROSS, 3.2 * down), layout="constrained")
     places: Sequence[Axes] = list(canvas.subplots(down, ACROSS, squeeze=False).flat)
     for number, (axes, title) in enumerate(zip(places, panels, strict=False)):
-        for method, colour in zip(learners, PALETTE, strict=False):
-            shares, scores = table.learning_curve(method)
+        for (method, (shares, scores)), colour in zip(curves.items(), PALETTE, strict=False):
             points = [
                 interquartile_mean_interval(each) if number == 0 else mean_interval(each[:, number - 1])
                 for each in scores
             ]
-            _draw(axes, shares, points, colour, METHODS[method].title)
+            draw_intervals(
+                axes,
+                100 * np.array(shares),
+                points,
+                color=colour,
+                marker="o",
+                markersize=3,
+                capsize=2,
+                label=METHODS[method].title,
+            )
         axes.axhline(100, color=GREY, linestyle="--", linewidth=0.8)
         axes.axhline(0, color=GREY, linestyle=":", linewidth=0.8)
         axes.set_title(title, loc="left", fontweight="bold")
@@ -52,23 +61,12 @@ def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
     save(canvas, folder / "learning_curves.png")
 
 
-def _draw(axes: Axes, shares: Sequence[float], points: Sequence[Interval], colour: str, label: str) -> None:
-    axes.errorbar(
-        100 * np.array(shares),
-        [point.value for point in points],
-        yerr=error_bars(points),
-        color=colour,
-        marker="o",
-        markersize=3,
-        capsize=2,
-        label=label,
-    )
-
-
-def _rows(table: ReturnsTable, method: str) -> list[dict[str, Any]]:
-    shares, scores = table.learning_curve(method)
+def _rows(
+    table: ReturnsTable, curves: Mapping[str, tuple[list[float], list[np.ndarray]]]
+) -> list[dict[str, Any]]:
     return [
         {"task": task, "method": method, "seed": seed, "share": share, "normalised": score[seed, column]}
+        for method, (shares, scores) in curves.items()
         for share, score in zip(shares, scores, strict=True)
         for seed in range(table.seeds)
         for column, task in enumerate(table.tasks)

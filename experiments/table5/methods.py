@@ -75,24 +75,16 @@ class Baseline:
     ) -> WindowLearner | OfflineTD3Config | None:
         if self.kind == "random":
             return None
-        longer = preset.chains.lengthening.get(domain.name, 1)  # every method trains so much longer there
         if self.kind == "td3":
-            values = preset.values
             return replace(
-                values,
-                learner=replace(values.learner, bc_alpha=self.bc_alpha),
-                updates=values.updates * longer,
-                checkpoint_every=values.checkpoint_every * longer,
-                seed=seed,
+                preset.values, learner=replace(preset.values.learner, bc_alpha=self.bc_alpha), seed=seed
             )
         dims = domain.observation_dim, domain.action_dim
         if self.kind == "bc":
             model, training = BehaviorCloningConfig(*dims), preset.cloning
         else:
             model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
-        steps, every = training.steps * longer, training.checkpoint_every * longer
-        training = replace(training, steps=steps, checkpoint_every=every, seed=seed)
-        return WindowLearner(model, self.best_share, training)
+        return WindowLearner(model, self.best_share, replace(training, seed=seed))
 
     def train(
         self, config: BaselineConfig, directory: Path, measure: MeasurePolicies
@@ -175,7 +167,7 @@ class Agentic:
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> RunConfig:
         """Everything that decides the result of a cell."""
         devices = self.devices()
-        chains = preset.chains.with_trajectories(self.trajectories).for_domain(task.domain)
+        chains = preset.chains.with_trajectories(self.trajectories)
         chains = replace(chains, transformer=self.transformer(chains.transformer, len(devices)))
         return resolve(chains, task, store, self.mesh(devices), "leaders", seed)
 

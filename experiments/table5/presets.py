@@ -6,6 +6,7 @@ lengths that two cores finish in a minute or two.
 
 from dataclasses import dataclass, replace
 
+from agentic_ring.data.tasks import Domain
 from agentic_ring.training.offline_td3 import OfflineTD3Config
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.td3 import TD3Config
@@ -32,6 +33,27 @@ class TablePreset:
     values: OfflineTD3Config
     methods: tuple[str, ...]
     seeds: int
+
+    def for_domain(self, domain: Domain) -> "TablePreset":
+        """The preset with every method's updates lengthened as those of the chains; see ``Preset``."""
+        factor = self.chains.lengthening.get(domain.name, 1)
+
+        def longer(training: TrainConfig) -> TrainConfig:
+            every = training.checkpoint_every * factor
+            return replace(training, steps=training.steps * factor, checkpoint_every=every)
+
+        values = self.values
+        return replace(
+            self,
+            chains=self.chains.for_domain(domain),
+            cloning=longer(self.cloning),
+            decision=longer(self.decision),
+            values=replace(
+                values,
+                updates=values.updates * factor,
+                checkpoint_every=values.checkpoint_every * factor,
+            ),
+        )
 
 
 _BASELINES = ("random", "bc", "bc10", "dt", "td3", "td3_bc")

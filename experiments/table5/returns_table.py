@@ -12,7 +12,7 @@ from agentic_ring.data.target_return import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
 from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
-from evals.common.plots import BLUE, GREY, ORANGE, error_bars, legend_below, save, titled_canvas
+from evals.common.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 from evals.common.results import Results
 from evals.common.rows import write_rows
 from experiments import paper
@@ -139,11 +139,10 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
         scores = table.scores(method).ravel()
         label = "each task and seed" if place == 0 else None
         axes.plot(np.full(len(scores), place), scores, ".", color=ORANGE, alpha=0.6, label=label)
-    values = [interval.value for interval in intervals]
-    axes.errorbar(
+    draw_intervals(
+        axes,
         places,
-        values,
-        yerr=error_bars(intervals),
+        intervals,
         color=BLUE,
         marker="o",
         linestyle="none",
