@@ -33,7 +33,7 @@ from evals.compile.step_memory import TrainStep, chain_step, print_memory
 from evals.rollouts.returns import evaluate_returns
 from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
-from experiments.exorl.pipeline import all_figures, resolve, train_on_store, write_report
+from experiments.exorl.pipeline import all_figures, check_start, resolve, train_on_store, write_report
 from experiments.exorl.presets import PRESETS, Preset
 
 
@@ -48,11 +48,15 @@ def train_step(
     return chain_step(model, training.optimizer, training.batch_size, steps, mesh)
 
 
-def print_plan(preset: Preset, task: Task, mesh: Mesh, absent: NamedMachine | None) -> None:
+def print_plan(
+    preset: Preset, task: Task, mesh: Mesh, start: str | None, absent: NamedMachine | None
+) -> None:
     """Prints what ``--dry-run`` asks for; ``absent`` is the machine of the mesh if it is not this one."""
     action_repeat = preset.action_repeat.get(task.domain.name, 1)
     decisions = task.domain.decisions(action_repeat)
     step = train_step(preset, task, action_repeat, mesh)
+    if start is not None:
+        check_start(start, step.model.config)
     print(f"parameters          {step.model.parameter_count():,}")
     print(
         f"tokens per sequence {preset.trajectories * decisions * TOKENS_PER_STEP:,} = {preset.trajectories} "
@@ -75,7 +79,7 @@ def main(
     action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     dropout: float = 0.0,
-    start: Annotated[Path | None, cli.optional_flag(metavar="RUN")] = None,
+    start: Annotated[str | None, cli.optional_flag(metavar="RUN")] = None,
     loss_extent: Literal["leaders", "all"] = "leaders",
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,
@@ -96,7 +100,7 @@ def main(
       updates: Number of optimiser updates; the learning-rate schedule spans all of them. Default: the
         preset's.
       dropout: Share of the entries of each residual branch that is dropped in training.
-      start: Folder of a finished run, or of a policy, whose weights training begins with, such as one of
+      start: Folder of a finished run, or a policy, whose weights training begins with, such as one of
         shorter chains. Default: weights drawn from the seed.
       loss_extent: Trajectories of a chain that bear loss: the best ones at its end, or all whose actions a
         policy chose.
@@ -117,7 +121,7 @@ def main(
     chosen = replace(chosen, dropout=dropout)
     mesh = launch.mesh(name, chosen.transformer.layers)
     if launch.dry_run:
-        print_plan(chosen, parsed, mesh, launch.absent_machine)
+        print_plan(chosen, parsed, mesh, start, launch.absent_machine)
         return
 
     directory = launch.output or Path("runs") / f"{task}-{name}-seed{launch.seed}"
@@ -129,6 +133,8 @@ def main(
             with first_process_first("data"):
                 store = prepare_store(parsed.domain, data or data_root(), collector)
             config = resolve(chosen, parsed, store, mesh, loss_extent, launch.seed, batch_size, start)
+            if start is not None and earlier is None:
+                check_start(start, config.model)
         with launch.enter(directory, config, stages):
             model = Model(config.model)
             with stages.stage("training"):

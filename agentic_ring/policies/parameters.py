@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import CheckpointError
 from agentic_ring.models.model import Model, Params
-from agentic_ring.policies.policy_folder import WEIGHTS, read_policy
+from agentic_ring.policies.policy_folder import is_policy, read_policy
 from agentic_ring.run import RunConfig
 from agentic_ring.training.checkpoint import SavedCheckpoints
 from agentic_ring.training.optimizer import make_optimizer
@@ -39,7 +39,7 @@ def load_params(
       DataError: the weights of a policy are damaged.
     """
     model = Model(config.model)
-    if (run / WEIGHTS).exists():
+    if is_policy(run):
         if checkpoint == "best":
             raise CheckpointError(f"{run} is a policy with one set of weights; ask for its last checkpoint")
         return read_policy(run, model, mesh)

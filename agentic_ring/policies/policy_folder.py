@@ -36,6 +36,11 @@ def shipped_policies() -> tuple[str, ...]:
     return tuple(sorted(weights.parent.name for weights in SHIPPED.glob(f"*/{WEIGHTS}")))
 
 
+def is_policy(folder: Path) -> bool:
+    """Whether a folder is that of a policy, and not that of a run."""
+    return (folder / WEIGHTS).exists()
+
+
 def policy_folder(policy: str | Path) -> Path:
     """Returns the folder of a policy or of a run.
 

@@ -21,7 +21,7 @@ from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.policies.parameters import checkpoint_step, load_params
-from agentic_ring.policies.policy_folder import WEIGHTS
+from agentic_ring.policies.policy_folder import is_policy, policy_folder
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import Measure, train
@@ -82,22 +82,15 @@ def resolve(
     loss_extent: Literal["leaders", "all"],
     seed: int,
     batch_size: int | None = None,
-    start: Path | None = None,
+    start: str | None = None,
 ) -> RunConfig:
-    """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``.
-
-    Raises:
-      ConfigError: the model whose weights training begins with is another one, or is not trained to its end.
-      CheckpointError, DataError: its folder cannot be read.
-    """
+    """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``."""
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
     data = measure_data(preset, task, store_path, evaluation.target_quantile)
     chains = ChainConfig(
         task.name, preset.trajectories, data.action_repeat, loss_extent=loss_extent, seed=seed
     )
     model = preset.model(task.domain, max_timestep=data.longest)
-    if start is not None:
-        _check_start(start, model)
     return RunConfig(
         task=task.full_name,
         preset=preset.name,
@@ -109,20 +102,26 @@ def resolve(
         training=preset.training(data.longest, mesh, seed, batch_size),
         evaluation=evaluation,
         target=data.target,
-        start=None if start is None else str(start),
+        start=start,
     )
 
 
-def _check_start(start: Path, model: AgenticTransformerConfig) -> None:
-    """Checks that a run or policy has the final weights of this model."""
-    earlier = load_config(start)
+def check_start(start: str, model: AgenticTransformerConfig) -> None:
+    """Checks that a run or policy, given as in ``policy_folder``, has the final weights of this model.
+
+    Raises:
+      ConfigError: its model is another one, or is not trained to its end.
+      CheckpointError, DataError, UnknownNameError: it cannot be read, or there is none.
+    """
+    folder = policy_folder(start)
+    earlier = load_config(folder)
     if changed := differing_fields(earlier.model, model):
         values = (f"{name} is {there} there, {here} here" for name, (there, here) in changed.items())
         raise ConfigError(
             f"the weights of {start} do not fit this run's model: {'; '.join(values)}. Start from a run with "
             "the same preset, domain and action repeat"
         )
-    if not (start / WEIGHTS).exists() and checkpoint_step(start, "last") < earlier.training.steps:
+    if not is_policy(folder) and checkpoint_step(folder, "last") < earlier.training.steps:
         raise ConfigError(f"{start} is not trained to its end; run its command again, and start then")
 
 
@@ -153,7 +152,8 @@ def train_on_store(
 
         def weights() -> Params:
             assert config.start is not None
-            return load_params(Path(config.start), load_config(Path(config.start)), mesh)[0]
+            folder = policy_folder(config.start)
+            return load_params(folder, load_config(folder), mesh)[0]
 
         return train(
             config.training,

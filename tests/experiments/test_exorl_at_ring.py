@@ -104,7 +104,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     monkeypatch.setattr(pipeline, "train", begin)
     longer = LaunchOptions(output=tmp_path / "longer")
     with pytest.raises(Interruption) as begun:
-        exorl_at_ring.main("cartpole_swingup", longer, data=data, start=run, num_trajectories=5)
+        exorl_at_ring.main("cartpole_swingup", longer, data=data, start=str(run), num_trajectories=5)
     expected, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], expected)
     config = load_config(tmp_path / "longer")
@@ -114,13 +114,19 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
         str(run),
     )
 
+    # With weights that do not fit nothing is begun; a dry run says so too.
+    def refused(message, *, dry_run=False):
+        flags = LaunchOptions(output=tmp_path / "refused", dry_run=dry_run)
+        with pytest.raises(ConfigError, match=message):
+            exorl_at_ring.main("cartpole_swingup", flags, data=data, start=str(run))
+        assert not flags.output.exists()
+
     write_config(run, replace(load_config(run), training=replace(config.training, steps=5)))
-    with pytest.raises(ConfigError, match="is not trained to its end; run its command again"):
-        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "a"), data=data, start=run)
+    refused("is not trained to its end; run its command again")
     wider = replace(presets.PRESETS["demo"].transformer, width=32)
     monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], transformer=wider))
-    with pytest.raises(ConfigError, match=r"do not fit .*: transformer\.width is 16 there, 32 here"):
-        exorl_at_ring.main("cartpole_swingup", LaunchOptions(output=tmp_path / "b"), data=data, start=run)
+    refused(r"do not fit .*: transformer\.width is 16 there, 32 here")
+    refused(r"do not fit .*: transformer\.width is 16 there, 32 here", dry_run=True)
 
 
 @pytest.mark.slow
