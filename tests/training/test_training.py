@@ -43,7 +43,7 @@ def test_a_killed_run_resumes_bit_for_bit(store, tmp_path):
 
 
 def test_it_learns(store, tmp_path):
-    train_tiny(store, tmp_path / "run", steps=40)
+    train_tiny(store, tmp_path / "run", steps=40, checkpoint_every=40)
     measured = losses(tmp_path / "run")
     assert np.mean(measured[-5:]) < 0.8 * np.mean(measured[:5])
 
