@@ -46,7 +46,7 @@ FIGURES = {
 def tiny_demo(monkeypatch) -> None:
     """The demo preset with a model and a length for tests."""
     tiny = replace(presets.PRESETS["demo"], **TINY, updates=4, checkpoint_every=2, trajectories=2)
-    monkeypatch.setattr(pipeline, "EvaluationConfig", partial(pipeline.EvaluationConfig, environments=4))
+    monkeypatch.setattr(pipeline, "EvaluationConfig", partial(pipeline.EvaluationConfig, environments=2))
     monkeypatch.setitem(presets.PRESETS, "demo", tiny)
 
 
@@ -72,7 +72,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     results = read_results(run / "results.json")
     assert {figure.name for figure in results.figures} >= FIGURES
     assert results.figure("return/last_trial").paper == 123.45
-    assert results.figure("return/last_trial").n == 4
+    assert results.figure("return/last_trial").n == 2
     assert 0 < results.figure("return/random_policy").value < 300
     assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
