@@ -74,7 +74,8 @@ def prepare_cells(
             for arm in preset.arms
         }
         for config in cells.values():
-            CueChains(store, ranked, config.chains, scaling, preset.ring)
+            for stage in config.stages:
+                CueChains(store, ranked, stage.chains, scaling, preset.ring)
     for cell, config in cells.items():
         prepare_cell(cell, config, output)
     return cells
@@ -105,7 +106,7 @@ def main(
         (chains of 1 to 128 trials, 5 training seeds, two cores, hours), body (what a body other than
         point_mass must show: chains of 32 and 128 trials, 3 seeds, two cores, an hour), ablations (settings
         of the training data, at n = 128, two cores, an hour) or long (128 trials of 128 decisions, 65,536
-        tokens, on a ring of 8, two cores, days).
+        tokens, on a ring of 8, two cores, hours).
       pay: How a decision is paid: with a reward that falls with the error, with 1 or 0, or by a coin whose
         odds are the first.
       seeds: Number of training seeds. Default: the preset's.

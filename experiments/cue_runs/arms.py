@@ -31,7 +31,7 @@ TASK_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class ArmStage:
-    """Training at one chain length, from the weights of the stage before."""
+    """Training on chains of one kind, from the weights of the stage before."""
 
     chains: CueChainConfig
     training: TrainConfig
@@ -78,8 +78,9 @@ def resolve_arm(
         ArmStage(
             CueChainConfig(
                 family.name,
-                trials,
+                stage.trials,
                 arm.cues,
+                action_repeat=stage.action_repeat,
                 graded=arm.graded if number else 0.0,
                 decoys=arm.decoys,
                 first_leader_weight=arm.first_leader_weight,
@@ -88,9 +89,9 @@ def resolve_arm(
                 pay=pay,
                 seed=len(arm.stages()) * seed + number,
             ),
-            preset.training(trials, share, family, mesh, seed),
+            preset.training(stage, family, mesh, seed),
         )
-        for number, (trials, share) in enumerate(arm.stages())
+        for number, stage in enumerate(arm.stages())
     )
     return ArmConfig(
         arm=arm.name,
@@ -121,7 +122,9 @@ def train_arm(config: ArmConfig, mesh: Mesh, directory: Path) -> Params:
 
 def _train_stage(config: ArmConfig, mesh: Mesh, number: int, folder: Path, params: Params | None) -> Params:
     stage = config.stages[number]
-    say(f"stage {number + 1} of {len(config.stages)}: chains of {stage.chains.trials} trials")
+    repeat = stage.chains.action_repeat
+    steps = "" if repeat == 1 else f", steps of {repeat} decisions"
+    say(f"stage {number + 1} of {len(config.stages)}: chains of {stage.chains.trials} trials{steps}")
     with (
         training_outputs(folder, config) as outputs,
         ExplorationStore.open(config.store) as store,

@@ -17,11 +17,26 @@ from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
 
-CURRICULUM_SHARE = 0.3
-"""Share of an arm's tokens in all stages before the last one, the same in each of them."""
+FIRST_SHARE = 0.3
+"""Share of an arm's tokens in its first stage, without graded trials, where the arm does not say more."""
 PART_TOKENS = 1024
 """Tokens whose gradients are computed at a time on a CPU, or one chain. Their activations stay in the cache
 of a core: with n = 4, parts of 8,192 tokens take 1.6 times as long."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an arm's training.
+
+    Attributes:
+      trials: number of trials in a chain.
+      share: share of the arm's tokens.
+      action_repeat: number of decisions that one step of a chain spans; see ``CueChainConfig``.
+    """
+
+    trials: int
+    share: float
+    action_repeat: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,14 +47,14 @@ class Arm:
       name: as in ``evals.in_context.verdict``; one that differs from such an arm in a setting is named after
         both, such as n128_unweighted, and compared with it.
       trials: number of trials n in a chain, and in context.
-      earlier: number of trials in the chains of each earlier stage; empty is one stage of ``trials``.
+      earlier: the stages before the last one; empty is one stage of ``trials``.
       told, cues, graded, decoys, first_leader_weight, loss: see ``CueChainConfig``. The first stage has no
         graded trials: it teaches to tell success from failure, later ones to approach from near misses.
     """
 
     name: str
     trials: int
-    earlier: tuple[int, ...] = ()
+    earlier: tuple[Stage, ...] = ()
     told: bool = False
     cues: tuple[int, ...] = CueChainConfig.cues
     graded: float = CueChainConfig.graded
@@ -47,11 +62,10 @@ class Arm:
     first_leader_weight: float = CueChainConfig.first_leader_weight
     loss: Literal["leaders", "all"] = CueChainConfig.loss
 
-    def stages(self) -> list[tuple[int, float]]:
-        """Number of trials in a chain, and share of the tokens, of each stage."""
-        earlier = self.earlier or (self.trials,)
-        shares = ((trials, CURRICULUM_SHARE / len(earlier)) for trials in earlier)
-        return [*shares, (self.trials, 1 - CURRICULUM_SHARE)]
+    def stages(self) -> list[Stage]:
+        """All stages; the last one has chains of ``trials``."""
+        earlier = self.earlier or (Stage(self.trials, FIRST_SHARE),)
+        return [*earlier, Stage(self.trials, 1 - sum(stage.share for stage in earlier))]
 
 
 @dataclass(frozen=True)
@@ -116,12 +130,13 @@ class CuePreset:
             action_modes=6,
         )
 
-    def training(self, trials: int, share: float, family: Family, mesh: Mesh, seed: int) -> TrainConfig:
-        """How to train on chains of this length with a share of the arm's tokens."""
+    def training(self, stage: Stage, family: Family, mesh: Mesh, seed: int) -> TrainConfig:
+        """How to train in a stage."""
         shards = batch_shards(mesh)
-        chain_tokens = trials * family.decisions * self.model(family).tokens_per_step
+        steps_per_trial = family.decisions // stage.action_repeat
+        chain_tokens = stage.trials * steps_per_trial * self.model(family).tokens_per_step
         batch_size = shards * max(1, round(self.tokens_per_update / chain_tokens / shards))
-        steps = max(1, round(share * self.tokens / (batch_size * chain_tokens)))
+        steps = max(1, round(stage.share * self.tokens / (batch_size * chain_tokens)))
         parts = 1
         if mesh.devices.flat[0].platform == "cpu":
             rows = rows_per_shard(batch_size, mesh)
@@ -130,7 +145,7 @@ class CuePreset:
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
 
-N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(32,))
+N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(Stage(32, FIRST_SHARE),))
 ORACLE = Arm("oracle", 1, told=True)
 _DEMO = CuePreset(
     name="demo",
@@ -175,15 +190,17 @@ CUE_PRESETS = {
             ORACLE,
         ),
     ),
-    # 128 trials are 65,536 tokens.
+    # 128 trials are 65,536 tokens. With steps of 16 decisions the same tokens hold 16 times as many trials,
+    # in which the models learn what tells the goals; then the steps get shorter.
     "long": replace(
         _DEMO,
         name="long",
-        arms=(replace(N128, earlier=(4, 16, 32)), replace(N32, earlier=(4, 16)), ORACLE),
-        tokens=32_000_000,
-        tokens_per_update=65_536,
-        optimizer=replace(_DEMO.optimizer, warmup_steps=20),
-        checkpoint_every=10,
+        arms=(
+            replace(N128, earlier=(Stage(32, 0.18, 16), Stage(128, 0.42, 16), Stage(128, 0.2, 4))),
+            replace(N32, earlier=(Stage(32, 0.18, 16), Stage(32, 0.42, 16), Stage(32, 0.2, 4))),
+            ORACLE,
+        ),
+        tokens=20_000_000,
         explored=100_000,
         tasks=8,
         ring=8,

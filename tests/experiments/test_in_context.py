@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.families import family_named
-from agentic_ring.data.families.cue_chains import measure_cue_scaling
+from agentic_ring.data.families.cue_chains import CueChains, measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.ranked_trials import RankingConfig
+from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.training.metrics_log import read_metrics
@@ -23,7 +23,7 @@ from experiments import in_context
 from experiments.cue_runs.arms import arm_mesh, resolve_arm, train_arm
 from experiments.cue_runs.cells import run_cell
 from experiments.cue_runs.evaluation import arm_cases
-from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset
+from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset, Stage
 from experiments.cue_runs.report import differences
 from tests.evals.report_page.test_report import Page
 from tests.experiments.conftest import TINY
@@ -64,7 +64,12 @@ def resolved(preset: CuePreset, arm, store, seed: int = 0):
 @pytest.fixture
 def tiny(monkeypatch):
     """Arms and cells in this process: others would not see the small preset."""
-    arms = (replace(N128, trials=8, earlier=(4,)), replace(N32, trials=4), replace(N4, trials=2), ORACLE)
+    arms = (
+        replace(N128, trials=8, earlier=(Stage(4, 0.3),)),
+        replace(N32, trials=4),
+        replace(N4, trials=2),
+        ORACLE,
+    )
     monkeypatch.setitem(CUE_PRESETS, "demo", replace(SMALL, arms=arms))
     ran = []
 
@@ -79,8 +84,11 @@ def tiny(monkeypatch):
     return ran
 
 
-def test_all_arms_train_on_equally_many_tokens_and_only_the_longest_begins_with_shorter_chains(store):
-    for preset in CUE_PRESETS.values():
+@pytest.mark.parametrize("preset", CUE_PRESETS.values(), ids=lambda preset: preset.name)
+def test_all_arms_train_on_equally_many_tokens(preset, data):
+    name = replace(family_named("point_mass"), decisions=preset.decisions).name
+    with ExplorationStore.open(in_context.prepare_exploration(SMALL, name, data)) as store:
+        ranked = rank_trials(store, SMALL.ranking)
         for arm in preset.arms:
             config = resolved(preset, arm, store)
             assert config.model == preset.model(store.family)
@@ -88,14 +96,21 @@ def test_all_arms_train_on_equally_many_tokens_and_only_the_longest_begins_with_
                 stage.training.steps
                 * stage.training.batch_size
                 * stage.chains.trials
-                * store.family.decisions
+                * (store.family.decisions // stage.chains.action_repeat)
                 * config.model.tokens_per_step
                 for stage in config.stages
             ]
             assert sum(tokens) == pytest.approx(preset.tokens, rel=0.01)
             lengths = [stage.chains.trials for stage in config.stages]
-            assert lengths == [*(arm.earlier or [arm.trials]), arm.trials]
+            assert lengths == [stage.trials for stage in arm.stages()]
+            assert lengths[-1] == arm.trials
+            assert config.chains.action_repeat == 1
             assert [stage.chains.graded == 0 for stage in config.stages][:2] == [True, arm.graded == 0]
+            for stage in config.stages:
+                CueChains(store, ranked, stage.chains, config.scaling, preset.ring)
+
+
+def test_seeds_and_stages_have_chains_of_their_own(store):
     assert resolved(DEMO, ORACLE, store).chains.told
     seeds = {stage.chains.seed for seed in range(2) for stage in resolved(DEMO, N4, store, seed).stages}
     assert len(seeds) == 4
@@ -134,8 +149,8 @@ def test_chains_of_the_long_preset_have_64k_tokens_after_a_curriculum():
     family = replace(family_named("point_mass"), decisions=preset.decisions)
     longest = preset.arm("n128")
     assert 128 * preset.decisions * preset.model(family).tokens_per_step == 65_536
-    assert [trials for trials, _ in longest.stages()] == [4, 16, 32, 128]
-    assert sum(share for _, share in longest.stages()) == pytest.approx(1)
+    assert [stage.action_repeat for stage in longest.stages()] == [16, 16, 4, 1]
+    assert sum(stage.share for stage in longest.stages()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,7 @@ def test_a_ring_of_8_gives_the_losses_of_one_device(store, tmp_path):
     losses = []
     for ring in (1, 8):
         preset = replace(SMALL, ring=ring)
-        config = resolved(preset, replace(N128, trials=8, earlier=(4,)), store)
+        config = resolved(preset, replace(N128, trials=8, earlier=(Stage(4, 0.3),)), store)
         write_config(tmp_path / str(ring), config)
         train_arm(config, arm_mesh(preset), tmp_path / str(ring))
         losses.append(

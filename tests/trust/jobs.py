@@ -104,7 +104,10 @@ def shrink_in_context() -> None:
     demo = cue_presets.CUE_PRESETS["demo"]
     cue_presets.CUE_PRESETS["demo"] = replace(
         demo,
-        arms=(replace(cue_presets.N128, trials=4, earlier=(2,)), replace(cue_presets.ORACLE, cues=(1,))),
+        arms=(
+            replace(cue_presets.N128, trials=4, earlier=(cue_presets.Stage(2, 0.3),)),
+            replace(cue_presets.ORACLE, cues=(1,)),
+        ),
         transformer=TINY["transformer"],
         tokens=4096,
         tokens_per_update=512,

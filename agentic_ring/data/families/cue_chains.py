@@ -17,7 +17,7 @@ import numpy as np
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.families.cue_task import check_cues, draw_codes
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import CODE_BITS, PAYS, Pay
+from agentic_ring.data.families.family import CODE_BITS, PAYS, TRIAL_DECISIONS, Pay
 from agentic_ring.data.families.ranked_trials import RankedTrials
 from agentic_ring.data.scaling import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
@@ -36,6 +36,8 @@ class CueChainConfig:
       cues: numbers of cues K, of which each chain draws one.
       poor: largest number of poor trials of a cue. A cue that occurs m times in a chain has 0 to
         min(poor, m - 1) of them, each number with equal probability, so that a leader always follows.
+      action_repeat: number of the family's decisions that one step of a chain spans, which pays their mean
+        reward; explored actions are held for all of them.
       graded, decoys: shares of partly successful trials and of decoys among the poor trials; the rest are
         random.
       first_leader_weight: loss weight of the first leader of each cue; that of the others is 1.
@@ -49,6 +51,7 @@ class CueChainConfig:
     trials: int
     cues: tuple[int, ...] = (1, 2, 4, 8, 16)
     poor: int = 6
+    action_repeat: int = 1
     graded: float = 0.5
     decoys: float = 0.25
     first_leader_weight: float = 4.0
@@ -58,7 +61,7 @@ class CueChainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "trials")
+        check_at_least_one(self, "trials", "action_repeat")
         check_choice(self, "loss", ("leaders", "all"))
         check_choice(self, "pay", PAYS)
         check_positive(self, "first_leader_weight")
@@ -86,7 +89,7 @@ class CueChainPlan:
       code: float32 [n, 4].
       leader: bool, whether the trial is a leader.
       first: bool, whether it is the first leader of its cue.
-      reward: float64 [n, D], as paid.
+      reward: float64 [n, D], as each of the family's decisions is paid.
     """
 
     trial: np.ndarray
@@ -111,7 +114,7 @@ class CueChains:
 
     Raises:
       ConfigError: store and configuration are of different families, a chain has more trials than the store,
-        or a task has more cues than the pool has goals.
+        a task has more cues than the pool has goals, or a step spans decisions of several explored actions.
     """
 
     def __init__(
@@ -134,12 +137,20 @@ class CueChains:
                 f"a task has {max(config.cues)} cues, but the pool has only {len(ranked.goals)} goals; rank "
                 "the trials for a larger pool"
             )
+        hold = store.family.decisions // TRIAL_DECISIONS
+        if hold % config.action_repeat:
+            raise ConfigError(
+                f"action_repeat is {config.action_repeat}, but explored actions of {store.family.name} are "
+                f"held for {hold} decisions; use a divisor of {hold}"
+            )
         self.store = store
         self.ranked = ranked
         self.config = config
         self._scaling = scaling
         self.layout: Layout = layout
-        self.length = padded_length(config.trials * store.family.decisions, ring, layout)
+        self._steps = store.family.decisions // config.action_repeat
+        """Steps in a trial."""
+        self.length = padded_length(config.trials * self._steps, ring, layout)
         """Number of steps S in every chain, padding included."""
         self.order = order(layout, self.length, ring)
         """int [S]: the step of the chain at each position of the layout."""
@@ -197,8 +208,10 @@ class CueChains:
         store, config = self.store, self.config
         family = store.family
         places = self.order[columns]
-        held = places < len(plan.trial) * family.decisions
-        index, timestep = np.divmod(np.where(held, places, 0), family.decisions)
+        held = places < len(plan.trial) * self._steps
+        index, step = np.divmod(np.where(held, places, 0), self._steps)
+        timestep = step * config.action_repeat
+        reward = plan.reward.reshape(-1, self._steps, config.action_repeat).mean(axis=-1)
         state = store.physics[plan.trial[index], timestep * family.substeps]
         shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.told
         observation = np.concatenate([family.observe(state), plan.code[index], shown.astype(np.float32)], 1)
@@ -209,7 +222,7 @@ class CueChains:
         return {
             "observation": _where(held, self._scaling.observation(observation)),
             "action": _where(held, store.actions[plan.trial[index], timestep]),
-            "reward": _where(held, plan.reward[index, timestep] / self._scaling.reward_scale),
+            "reward": _where(held, reward[index, step] / self._scaling.reward_scale),
             "return_to_go": zeros,
             "completion": zeros,
             "weight": _where(held, weight[index]),

@@ -79,6 +79,20 @@ def test_fields_are_those_of_the_planned_trials():
     assert (chains(6, loss="all").load(plan, slice(0, 48))["weight"] == 1).all()
 
 
+def test_a_step_may_span_the_decisions_of_an_explored_action():
+    fine, coarse = (chains(6, family="point_mass-32", action_repeat=repeat) for repeat in (1, 4))
+    plan = coarse.plan(3)
+    assert (coarse.length, fine.length) == (48, 192)
+    steps, decisions = (made.load(plan, slice(0, made.length)) for made in (coarse, fine))
+    for name in ("observation", "weight", "timestep", "trajectory"):
+        np.testing.assert_array_equal(steps[name], decisions[name][::4])
+    for part in range(4):  # one action for all of them
+        np.testing.assert_array_equal(steps["action"], decisions["action"][part::4])
+    paid = decisions["reward"].reshape(48, 4)
+    assert (paid[:, 0] != paid[:, 3]).any()
+    np.testing.assert_allclose(steps["reward"], paid.mean(axis=1), rtol=1e-6)
+
+
 def test_the_oracle_is_told_the_goal_and_nothing_else_changes():
     blind, told = chains(1), chains(1, told=True)
     plan = told.plan(5)
@@ -145,6 +159,8 @@ def test_nothing_but_rewards_tells_the_goals_behind_random_trials(family: str):
         (lambda: chains(4, cues=(4, 17)), "cues is 17.*1 to 16"),
         (lambda: chains(4, cues=()), "cues is empty"),
         (lambda: chains(0), "trials is 0"),
+        (lambda: chains(4, action_repeat=0), "action_repeat is 0"),
+        (lambda: chains(4, action_repeat=2), "held for 1 decisions; use a divisor of 1"),
         (lambda: chains(2001), "2001 trials.*only 2000.*shorter chains"),
         (lambda: chains(4, pay="gold"), "unknown pay 'gold'"),
         (lambda: chains(4, loss="none"), "unknown loss 'none'"),
