@@ -101,7 +101,8 @@ def main(
         preset's.
       dropout: Share of the entries of each residual branch that is dropped in training.
       start: Folder of a finished run, or a policy, whose weights training begins with, such as one of
-        shorter chains. Default: weights drawn from the seed.
+        shorter chains. The learning rate begins where it ends in other runs, at a tenth of theirs. Default:
+        weights drawn from the seed.
       loss_extent: Trajectories of a chain that bear loss: the best ones at its end, or all whose actions a
         policy chose.
       data: Folder of the data. Default: $AGENTIC_RING_DATA, or else data.
@@ -118,6 +119,8 @@ def main(
         chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
     if updates is not None:
         chosen = chosen.with_updates(updates)
+    if start is not None:
+        chosen = replace(chosen, optimizer=chosen.optimizer.continued())
     chosen = replace(chosen, dropout=dropout)
     mesh = launch.mesh(name, chosen.transformer.layers)
     if launch.dry_run:

@@ -42,6 +42,15 @@ class OptimizerConfig:
         if self.muon_learning_rate is not None:
             check_positive(self, "muon_learning_rate")
 
+    def continued(self) -> "OptimizerConfig":
+        """The settings for training that goes on with trained weights: it peaks where these rates end."""
+        muon = self.muon_learning_rate
+        return replace(
+            self,
+            learning_rate=self.final_fraction * self.learning_rate,
+            muon_learning_rate=None if muon is None else self.final_fraction * muon,
+        )
+
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Returns the learning rate of each of ``steps`` updates, counted from 0.

@@ -108,6 +108,10 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     expected, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], expected)
     config = load_config(tmp_path / "longer")
+    optimizer = presets.PRESETS["demo"].optimizer
+    assert config.training.optimizer.learning_rate == 0.1 * optimizer.learning_rate
+    assert optimizer.muon_learning_rate is not None
+    assert config.training.optimizer.muon_learning_rate == 0.1 * optimizer.muon_learning_rate
     assert (config.chains.trajectories, config.evaluation.prompt_trajectories, config.start) == (
         5,
         3,
