@@ -119,8 +119,8 @@ def main(
         chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
     if updates is not None:
         chosen = chosen.with_updates(updates)
-    if start is not None:
-        chosen = replace(chosen, optimizer=chosen.optimizer.continued())
+    if start is not None:  # at the rates where training ended
+        chosen = replace(chosen, optimizer=chosen.optimizer.scaled(chosen.optimizer.final_fraction))
     chosen = replace(chosen, dropout=dropout)
     mesh = launch.mesh(name, chosen.transformer.layers)
     if launch.dry_run:

@@ -42,13 +42,13 @@ class OptimizerConfig:
         if self.muon_learning_rate is not None:
             check_positive(self, "muon_learning_rate")
 
-    def continued(self) -> "OptimizerConfig":
-        """The settings for training that goes on with trained weights: it peaks where these rates end."""
+    def scaled(self, factor: float) -> "OptimizerConfig":
+        """The same settings with all learning rates multiplied by ``factor``."""
         muon = self.muon_learning_rate
         return replace(
             self,
-            learning_rate=self.final_fraction * self.learning_rate,
-            muon_learning_rate=None if muon is None else self.final_fraction * muon,
+            learning_rate=factor * self.learning_rate,
+            muon_learning_rate=None if muon is None else factor * muon,
         )
 
 

@@ -32,11 +32,13 @@ class Stage:
       trials: number of trials in a chain.
       share: share of the arm's tokens.
       action_repeat: number of decisions that one step of a chain spans; see ``CueChainConfig``.
+      rate: factor on the preset's learning rates; at full rate a few updates undo what is learned.
     """
 
     trials: int
     share: float
     action_repeat: int = 1
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Arm:
         both, such as n128_unweighted, and compared with it.
       trials: number of trials n in a chain, and in context.
       earlier: the stages before the last one; empty is one stage of ``trials``.
+      last_rate: factor on the learning rates in the last stage.
       told, cues, graded, decoys, first_leader_weight, loss: see ``CueChainConfig``. The first stage has no
         graded trials: it teaches to tell success from failure, later ones to approach from near misses.
     """
@@ -55,6 +58,7 @@ class Arm:
     name: str
     trials: int
     earlier: tuple[Stage, ...] = ()
+    last_rate: float = 1.0
     told: bool = False
     cues: tuple[int, ...] = CueChainConfig.cues
     graded: float = CueChainConfig.graded
@@ -65,7 +69,8 @@ class Arm:
     def stages(self) -> list[Stage]:
         """All stages; the last one has chains of ``trials``."""
         earlier = self.earlier or (Stage(self.trials, FIRST_SHARE),)
-        return [*earlier, Stage(self.trials, 1 - sum(stage.share for stage in earlier))]
+        share = 1 - sum(stage.share for stage in earlier)
+        return [*earlier, Stage(self.trials, share, rate=self.last_rate)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class CuePreset:
         if mesh.devices.flat[0].platform == "cpu":
             rows = rows_per_shard(batch_size, mesh)
             parts = gcd(rows, max(1, rows * chain_tokens // PART_TOKENS))
-        optimizer = replace(self.optimizer, accumulation=parts)
+        optimizer = replace(self.optimizer.scaled(stage.rate), accumulation=parts)
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
 
@@ -196,11 +201,22 @@ CUE_PRESETS = {
         _DEMO,
         name="long",
         arms=(
-            replace(N128, earlier=(Stage(32, 0.18, 16), Stage(128, 0.42, 16), Stage(128, 0.2, 4))),
-            replace(N32, earlier=(Stage(32, 0.18, 16), Stage(32, 0.42, 16), Stage(32, 0.2, 4))),
+            Arm(
+                "n128",
+                128,
+                earlier=(Stage(32, 0.18, 16), Stage(128, 0.42, 16), Stage(128, 0.2, 4, rate=0.3)),
+                last_rate=0.1,
+            ),
+            Arm(
+                "n32",
+                32,
+                earlier=(Stage(32, 0.18, 16), Stage(32, 0.42, 16), Stage(32, 0.2, 4, rate=0.3)),
+                last_rate=0.1,
+            ),
             ORACLE,
         ),
         tokens=20_000_000,
+        optimizer=replace(_DEMO.optimizer, warmup_steps=7),
         explored=100_000,
         tasks=8,
         ring=8,

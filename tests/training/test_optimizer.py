@@ -1,5 +1,7 @@
 """The learning-rate schedule, for runs of any length."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ def recipes() -> dict[str, tuple[OptimizerConfig, int]]:
     mesh = make_mesh()
     runs = {f"exorl-{name}": preset.training(1000, mesh) for name, preset in EXORL_PRESETS.items()}
     for name, preset in CUE_PRESETS.items():
-        runs[f"in_context-{name}"] = preset.training(128, 0.7, FAMILIES["point_mass"], mesh, seed=0)
+        family = replace(FAMILIES["point_mass"], decisions=preset.decisions)
+        runs[f"in_context-{name}"] = preset.training(preset.arms[0].stages()[-1], family, mesh, seed=0)
     for name, preset in FINETUNE_PRESETS.items():
         for number, stage in enumerate(preset.stages):
             runs[f"finetune-{name}-{number}"] = preset.training(stage, mesh, seed=0)
