@@ -102,7 +102,7 @@ def resolve(
         training=preset.training(data.longest, mesh, seed, batch_size),
         evaluation=evaluation,
         target=data.target,
-        start=start,
+        start=None if start is None else str(Path(start)),  # the same with a slash at its end
     )
 
 
