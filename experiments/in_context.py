@@ -102,7 +102,7 @@ def main(
 
     Args:
       family: Body of the tasks.
-      preset: Size of the experiment: demo (chains of 4, 32 and 128 trials, two cores, 25 minutes), full
+      preset: Size of the experiment: demo (chains of 4, 32 and 128 trials, two cores, 16 minutes), full
         (chains of 1 to 128 trials, 5 training seeds, two cores, hours), body (what a body other than
         point_mass must show: chains of 32 and 128 trials, 3 seeds, two cores, an hour), ablations (settings
         of the training data, at n = 128, two cores, an hour) or long (128 trials of 128 decisions, 65,536

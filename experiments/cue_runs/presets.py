@@ -167,7 +167,7 @@ _DEMO = CuePreset(
     checkpoint_every=100,
 )
 CUE_PRESETS = {
-    # 2 cores, 25 minutes.
+    # 2 cores, 16 minutes.
     "demo": _DEMO,
     # 2 cores, about 3 hours; one process a core.
     "full": replace(
