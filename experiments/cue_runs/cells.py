@@ -8,7 +8,7 @@ import numpy as np
 
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config
-from agentic_ring.mesh import mesh_on_first_devices
+from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.training.metrics_log import read_metrics
 from evals.common.results import Figure, Results, write_results
 from evals.in_context.verdict import Case
@@ -57,6 +57,8 @@ def run_cell(cell: CueCell, output: Path) -> None:
     """
     directory = cell.folder(output)
     config = read_config(directory, ArmConfig)
+    if config.mesh.ring > 1:
+        simulate_cpu_devices(config.mesh.ring)
     mesh = mesh_on_first_devices(config.mesh)
     with only_writer(directory):
         stages = Stages()

@@ -1,5 +1,6 @@
 """The experiment on trained context length, from flags to files, with models that train in seconds."""
 
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from evals.report_page.page import page
 from evals.report_page.run_data import read_run
 from experiments import in_context
 from experiments.cue_runs.arms import arm_mesh, resolve_arm, train_arm
-from experiments.cue_runs.cells import run_cell
+from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
 from experiments.cue_runs.evaluation import arm_cases
 from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset, Stage
 from experiments.cue_runs.report import differences
@@ -189,6 +190,14 @@ def test_a_ring_of_8_gives_the_losses_of_one_device(store, tmp_path):
         )
     assert len(losses[0]) == len(losses[1]) > 1
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_process_of_a_cell_has_the_devices_of_its_ring(store, tmp_path):
+    cell = CueCell("oracle", 0)
+    prepare_cell(cell, resolved(replace(SMALL, ring=2), ORACLE, store), tmp_path)
+    subprocess.run(cell.command(tmp_path), check=True)
+    assert read_results(cell.folder(tmp_path) / "results.json").hardware["devices"] == 2
 
 
 def assert_reported(run: Path) -> None:
