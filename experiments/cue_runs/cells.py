@@ -57,8 +57,9 @@ def run_cell(cell: CueCell, output: Path) -> None:
     """
     directory = cell.folder(output)
     config = read_config(directory, ArmConfig)
-    if config.mesh.ring > 1:
-        simulate_cpu_devices(config.mesh.ring)
+    ring = config.mesh.ring
+    if ring is not None and ring > 1:
+        simulate_cpu_devices(ring)
     mesh = mesh_on_first_devices(config.mesh)
     with only_writer(directory):
         stages = Stages()
