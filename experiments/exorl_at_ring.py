@@ -49,7 +49,7 @@ def train_step(
 
 
 def print_plan(
-    preset: Preset, task: Task, mesh: Mesh, start: str | None, absent: NamedMachine | None
+    preset: Preset, task: Task, mesh: Mesh, start: Path | None, absent: NamedMachine | None
 ) -> None:
     """Prints what ``--dry-run`` asks for; ``absent`` is the machine of the mesh if it is not this one."""
     action_repeat = preset.action_repeat.get(task.domain.name, 1)
@@ -79,7 +79,7 @@ def main(
     action_repeat: Annotated[int | None, cli.optional_flag(metavar="STEPS")] = None,
     updates: Annotated[int | None, cli.optional_flag(metavar="N")] = None,
     dropout: float = 0.0,
-    start: Annotated[str | None, cli.optional_flag(metavar="RUN")] = None,
+    start: Annotated[Path | None, cli.optional_flag(metavar="RUN")] = None,
     loss_extent: Literal["leaders", "all"] = "leaders",
     data: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None,
     collector: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None,

@@ -117,14 +117,14 @@ def main(
       cell: Only compute one prepared arm, given by its name and training seed.
     """
     chosen = CUE_PRESETS[preset]
-    if chosen.ring > 1:
-        simulate_cpu_devices(chosen.ring)
     name = replace(family_named(family), decisions=chosen.decisions).name
     suffix = "" if pay == "dense" else f"-{pay}"
     directory = output or Path("runs") / f"in_context-{name}-{preset}{suffix}"
     if cell is not None:
         run_cell(CueCell(*cell), directory)
         return
+    if chosen.ring > 1:
+        simulate_cpu_devices(chosen.ring)
     seeds = chosen.seeds if seeds is None else seeds
     workers = usable_cores() if workers is None else workers
     if workers < 1 or seeds < 1:

@@ -201,17 +201,17 @@ CUE_PRESETS = {
         _DEMO,
         name="long",
         arms=(
-            Arm(
-                "n128",
-                128,
-                earlier=(Stage(32, 0.18, 16), Stage(128, 0.42, 16), Stage(128, 0.2, 4, rate=0.3)),
-                last_rate=0.1,
-            ),
-            Arm(
-                "n32",
-                32,
-                earlier=(Stage(32, 0.18, 16), Stage(32, 0.42, 16), Stage(32, 0.2, 4, rate=0.3)),
-                last_rate=0.1,
+            *(
+                replace(
+                    arm,
+                    earlier=(
+                        Stage(32, 0.18, action_repeat=16),
+                        Stage(arm.trials, 0.42, action_repeat=16),
+                        Stage(arm.trials, 0.2, action_repeat=4, rate=0.3),
+                    ),
+                    last_rate=0.1,
+                )
+                for arm in (N128, N32)
             ),
             ORACLE,
         ),

@@ -82,7 +82,7 @@ def resolve(
     loss_extent: Literal["leaders", "all"],
     seed: int,
     batch_size: int | None = None,
-    start: str | None = None,
+    start: Path | None = None,
 ) -> RunConfig:
     """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``."""
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
@@ -102,11 +102,11 @@ def resolve(
         training=preset.training(data.longest, mesh, seed, batch_size),
         evaluation=evaluation,
         target=data.target,
-        start=None if start is None else str(Path(start)),  # the same with a slash at its end
+        start=None if start is None else str(start),
     )
 
 
-def check_start(start: str, model: AgenticTransformerConfig) -> None:
+def check_start(start: Path, model: AgenticTransformerConfig) -> None:
     """Checks that a run or policy, given as in ``policy_folder``, has the final weights of this model.
 
     Raises:

@@ -104,7 +104,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     monkeypatch.setattr(pipeline, "train", begin)
     longer = LaunchOptions(output=tmp_path / "longer")
     with pytest.raises(Interruption) as begun:
-        exorl_at_ring.main("cartpole_swingup", longer, data=data, start=str(run), num_trajectories=5)
+        exorl_at_ring.main("cartpole_swingup", longer, data=data, start=run, num_trajectories=5)
     expected, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], expected)
     config = load_config(tmp_path / "longer")
@@ -122,7 +122,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     def refused(message, *, dry_run=False):
         flags = LaunchOptions(output=tmp_path / "refused", dry_run=dry_run)
         with pytest.raises(ConfigError, match=message):
-            exorl_at_ring.main("cartpole_swingup", flags, data=data, start=str(run))
+            exorl_at_ring.main("cartpole_swingup", flags, data=data, start=run)
         assert not flags.output.exists()
 
     write_config(run, replace(load_config(run), training=replace(config.training, steps=5)))

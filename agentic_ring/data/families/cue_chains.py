@@ -209,9 +209,9 @@ class CueChains:
         family = store.family
         places = self.order[columns]
         held = places < len(plan.trial) * self._steps
-        index, step = np.divmod(np.where(held, places, 0), self._steps)
-        timestep = step * config.action_repeat
-        reward = plan.reward.reshape(-1, self._steps, config.action_repeat).mean(axis=-1)
+        step = np.where(held, places, 0)
+        index, timestep = np.divmod(step * config.action_repeat, family.decisions)
+        reward = plan.reward.reshape(-1, config.action_repeat)[step].mean(axis=1)
         state = store.physics[plan.trial[index], timestep * family.substeps]
         shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.told
         observation = np.concatenate([family.observe(state), plan.code[index], shown.astype(np.float32)], 1)
@@ -222,7 +222,7 @@ class CueChains:
         return {
             "observation": _where(held, self._scaling.observation(observation)),
             "action": _where(held, store.actions[plan.trial[index], timestep]),
-            "reward": _where(held, reward[index, step] / self._scaling.reward_scale),
+            "reward": _where(held, reward / self._scaling.reward_scale),
             "return_to_go": zeros,
             "completion": zeros,
             "weight": _where(held, weight[index]),
