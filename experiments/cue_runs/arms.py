@@ -20,7 +20,7 @@ from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.train_config import TrainConfig
-from evals.in_context.rollouts import CueRolloutConfig
+from evals.in_context.rollouts import Condition, CueRolloutConfig
 from evals.in_context.verdict import CUES
 from experiments.common.training_outputs import train_stages, training_outputs
 from experiments.cue_runs.presets import Arm, CuePreset
@@ -53,6 +53,10 @@ class ArmConfig:
     stages: tuple[ArmStage, ...]
     evaluation: CueRolloutConfig
     """The main rollout; tasks of another training seed are others."""
+    cues: tuple[int, ...]
+    """Numbers of cues of all rollouts."""
+    online_controls: tuple[Condition, ...]
+    """See ``CuePreset``."""
 
     @property
     def chains(self) -> CueChainConfig:
@@ -112,6 +116,8 @@ def resolve_arm(
             measured=preset.measured,
             pay=pay,
         ),
+        cues=preset.cues,
+        online_controls=preset.online_controls,
     )
 
 

@@ -13,10 +13,11 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.model import Model, Params
 from agentic_ring.terminal.progress import say
+from evals.in_context.learning_curves import CONTROLS
 from evals.in_context.recorded_trials import FILE_NAME, record_trials, write_recorded_trials
 from evals.in_context.references import check_reference
 from evals.in_context.rollouts import Condition, TrainedArm, arm_returns, kept_returns, reference_returns
-from evals.in_context.verdict import ARMS, CUES, NOTHING, ORACLE, RIGHT_PAY, SPOILED, Case, Returns
+from evals.in_context.verdict import ARMS, CUES, ORACLE, Case, Returns
 from experiments.common.cells import RESULTS_FILE
 from experiments.cue_runs.arms import ArmConfig
 
@@ -29,10 +30,9 @@ LONGEST = "n128"
 def arm_cases(config: ArmConfig) -> list[Case]:
     """The rollouts of an arm, and the references in the same tasks."""
     arm, family = config.arm, family_named(config.family)
-    cases = [Case(arm, cues) for cues in (1, 4, CUES)]
+    cases = [Case(arm, cues) for cues in config.cues]
     if arm == LONGEST:
-        conditions = (RIGHT_PAY, *SPOILED, NOTHING, "no_context", "no_rewards", "window_32", "likeliest")
-        cases += [Case(arm, CUES, condition) for condition in conditions]
+        cases += [Case(arm, CUES, condition) for condition in (*CONTROLS, *config.online_controls)]
         if family.held_out:
             cases.append(Case(arm, CUES, region="unseen"))
     if arm == ORACLE:

@@ -16,6 +16,8 @@ from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
+from evals.in_context.rollouts import Condition
+from evals.in_context.verdict import CUES
 
 FIRST_SHARE = 0.3
 """Share of an arm's tokens in its first stage, without graded trials, where the arm does not say more."""
@@ -91,6 +93,8 @@ class CuePreset:
       tasks: number of tasks of each rollout.
       trials: number of trials in a row in each task.
       measured: number of trials after a stored context.
+      cues: numbers of cues of the tasks.
+      online_controls: conditions of n = 128 beside those behind stored contexts, each as many trials again.
       ring: number of devices that each chain is sharded over.
       decisions: decisions in a trial.
       paired_tokens: whether a step has 2 tokens, or the paper's 4.
@@ -109,6 +113,8 @@ class CuePreset:
     tasks: int = 32
     trials: int = 128
     measured: int = 16
+    cues: tuple[int, ...] = (1, 4, CUES)
+    online_controls: tuple[Condition, ...] = ("no_context", "no_rewards", "window_32", "likeliest")
     ring: int = 1
     decisions: int = TRIAL_DECISIONS
     paired_tokens: bool = True
@@ -196,7 +202,7 @@ CUE_PRESETS = {
         ),
     ),
     # 128 trials are 65,536 tokens. With steps of 16 decisions the same tokens hold 16 times as many trials,
-    # in which the models learn what tells the goals; then the steps get shorter.
+    # in which the models learn what tells the goals; then the steps get shorter. 2 cores, about 2 hours.
     "long": replace(
         _DEMO,
         name="long",
@@ -205,20 +211,22 @@ CUE_PRESETS = {
                 replace(
                     arm,
                     earlier=(
-                        Stage(32, 0.18, action_repeat=16),
-                        Stage(arm.trials, 0.42, action_repeat=16),
-                        Stage(arm.trials, 0.2, action_repeat=4, rate=0.3),
+                        Stage(32, 0.24, action_repeat=16),
+                        Stage(arm.trials, 0.56, action_repeat=16),
+                        Stage(arm.trials, 0.13, action_repeat=4, rate=0.3),
                     ),
-                    last_rate=0.1,
+                    last_rate=0.2,
                 )
                 for arm in (N128, N32)
             ),
             ORACLE,
         ),
-        tokens=20_000_000,
+        tokens=15_000_000,
         optimizer=replace(_DEMO.optimizer, warmup_steps=7),
         explored=100_000,
         tasks=8,
+        cues=(4, CUES),
+        online_controls=(),
         ring=8,
         decisions=128,
         paired_tokens=False,
