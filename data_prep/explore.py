@@ -64,7 +64,7 @@ def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np
     redrawn[:, 0] = True
     source = np.maximum.accumulate(np.where(redrawn, np.arange(TRIAL_DECISIONS), 0), axis=1)
     actions = np.take_along_axis(drawn, source[..., None], axis=1).astype(np.float32)
-    return actions.repeat(family.decisions // TRIAL_DECISIONS, axis=1)
+    return actions.repeat(family.hold, axis=1)
 
 
 def explore_parts(family: Family, trials: int, seed: int, threads: int) -> Iterator[ExploredTrials]:

@@ -137,6 +137,7 @@ class InContextPolicy:
         draw is a function of the seed, the environment's number and the number of the decision since the
         policy was made: it does not depend on the mesh, or on which policies share the environments.
       first_environment: number of the first environment, if several policies share the environments.
+      hold: steps for which an action is held; all of them stand in the context.
 
     Raises:
       ConfigError: the environments do not divide over the mesh, the chunk does not divide over the ring, or
@@ -157,6 +158,7 @@ class InContextPolicy:
         cache_dtype: CacheDtype | None = None,
         sampling: Sampling = Sampling(),
         first_environment: int = 0,
+        hold: int = 1,
     ):
         rules = model.config.transformer.rules
         copies, ring = batch_shards(mesh, rules), devices_along(mesh, rules.sequence)
@@ -183,6 +185,7 @@ class InContextPolicy:
         self._action_dim = model.config.action_dim
         self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
         self._number_environments(first_environment)
+        self._hold = hold
         self._decision = 0
         self.start_over(prompt)
 
@@ -291,7 +294,7 @@ class InContextPolicy:
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
-            self._action, self._cache = programs.act(
+            drawn, self._cache = programs.act(
                 programs.weights,
                 self._previous,
                 current,
@@ -301,6 +304,8 @@ class InContextPolicy:
                 self._numbers,
                 np.int32(self._decision),
             )
+        if self._timestep % self._hold == 0:
+            self._action = drawn
         self._decision += 1
         return self._action
 

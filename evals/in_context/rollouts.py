@@ -90,6 +90,7 @@ class TrainedArm:
       scaling: scaling of its training data.
       trials: number of trials n in its chains.
       told: whether the goal is observed: the learned oracle.
+      hold: decisions for which an action is held, as in the training data.
     """
 
     model: Model[AgenticTransformerConfig]
@@ -98,11 +99,20 @@ class TrainedArm:
     scaling: Scaling
     trials: int
     told: bool = False
+    hold: int = 1
 
     def policy(self, mesh: Mesh, environments: int, decisions: int, sampling: Sampling) -> InContextPolicy:
         """A policy without context; arguments as for ``InContextPolicy``."""
         return InContextPolicy(
-            self.model, self.params, mesh, self.scaling, 0.0, environments, decisions, sampling=sampling
+            self.model,
+            self.params,
+            mesh,
+            self.scaling,
+            0.0,
+            environments,
+            decisions,
+            sampling=sampling,
+            hold=self.hold,
         )
 
 

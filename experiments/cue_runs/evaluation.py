@@ -49,8 +49,8 @@ def arm_cases(config: ArmConfig) -> list[Case]:
 
 def trained_arm(config: ArmConfig, params: Params, mesh: Mesh) -> TrainedArm:
     """The trained model of an arm, for rollouts."""
-    chains = config.chains
-    return TrainedArm(Model(config.model), params, mesh, config.scaling, chains.trials, chains.told)
+    chains, hold = config.chains, family_named(config.family).hold
+    return TrainedArm(Model(config.model), params, mesh, config.scaling, chains.trials, chains.told, hold)
 
 
 def roll_out_cases(config: ArmConfig, params: Params, mesh: Mesh, directory: Path) -> dict[Case, np.ndarray]:

@@ -3,6 +3,7 @@
     cue      a    b    a    a    c    b    a    ...     drawn at random for every trial
     trial    poor LEAD poor LEAD poor LEAD LEAD         for each cue: poor trials in ascending return, leaders
     loss     0    4    0    4    0    1    1            on leaders only, more on the first one of each cue
+                                                        and only where an action is chosen, not held
 
 Poor trials are partly successful for the cue's goal, or leaders for other goals (decoys), or random. A decoy
 looks purposeful and pays nothing. Behind poor trials a first leader teaches to search, behind leaders the
@@ -17,7 +18,7 @@ import numpy as np
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.families.cue_task import check_cues, draw_codes
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import CODE_BITS, PAYS, TRIAL_DECISIONS, Pay
+from agentic_ring.data.families.family import CODE_BITS, PAYS, Pay
 from agentic_ring.data.families.ranked_trials import RankedTrials
 from agentic_ring.data.scaling import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
@@ -137,7 +138,7 @@ class CueChains:
                 f"a task has {max(config.cues)} cues, but the pool has only {len(ranked.goals)} goals; rank "
                 "the trials for a larger pool"
             )
-        hold = store.family.decisions // TRIAL_DECISIONS
+        hold = store.family.hold
         if hold % config.action_repeat:
             raise ConfigError(
                 f"action_repeat is {config.action_repeat}, but explored actions of {store.family.name} are "
@@ -218,6 +219,7 @@ class CueChains:
         weight = np.where(plan.first, config.first_leader_weight, plan.leader)
         if config.loss == "all":
             weight = np.ones(len(weight))
+        chosen = timestep % family.hold == 0
         zeros = np.zeros(len(places), np.float32)
         return {
             "observation": _where(held, self._scaling.observation(observation)),
@@ -225,7 +227,7 @@ class CueChains:
             "reward": _where(held, reward / self._scaling.reward_scale),
             "return_to_go": zeros,
             "completion": zeros,
-            "weight": _where(held, weight[index]),
+            "weight": _where(held & chosen, weight[index]),
             "timestep": np.where(held, timestep, 0).astype(np.int32),
             "trajectory": np.where(held, index, 0).astype(np.int32),
             "position": np.where(held, places, -1).astype(np.int32),

@@ -58,7 +58,7 @@ class Family(ABC):
       held_out: regions of goals that are never trained on, to evaluate on goals of unseen regions.
       decisions: decisions D in a trial, a multiple of 8. With more than 8 a decision is shorter, of whole
         physics steps, so that a trial lasts about as long, and it is one reward sub-step. Exploring actions
-        are drawn as for 8 decisions and held for D / 8.
+        are drawn as for 8 decisions and held for D / 8, and so are a model's.
 
     Raises:
       ConfigError: a held-out region does not exist, no region is left to train on, or the number of decisions
@@ -140,6 +140,11 @@ class Family(ABC):
     def name(self) -> str:
         """Name that files and settings carry: point_mass, or point_mass-128 with 128 decisions a trial."""
         return self.body if self.decisions == TRIAL_DECISIONS else f"{self.body}-{self.decisions}"
+
+    @property
+    def hold(self) -> int:
+        """Decisions for which an action is held: it is chosen 8 times in a trial."""
+        return self.decisions // TRIAL_DECISIONS
 
     @property
     def substeps(self) -> int:

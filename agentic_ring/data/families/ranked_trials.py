@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
+from agentic_ring.data.families.family import Family
 from agentic_ring.errors import ConfigError, DataError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
@@ -112,7 +112,7 @@ def _rank(store: ExplorationStore, config: RankingConfig) -> RankedTrials:
     random = np.random.default_rng(config.seed)
     goals = store.family.draw_goals(random, config.goals, "seen")
     order, bounds = _cells(store, config.leaders)
-    bands = store.family.decisions / TRIAL_DECISIONS * np.array(BANDS)
+    bands = store.family.hold * np.array(BANDS)
     leaders, graded = [], []
     with progress("ranking trials", config.goals) as advance:
         for returns in _returns(store, order, goals):
