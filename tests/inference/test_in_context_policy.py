@@ -94,6 +94,16 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
         policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
 
 
+def test_a_held_action_is_chosen_with_all_steps_in_context():
+    policy, encode = make_policy(MeshShape(ring=2), TRIALS * MAX_TIMESTEP, hold=2)
+    steps = roll_out(policy)
+    chosen = steps.timestep[0] % 2 == 0
+    np.testing.assert_array_equal(steps.action[:, 1:][:, ~chosen[1:]], steps.action[:, :-1][:, ~chosen[1:]])
+    expected = encode(steps)
+    np.testing.assert_allclose(steps.action[:, chosen], expected[:, chosen], atol=1e-4)
+    assert np.abs(steps.action - expected)[:, ~chosen].max() > 0.01
+
+
 def test_the_rules_name_the_axes_that_share_environments_and_steps():
     rules = ShardingRules(("rows",), ("outer", "inner"), embed=("outer",), heads=(), ffn=(), vocab=())
     devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)

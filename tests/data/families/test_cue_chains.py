@@ -93,6 +93,14 @@ def test_a_step_may_span_the_decisions_of_an_explored_action():
     np.testing.assert_allclose(steps["reward"], paid.mean(axis=1), rtol=1e-6)
 
 
+def test_only_places_where_an_action_is_chosen_bear_loss():
+    made = chains(6, family="point_mass-32", loss="all")
+    fields = made.load(made.plan(3), slice(0, made.length))
+    np.testing.assert_array_equal(np.flatnonzero(fields["weight"]), np.arange(0, made.length, 4))
+    actions = fields["action"].reshape(-1, 4, 2)
+    np.testing.assert_array_equal(actions, np.broadcast_to(actions[:, :1], actions.shape))
+
+
 def test_the_oracle_is_told_the_goal_and_nothing_else_changes():
     blind, told = chains(1), chains(1, told=True)
     plan = told.plan(5)
