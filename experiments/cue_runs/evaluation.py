@@ -28,9 +28,9 @@ LONGEST = "n128"
 
 
 def arm_cases(config: ArmConfig) -> list[Case]:
-    """The rollouts of an arm, and the references in the same tasks."""
+    """The rollouts of an arm, the main one first, and the references in the same tasks."""
     arm, family = config.arm, family_named(config.family)
-    cases = [Case(arm, cues) for cues in config.cues]
+    cases = [Case(arm, cues) for cues in sorted(config.cues, reverse=True)]
     if arm == LONGEST:
         cases += [Case(arm, CUES, condition) for condition in (*CONTROLS, *config.online_controls)]
         if family.held_out:
