@@ -22,8 +22,8 @@ from evals.in_context.verdict import CUES
 FIRST_SHARE = 0.3
 """Share of an arm's tokens in its first stage, without graded trials, where the arm does not say more."""
 PART_TOKENS = 1024
-"""Tokens whose gradients are computed at a time on a CPU, or one chain. Their activations stay in the cache
-of a core: with n = 4, parts of 8,192 tokens take 1.6 times as long."""
+"""Tokens of a device whose gradients are computed at a time on a CPU, or one chain. Their activations stay in
+the cache of a core: with n = 4, parts of 8,192 tokens take 1.6 times as long."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class CuePreset:
         parts = 1
         if mesh.devices.flat[0].platform == "cpu":
             rows = rows_per_shard(batch_size, mesh)
-            parts = gcd(rows, max(1, rows * chain_tokens // PART_TOKENS))
+            parts = gcd(rows, max(1, rows * chain_tokens // (PART_TOKENS * mesh.shape["ring"])))
         optimizer = replace(self.optimizer.scaled(stage.rate), accumulation=parts)
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
