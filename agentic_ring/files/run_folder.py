@@ -56,10 +56,18 @@ def earlier_config(directory: Path, kind: type[Settings], resume: bool) -> Setti
 
 
 def differing_fields(old: Dataclass, new: Dataclass) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configurations of the same kind differ: both values by dotted name."""
+    """The fields in which two configurations of the same kind differ: both values by dotted name.
+
+    Parts of a tuple of dataclasses are named by number, as stages.0.rate.
+    """
+
+    def by_number(value: Any) -> Any:
+        parts = isinstance(value, tuple) and all(isinstance(part, dict) for part in value)
+        return dict(enumerate(value)) if parts else value
 
     def walk(prefix: str, a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
-        if isinstance(a, dict) and isinstance(b, dict):
+        a, b = by_number(a), by_number(b)
+        if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
             return {
                 name: values for key in a for name, values in walk(f"{prefix}.{key}", a[key], b[key]).items()
             }

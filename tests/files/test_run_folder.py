@@ -47,3 +47,24 @@ def test_what_may_change_is_said_where_something_else_did(tmp_path):
     ):
         pass
     assert read_config(tmp_path / "run", Config) == FIRST
+
+
+@dataclass(frozen=True)
+class Stages:
+    stages: tuple[Config, ...]
+
+
+def test_stages_may_change_hardware_too(tmp_path):
+    three = Stages((FIRST, FIRST, FIRST))
+    with enter_directory(tmp_path / "run", three, resume=True):
+        pass
+    moved = replace(FIRST, optimizer=OptimizerConfig(accumulation=1))
+    with enter_directory(tmp_path / "run", Stages((FIRST, moved, moved)), resume=True):
+        pass
+    for stages, field in (((FIRST, replace(moved, seed=3), moved), r"stages\.1\.seed"), ((FIRST,), "stages")):
+        with (
+            pytest.raises(ConfigError, match=rf"other settings \({field}\)"),
+            enter_directory(tmp_path / "run", Stages(stages), resume=True),
+        ):
+            pass
+    assert read_config(tmp_path / "run", Stages) == Stages((FIRST, moved, moved))
