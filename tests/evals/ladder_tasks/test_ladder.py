@@ -126,7 +126,7 @@ def literal_scores(folder, output, ctx: str, devices: int, num_samples: int) -> 
 
 
 def test_the_constructed_retriever_answers_all_literal_tasks(folder, tmp_path):
-    assert literal_scores(folder, tmp_path / "run", "2k", 2, 8) == {}
+    assert literal_scores(folder, tmp_path / "run", "2k", 8, 8) == {}
 
 
 @pytest.mark.slow
