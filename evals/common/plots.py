@@ -114,7 +114,7 @@ def plot_trial_returns(
         axes.axhspan(random_policy.low, random_policy.high, color=GREY, alpha=0.15, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("trial (all earlier trials in context)")
+    axes.set_xlabel("trial (after all earlier ones in context)")
     axes.set_ylabel("mean return (sum of rewards); bars: 95%")
     legend_below(canvas, axes)
     save(canvas, path)

@@ -14,7 +14,7 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.optimizer import LONGEST_WARMUP, OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
 from evals.in_context.rollouts import Condition
 from evals.in_context.verdict import CUES
@@ -86,7 +86,7 @@ class CuePreset:
       tokens: number of tokens that each arm is trained on.
       tokens_per_update: tokens of a batch, rounded to whole chains.
       transformer: the stack.
-      optimizer: settings of each stage.
+      optimizer: settings of each stage; a short stage warms up in an eighth of its updates.
       checkpoint_every: updates between two checkpoints.
       explored: number of explored trials, where the data folder has none.
       ranking: how explored trials are ranked for each goal.
@@ -152,7 +152,9 @@ class CuePreset:
         if mesh.devices.flat[0].platform == "cpu":
             rows = rows_per_shard(batch_size, mesh)
             parts = gcd(rows, max(1, rows * chain_tokens // (PART_TOKENS * mesh.shape["ring"])))
-        optimizer = replace(self.optimizer.scaled(stage.rate), accumulation=parts)
+        optimizer = self.optimizer.scaled(stage.rate)
+        warmup = min(optimizer.warmup_steps, int(steps * LONGEST_WARMUP))
+        optimizer = replace(optimizer, warmup_steps=warmup, accumulation=parts)
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
 
@@ -202,7 +204,7 @@ CUE_PRESETS = {
         ),
     ),
     # 128 trials are 65,536 tokens. With steps of 16 decisions the same tokens hold 16 times as many trials,
-    # in which the models learn what tells the goals; then the steps get shorter. 2 cores, about 2 hours.
+    # in which the models learn what tells the goals; then the steps get shorter. 2 cores, about 3 hours.
     "long": replace(
         _DEMO,
         name="long",
