@@ -1,4 +1,4 @@
-"""The policy of the Agentic Transformer: one call of 4 tokens per environment step, on a key/value cache.
+"""The policy of the Agentic Transformer: one call per chosen action, on a key/value cache.
 
 All steps that the policy has seen, of this trial and of earlier ones, stay in a cache that is sharded along
 the sequence over the ring, and grows with them. A prompt has a cache of its own, which is only read: of one
@@ -125,7 +125,8 @@ class InContextPolicy:
       model, params: the trained model; ``params`` live on ``mesh``.
       mesh: the model's sharding rules say which axes divide the environments, and which their steps.
       scaling: scaling of the training data.
-      target: return at which every trial aims, unscaled.
+      target: return at which every trial aims, unscaled. With None, returns-to-go and completion bits are 0,
+        as in chains of hidden tasks: only rewards tell how good a trial is.
       num_environments: E, a multiple of the data x fsdp devices.
       decisions: steps of all trials together; sets the largest size of the cache.
       prompt: steps of stored trajectories before the first trial: [1, S], encoded and stored once for all
@@ -137,7 +138,8 @@ class InContextPolicy:
         draw is a function of the seed, the environment's number and the number of the decision since the
         policy was made: it does not depend on the mesh, or on which policies share the environments.
       first_environment: number of the first environment, if several policies share the environments.
-      hold: steps for which an action is held; all of them stand in the context.
+      hold: steps for which an action is held. All of them stand in the context; those of one action are
+        encoded together, when the next one is chosen.
 
     Raises:
       ConfigError: the environments do not divide over the mesh, the chunk does not divide over the ring, or
@@ -150,7 +152,7 @@ class InContextPolicy:
         params: Params,
         mesh: Mesh,
         scaling: Scaling,
-        target: float,
+        target: float | None,
         num_environments: int,
         decisions: int,
         prompt: ChainSteps | None = None,
@@ -239,12 +241,12 @@ class InContextPolicy:
         self._decisions_left = self._decisions
         self._position, self._trial = self._prompt_end
         self._timestep = 0
-        self._previous = self._steps(position=-1)
+        self._previous = [self._steps(position=-1)] * self._hold
         with jax.set_mesh(self._mesh):
             self._cache = self._programs.placed_cache(self.num_environments, self._slots(1))
 
     def _slots(self, steps: int) -> int:
-        """Slots of the environments' cache for this number of steps; later ones may need a larger cache.
+        """Slots of the environments' cache up to this number of steps; later ones may need a larger cache.
 
         A call reads all slots, so a cache that grows with the context takes half the time. Each size is
         compiled once; they grow by half, so that there are few.
@@ -254,7 +256,8 @@ class InContextPolicy:
         size = unit
         while size * ring < steps:
             size += -(-size // (2 * unit)) * unit
-        return slots_needed(0, min(size * ring, self._decisions), tokens, ring)
+        calls = -(-min(size * ring, self._decisions) // self._hold)
+        return slots_needed(0, calls, tokens * self._hold, ring)
 
     @property
     def context_bytes(self) -> ContextBytes:
@@ -264,13 +267,22 @@ class InContextPolicy:
     @property
     def last_step(self) -> ChainSteps:
         """The last step that received its rewards, [E, 1], as the context holds it."""
-        return self._previous
+        return self._previous[-1]
 
     def begin_trial(self) -> None:
-        """Starts the next trial with the full target as return-to-go; the context stays."""
+        """Starts the next trial with the full target as return-to-go; the context stays.
+
+        Raises:
+          ConfigError: the last trial ended while an action was held.
+        """
+        if self._timestep % self._hold:
+            raise ConfigError(
+                f"the last trial had {self._timestep} steps, and actions are held for {self._hold}; "
+                f"expected trials of a multiple of {self._hold} steps"
+            )
         self._trial += 1
         self._timestep = 0
-        self._return_to_go = np.full(self.num_environments, self._target)
+        self._return_to_go = np.full(self.num_environments, self._target or 0.0)
 
     def act(self, observation: np.ndarray) -> jax.Array:
         """Returns actions float32 [E, A] for observations float32 [E, O], dispatched asynchronously.
@@ -285,18 +297,26 @@ class InContextPolicy:
             )
         self._decisions_left -= 1
         self._observation = self._scaling.observation(observation)
+        if self._timestep % self._hold == 0:
+            self._action = self._choose()
+        self._decision += 1
+        return self._action
+
+    def _choose(self) -> jax.Array:
+        """Encodes the steps of the last action and the current state, and draws the next action."""
         current = self._steps(
             position=self._position,
             observation=self._observation,
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
+        previous: Any = jax.tree.map(lambda *steps: np.concatenate(steps, axis=1), *self._previous)
         with jax.set_mesh(self._mesh):
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
-            drawn, self._cache = programs.act(
+            action, self._cache = programs.act(
                 programs.weights,
-                self._previous,
+                previous,
                 current,
                 self._cache,
                 self._prefix,
@@ -304,21 +324,23 @@ class InContextPolicy:
                 self._numbers,
                 np.int32(self._decision),
             )
-        if self._timestep % self._hold == 0:
-            self._action = drawn
-        self._decision += 1
-        return self._action
+        return action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
         """Records the rewards float32 [E] of the last actions; ``last`` ends the trial."""
-        self._return_to_go = self._return_to_go - reward
-        self._previous = self._steps(
+        aimed, left = self._target is not None, self._return_to_go
+        if aimed:
+            self._return_to_go = left - reward
+        step = self._steps(
             position=self._position,
             observation=self._observation,
             action=np.asarray(self._action),
             reward=reward / self._scaling.reward_scale,
-            completion=(self._return_to_go <= 0) & last,
+            return_to_go=left / self._scaling.return_scale,
+            completion=(self._return_to_go <= 0) & (last and aimed),
         )
+        # Those of the action before stand in the cache since this one was chosen.
+        self._previous = [step] if self._timestep % self._hold == 0 else [*self._previous, step]
         self._position += 1
         self._timestep += 1
 

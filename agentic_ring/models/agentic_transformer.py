@@ -186,14 +186,14 @@ class AgenticTransformer(nnx.Module):
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[tuple[jax.Array, jax.Array], KVCache]:
-        """Encodes the tokens of one environment step and returns the mixture of its action.
+        """Encodes the tokens since the last call up to a state and returns the mixture of its action.
 
-        The action and reward of a step are known only after it, so a call takes the tokens of the previous
-        step behind its state, and those of the current one up to its state.
+        The action and reward of a step are known only after it, so a call takes the tokens of the steps
+        before, without those of the first one up to its state, and those of the current one up to its state.
 
         Args:
-          previous: [B, 1] steps; action, reward, completion and, with ``paired_tokens``, the observation
-            are used. At the first step of a chain its ``position`` is negative and nothing is stored.
+          previous: [B, H] steps, H = 1 where every step has a call. At the first step of a chain their
+            ``position`` is negative and nothing is stored.
           current: [B, 1] steps; return-to-go and observation are used.
           cache: all earlier tokens, or those after the prefix.
           prefix: a cache with the first tokens; of batch 1 if they are common to all rows.

@@ -108,7 +108,7 @@ class TrainedArm:
             self.params,
             mesh,
             self.scaling,
-            0.0,
+            None,
             environments,
             decisions,
             sampling=sampling,

@@ -29,13 +29,14 @@ ENVIRONMENTS, TRIALS, TARGET = 4, 3, 6.0
 SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)
 
 
-def roll_out(policy: InContextPolicy, trials: int = TRIALS) -> ChainSteps:
+def roll_out(policy: InContextPolicy, trials: int = TRIALS, target: float | None = TARGET) -> ChainSteps:
     """Acts on random observations and rewards; returns the steps as training would have them."""
+    aimed = target is not None
     random = np.random.default_rng(1)
     columns = []
     for trial in range(trials):
         policy.begin_trial()
-        left = np.full(ENVIRONMENTS, TARGET)
+        left = np.full(ENVIRONMENTS, target or 0.0)
         for timestep in range(MAX_TIMESTEP):
             observation = random.normal(size=(ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
             action = policy.act(observation)
@@ -48,22 +49,22 @@ def roll_out(policy: InContextPolicy, trials: int = TRIALS) -> ChainSteps:
                     observation=SCALING.observation(observation),
                     action=action,
                     reward=reward / SCALING.reward_scale,
-                    completion=((left - reward <= 0) & last).astype(np.float32),
+                    completion=((left - reward <= 0) & (last and aimed)).astype(np.float32),
                     timestep=np.full(ENVIRONMENTS, timestep),
                     trajectory=np.full(ENVIRONMENTS, trial),
                     position=np.full(ENVIRONMENTS, trial * MAX_TIMESTEP + timestep),
                 )
             )
-            left = left - reward
+            left = left - reward * aimed
     return jax.tree.map(lambda *steps: np.stack(steps, axis=1), *columns)
 
 
-def make_policy(shape, decisions, prompt=None, config=None, **options):
+def make_policy(shape, decisions, prompt=None, config=None, target=TARGET, **options):
     """A policy with a fresh model on a mesh, and the same model encoding whole contexts."""
     model = Model(config or tiny_config())
     params = fresh_params(model)
     mesh = shape if isinstance(shape, Mesh) else mesh_on_first_devices(shape)
-    policy = InContextPolicy(model, params, mesh, SCALING, TARGET, ENVIRONMENTS, decisions, prompt, **options)
+    policy = InContextPolicy(model, params, mesh, SCALING, target, ENVIRONMENTS, decisions, prompt, **options)
     return policy, jax.jit(lambda steps: model.bind(params)(steps))
 
 
@@ -94,14 +95,25 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
         policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
 
 
-def test_a_held_action_is_chosen_with_all_steps_in_context():
-    policy, encode = make_policy(MeshShape(ring=2), TRIALS * MAX_TIMESTEP, hold=2)
-    steps = roll_out(policy)
-    chosen = steps.timestep[0] % 2 == 0
+@pytest.mark.parametrize(("hold", "target"), [(2, TARGET), (8, None)])
+def test_a_held_action_is_chosen_with_all_steps_in_context(hold, target):
+    policy, encode = make_policy(MeshShape(ring=2), TRIALS * MAX_TIMESTEP, target=target, hold=hold)
+    steps = roll_out(policy, target=target)
+    assert steps.return_to_go.any() == steps.completion.any() == (target is not None)
+    chosen = steps.timestep[0] % hold == 0
     np.testing.assert_array_equal(steps.action[:, 1:][:, ~chosen[1:]], steps.action[:, :-1][:, ~chosen[1:]])
     expected = encode(steps)
     np.testing.assert_allclose(steps.action[:, chosen], expected[:, chosen], atol=1e-4)
     assert np.abs(steps.action - expected)[:, ~chosen].max() > 0.01
+
+
+def test_a_trial_that_ends_within_a_held_action_is_refused():
+    policy, _ = make_policy(MeshShape(ring=1), 8, hold=2)
+    policy.begin_trial()
+    policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
+    policy.receive(np.zeros(ENVIRONMENTS, np.float32), last=True)
+    with pytest.raises(ConfigError, match="had 1 steps, and actions are held for 2"):
+        policy.begin_trial()
 
 
 def test_the_rules_name_the_axes_that_share_environments_and_steps():

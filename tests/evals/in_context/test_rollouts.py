@@ -9,6 +9,7 @@ import pytest
 
 from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
+from agentic_ring.inference import Sampling
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
@@ -57,6 +58,17 @@ def test_stored_contexts_differ_by_their_pay():
     right, zeroed = returns("right_pay"), returns("zeroed")
     assert right.shape == zeroed.shape == (4, 2)
     assert not np.array_equal(right, zeroed)
+
+
+def test_only_rewards_tell_how_good_a_trial_was_as_in_training():
+    policy = arm().policy(arm().mesh, 4, 8, Sampling())
+    policy.begin_trial()
+    policy.act(np.zeros((4, explored("point_mass").family.observation_dim), np.float32))
+    policy.receive(np.ones(4, np.float32), last=True)
+    seen = policy.last_step
+    assert not seen.return_to_go.any()
+    assert not seen.completion.any()
+    np.testing.assert_array_equal(seen.reward, 1.0)
 
 
 @pytest.mark.slow
