@@ -97,7 +97,6 @@ class CuePreset:
       online_controls: conditions of n = 128 beside those behind stored contexts, each as many trials again.
       ring: number of devices that each chain is sharded over.
       decisions: decisions in a trial.
-      paired_tokens: whether a step has 2 tokens, or the paper's 4.
     """
 
     name: str
@@ -117,7 +116,6 @@ class CuePreset:
     online_controls: tuple[Condition, ...] = ("no_context", "no_rewards", "window_32", "likeliest")
     ring: int = 1
     decisions: int = TRIAL_DECISIONS
-    paired_tokens: bool = True
 
     def arm(self, name: str) -> Arm:
         """The arm with this name.
@@ -137,7 +135,7 @@ class CuePreset:
             family.observation_dim,
             family.action_dim,
             max_timestep=family.decisions,
-            paired_tokens=self.paired_tokens,
+            paired_tokens=True,
             action_modes=6,
         )
 
@@ -203,8 +201,8 @@ CUE_PRESETS = {
             ORACLE,
         ),
     ),
-    # 128 trials are 65,536 tokens. With steps of 16 decisions the same tokens hold 16 times as many trials,
-    # in which the models learn what tells the goals; then the steps get shorter. 2 cores, about 3 hours.
+    # 128 trials are 65,536 tokens. With steps of 32 decisions the same tokens hold 32 times as many trials,
+    # in which the models learn what tells the goals; then the steps get shorter. 2 cores, about 2 hours.
     "long": replace(
         _DEMO,
         name="long",
@@ -213,9 +211,9 @@ CUE_PRESETS = {
                 replace(
                     arm,
                     earlier=(
-                        Stage(32, 0.24, action_repeat=16),
-                        Stage(arm.trials, 0.56, action_repeat=16),
-                        Stage(arm.trials, 0.13, action_repeat=4, rate=0.3),
+                        Stage(32, 0.24, action_repeat=32),
+                        Stage(arm.trials, 0.56, action_repeat=32),
+                        Stage(arm.trials, 0.13, action_repeat=8, rate=0.3),
                     ),
                     last_rate=0.2,
                 )
@@ -230,7 +228,6 @@ CUE_PRESETS = {
         cues=(4, CUES),
         online_controls=(),
         ring=8,
-        decisions=128,
-        paired_tokens=False,
+        decisions=256,
     ),
 }
