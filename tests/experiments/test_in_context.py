@@ -150,7 +150,7 @@ def test_chains_of_the_long_preset_have_64k_tokens_after_a_curriculum():
     longest = preset.arm("n128")
     assert 128 * preset.decisions * preset.model(family).tokens_per_step == 65_536
     assert [stage.trials for stage in longest.stages()] == [32, 128, 128, 128]
-    assert [stage.action_repeat for stage in longest.stages()] == [16, 16, 4, 1]
+    assert [stage.action_repeat for stage in longest.stages()] == [32, 32, 8, 1]
     assert sum(stage.share for stage in longest.stages()) == pytest.approx(1)
 
 
