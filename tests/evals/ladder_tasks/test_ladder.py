@@ -106,29 +106,16 @@ def test_the_harness_results_are_read(tmp_path):
         ruler_scores(tmp_path / "none.json")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("constructed")
-    build(path)
-    return path
-
-
-def literal_scores(folder, output, ctx: str, devices: int, num_samples: int) -> dict[str, float]:
-    arguments = {"max_new_tokens": 40, "num_samples": num_samples, "devices": devices, "output": output}
-    assert main(ctx, "literal", model=str(folder), **arguments) == 0
+@pytest.mark.slow
+def test_the_constructed_retriever_answers_all_literal_tasks(tmp_path):
+    model, output = tmp_path / "constructed", tmp_path / "run"
+    build(model)
+    arguments = {"max_new_tokens": 40, "num_samples": 20, "devices": 8, "output": output}
+    assert main("16k", "literal", model=str(model), **arguments) == 0
     rows = [
         json.loads(line)
         for path in (output / "predictions").glob("*.jsonl")
         for line in path.read_text().splitlines()
     ]
     assert {row["task"] for row in rows} == {task for task in TASKS if TASKS[task].literal}
-    return {f"{row['task']} {row['case']}: {row['text']}": row["score"] for row in rows if row["score"] < 1}
-
-
-def test_the_constructed_retriever_answers_all_literal_tasks(folder, tmp_path):
-    assert literal_scores(folder, tmp_path / "run", "2k", 8, 8) == {}
-
-
-@pytest.mark.slow
-def test_the_constructed_retriever_answers_them_in_long_records(folder, tmp_path):
-    assert literal_scores(folder, tmp_path / "run", "16k", 8, 20) == {}
+    assert [row for row in rows if row["score"] < 1] == []
