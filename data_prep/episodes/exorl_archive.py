@@ -37,6 +37,8 @@ _ZIP_ERRORS = (
 """What zipfile raises for damaged archives, beside OSError."""
 _MOST_EPISODE_BYTES = 1 << 26
 """Limit for one unpacked file; episodes of the largest domain have less than a megabyte."""
+_END_BYTES = 56 + 20 + 22 + (1 << 16)
+"""The end record of a large zip, its locator, and the end record of any zip with the longest comment."""
 URL_BASE = "https://dl.fbaipublicfiles.com/exorl"
 COLLECTORS = ("aps", "icm_apt", "diayn", "disagreement", "icm", "proto", "random", "rnd", "smm")
 
@@ -140,15 +142,34 @@ def unpack_episodes(archive: Path, buffer: Path) -> int:
 
 
 def _opened(archive: Path) -> zipfile.ZipFile:
-    """Opens a zip whose table of contents agrees with the header of each member, whatever its name."""
+    """Opens a zip whose table of contents is whole and agrees with each member's header."""
     try:
         opened = zipfile.ZipFile(archive)
-        for member in opened.infolist():
+        members, expected = opened.infolist(), _member_count(archive)
+        if len(members) != expected:
+            raise zipfile.BadZipFile(f"its table of contents has {len(members)} members, its end {expected}")
+        for member in members:
             if not member.flag_bits & 1:
                 opened.open(member).close()
     except OSError as error:
         raise DataError(f"{archive} is not a readable zip ({error}); download it again") from error
     return opened
+
+
+def _member_count(archive: Path) -> int:
+    """The number of members in the end record of a zip that zipfile can open.
+
+    zipfile does not compare it: a length in the table of contents that is too large hides all later members.
+    """
+    with archive.open("rb") as file:
+        file.seek(max(0, archive.stat().st_size - _END_BYTES))
+        tail = file.read()
+    end = tail.rfind(b"PK\x05\x06")
+    count = int.from_bytes(tail[end + 10 : end + 12], "little")
+    if tail[end - 20 : end - 16] != b"PK\x06\x07":
+        return count
+    end64 = end - 20 - 56  # of a large zip; its locator lies between
+    return int.from_bytes(tail[end64 + 32 : end64 + 40], "little")
 
 
 def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:

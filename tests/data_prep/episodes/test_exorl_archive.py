@@ -62,19 +62,39 @@ def flip_content(archive):
     archive.write_bytes(damaged)
 
 
+def hide_later_members(archive):
+    """Writes that the first member's comment reaches to the end of the table of contents, and beyond."""
+    make_zip(archive, {"a.npz": b"1", "b.npz": b"2"})
+    damaged = bytearray(archive.read_bytes())
+    place = damaged.index(b"PK\x01\x02") + 32
+    damaged[place : place + 2] = b"\xff\xff"
+    archive.write_bytes(damaged)
+    with zipfile.ZipFile(archive) as opened:
+        assert len(opened.infolist()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [65_535, 65_536])
+def test_members_beyond_the_count_of_a_small_zip_are_counted(tmp_path, members):
+    archive = make_zip(tmp_path / "rnd.zip", {f"{number}.mp4": b"" for number in range(members)})
+    with pytest.raises(DataError, match=rf"no .npz among its {members} members"):
+        unpack_episodes(archive, tmp_path / "buffer")
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda archive: archive.write_text("hello"), "not a readable zip"),
         (lambda archive: archive.write_bytes(archive.read_bytes()[:-40]), "not a readable zip"),
         (flip_content, "not a readable zip .*CRC"),
+        (hide_later_members, "not a readable zip .*has 1 members, its end 2"),
         (lambda archive: make_zip(archive, {"video/a.mp4": b"1"}), "no .npz among its 1 members"),
         (
             lambda archive: make_zip(archive, {"a/1.npz": b"1", "b/1.npz": b"2"}),
             "two files of the name 1.npz",
         ),
     ],
-    ids=["text", "half of it", "other content", "no episode", "same name"],
+    ids=["text", "half of it", "other content", "hidden members", "no episode", "same name"],
 )
 def test_bad_zip_is_named(tmp_path, damage, reason):
     archive = make_zip(tmp_path / "rnd.zip", {"buffer/a.npz": b"content"})
