@@ -309,14 +309,13 @@ class InContextPolicy:
             observation=self._observation,
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
-        previous: Any = jax.tree.map(lambda *steps: np.concatenate(steps, axis=1), *self._previous)
         with jax.set_mesh(self._mesh):
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
             action, self._cache = programs.act(
                 programs.weights,
-                previous,
+                ChainSteps.joined(self._previous),
                 current,
                 self._cache,
                 self._prefix,

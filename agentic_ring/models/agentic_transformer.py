@@ -22,10 +22,12 @@ leaders follow leaders (``data/hindsight_chains.py``). Its weights start at 0 be
 do not train them: there only the last token may carry the bit, and no action follows it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
@@ -112,6 +114,11 @@ class ChainSteps:
     def rows(self, rows: slice) -> "ChainSteps":
         """The steps of some of the chains."""
         return jax.tree.map(lambda x: x[rows], self)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[ChainSteps]") -> "ChainSteps":
+        """The steps of several parts [B, S] of the same chains as one, along S; in host memory."""
+        return jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *parts)
 
 
 class AgenticTransformer(nnx.Module):

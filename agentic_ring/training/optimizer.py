@@ -42,6 +42,10 @@ class OptimizerConfig:
         if self.muon_learning_rate is not None:
             check_positive(self, "muon_learning_rate")
 
+    def warmup_of(self, steps: int) -> int:
+        """Number of updates below the peak in a run of ``steps``."""
+        return min(self.warmup_steps, int(steps * LONGEST_WARMUP))
+
     def scaled(self, factor: float) -> "OptimizerConfig":
         """The same settings with all learning rates multiplied by ``factor``."""
         muon = self.muon_learning_rate
@@ -58,7 +62,7 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
     It rises linearly over the warm-up, from above 0 to the peak in the update after it, and falls with a
     cosine to ``final_fraction`` of the peak in the last update.
     """
-    warmup = min(config.warmup_steps, int(steps * LONGEST_WARMUP))
+    warmup = config.warmup_of(steps)
     peak = config.learning_rate
     return optax.warmup_cosine_decay_schedule(
         peak / (warmup + 1), peak, warmup, max(steps - 1, 1), peak * config.final_fraction

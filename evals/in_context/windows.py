@@ -11,9 +11,7 @@ dropped ones. Here the kept trials are encoded again at the beginning of each tr
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -69,7 +67,7 @@ def as_prompt(trials: Sequence[list[ChainSteps]]) -> ChainSteps | None:
     steps = [step for trial in trials for step in trial]
     if not steps:
         return None
-    joined: Any = jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *steps)
+    joined = ChainSteps.joined(steps)
     shape = joined.position.shape
     numbers = np.repeat(np.arange(len(trials), dtype=np.int32), [len(trial) for trial in trials])
     return replace(

@@ -118,7 +118,7 @@ class FullEncoding:
         self.observation_dim = scene.domain.observation_dim
         self._first = 0 if prompt is None else prompt.position.shape[1]
         own = _unfilled(scene.steps(1, scene.trials * scene.decisions, self._first))
-        self.steps: Any = own if prompt is None else _joined(prompt, own)
+        self.steps: Any = own if prompt is None else ChainSteps.joined([prompt, own])
 
         def action(params: Params, steps: ChainSteps, place: jax.Array) -> jax.Array:
             return scene.model.bind(params)(steps, layout="contiguous")[0, place]
@@ -139,10 +139,6 @@ class FullEncoding:
 def _unfilled(steps: ChainSteps) -> ChainSteps:
     """The steps marked as padding."""
     return replace(steps, position=np.full_like(steps.position, -1))
-
-
-def _joined(*parts: ChainSteps) -> ChainSteps:
-    return jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *parts)
 
 
 def compare_actions(policy: InContextPolicy, environments: int, again: FullEncoding) -> None:

@@ -14,7 +14,7 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.optimizer import LONGEST_WARMUP, OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
 from evals.in_context.rollouts import Condition
 from evals.in_context.verdict import CUES
@@ -151,8 +151,7 @@ class CuePreset:
             rows = rows_per_shard(batch_size, mesh)
             parts = gcd(rows, max(1, rows * chain_tokens // (PART_TOKENS * mesh.shape["ring"])))
         optimizer = self.optimizer.scaled(stage.rate)
-        warmup = min(optimizer.warmup_steps, int(steps * LONGEST_WARMUP))
-        optimizer = replace(optimizer, warmup_steps=warmup, accumulation=parts)
+        optimizer = replace(optimizer, warmup_steps=optimizer.warmup_of(steps), accumulation=parts)
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-import jax
 import numpy as np
 import pytest
 
@@ -51,7 +50,7 @@ def test_a_window_equals_a_fresh_policy_with_these_trials_as_prompt(window):
     kept = [step for _, steps in runs[TRIALS - window : -1] for step in steps]
     prompt = None
     if kept:
-        prompt = jax.tree.map(lambda *fields: np.concatenate(fields, axis=1), *kept)
+        prompt = ChainSteps.joined(kept)
         place = np.broadcast_to(np.arange(len(kept), dtype=np.int32), prompt.position.shape)
         prompt = replace(prompt, position=place, trajectory=place // DECISIONS)
     policy.start_over(prompt)
