@@ -1,8 +1,9 @@
 """Requests to stop a command: SIGTERM, SIGUSR1 and Ctrl-C, so that the same command continues it later.
 
 A request raises ``StopRequested`` in the main thread, except while training runs: its loop reads the
-request from ``deferred`` and ends after a step, once that step is saved. A second Ctrl-C ends the process at
-once, even where the main thread waits in compiled code.
+request from ``deferred`` and ends after a step, once that step is saved. Within a function that is marked
+``uninterrupted`` it waits until that has returned. A second Ctrl-C ends the process at once, even where the
+main thread waits in compiled code.
 """
 
 import os
@@ -13,17 +14,28 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 from agentic_ring.errors import EXIT_INTERRUPTED, StopRequested
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_LOST = 0
-"""Written to the watcher instead of a signal's number when a raised ``StopRequested`` has vanished."""
+_AGAIN = 0
+"""Written to the watcher instead of a signal's number when a request has yet to be raised."""
 _RETRY_SECONDS = 0.05
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
+_uninterrupted: set[CodeType] = set()
 _listener: "StopListener | None" = None
+
+
+def uninterrupted(function: _Function) -> _Function:
+    """Decorator: no request is raised within the function; one that comes there is raised soon after.
+
+    For functions that C code calls back and that must not fail. It costs their callers nothing.
+    """
+    _uninterrupted.add(function.__code__)
+    return function
 
 
 @contextmanager
@@ -111,22 +123,27 @@ class StopListener:
 
     def follow(self, request: StopRequested) -> None:
         """Raises no other request as long as this one is on its way."""
-        self._raised = weakref.ref(request, self._lost)
+        self._raised = weakref.ref(request, self._try_again)
 
-    def _handle(self, number: int, frame: object) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested_by = self.requested_by or signal.Signals(number).name
+        while frame is not None:
+            if frame.f_code in _uninterrupted:
+                self._try_again()
+                return
+            frame = frame.f_back
         self.raise_pending()
 
     def _discarded(self, unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, StopRequested):
             self._raised = None
-            self._lost(None)
+            self._try_again()
         else:
             self._previous_hook(unraisable)
 
-    def _lost(self, _: object) -> None:
+    def _try_again(self, _: object = None) -> None:
         if not self._settled:
-            os.write(self._writer, bytes([_LOST]))
+            os.write(self._writer, bytes([_AGAIN]))
 
     def _watch(self) -> None:
         main = threading.main_thread().ident
@@ -137,6 +154,6 @@ class StopListener:
                 interrupts += 1
                 if interrupts > 1:
                     os._exit(EXIT_INTERRUPTED)
-            if event[0] == _LOST and not self._settled:
-                time.sleep(_RETRY_SECONDS)  # the code that discarded it has then returned
+            if event[0] == _AGAIN and not self._settled:
+                time.sleep(_RETRY_SECONDS)  # the code that discarded or put it off has then returned
                 signal.pthread_kill(main, signal.SIGUSR1)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Self
 from agentic_ring.errors import StoreError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import remove_dead_leftovers, replacing
+from agentic_ring.stopping import uninterrupted
 
 with needs_extra("models"):
     import h5py
@@ -137,7 +138,8 @@ class _FailsafeFile(io.FileIO):
     """A new file for HDF5 to write to, which remembers the first failed write and drops all later ones.
 
     After a failed write HDF5 tries again whenever it closes something, and crashes the process at exit. So
-    every write seems to succeed here, and ``check`` tells the writer of the failure.
+    every write seems to succeed here, and ``check`` tells the writer of the failure. Requests to stop wait
+    until HDF5 has returned, for an exception is a failed write too.
     """
 
     def __init__(self, path: Path):
@@ -150,6 +152,7 @@ class _FailsafeFile(io.FileIO):
             self._error.filename = str(self.name)
             raise self._error
 
+    @uninterrupted
     def write(self, data: Any, /) -> int:
         """Writes all of ``data``, or drops it after a failure."""
         left = memoryview(data).cast("B")
@@ -161,6 +164,7 @@ class _FailsafeFile(io.FileIO):
             self._error = error
         return size
 
+    @uninterrupted
     def truncate(self, size: int | None = None, /) -> int:
         """Sets the file's size, unless a write failed."""
         try:
@@ -170,6 +174,7 @@ class _FailsafeFile(io.FileIO):
             self._error = error
         return size or 0
 
+    @uninterrupted
     def readinto(self, buffer: Any, /) -> int:
         """Reads back what was written, and zeros for what was dropped."""
         view = memoryview(buffer).cast("B")
