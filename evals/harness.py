@@ -20,7 +20,7 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import usable_context
+from agentic_ring.models.llama.config_file import read_config, usable_context
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.harness_model.engine_requests import HarnessRequests
@@ -76,10 +76,10 @@ def main(
 
     context = usable_context(model, max_length, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
+    tokenizer.check_fits(read_config(model).vocab_size)
     chats = None if template is None else chat_template(template, tokenizer)
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
-    tokenizer.check_fits(loaded.config.vocab_size)
     requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context)
     # RULER counts the tokens of its prompts with the model's own tokenizer.
     metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}

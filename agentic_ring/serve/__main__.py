@@ -13,7 +13,7 @@ from agentic_ring.extras import needs_extra
 from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_file import usable_context
+from agentic_ring.models.llama.config_file import read_config, usable_context
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 
@@ -73,13 +73,13 @@ def main(
 
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
+    tokenizer.check_fits(read_config(model).vocab_size)
     if template is None and tokenizer.chat_template is not None:
         template = "tokenizer"
     if template is not None:
         chat_template(template, tokenizer)  # refuses one that does not fit the tokenizer
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
-    tokenizer.check_fits(loaded.config.vocab_size)
     generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
     name = name or model.resolve().name
     if host not in LOOPBACK:

@@ -21,7 +21,7 @@ from agentic_ring.inference.ragged_batch import common_prefix_length
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
-from agentic_ring.models.llama.config_file import usable_context
+from agentic_ring.models.llama.config_file import read_config, usable_context
 from agentic_ring.serve.remembering_tokenizer import RememberingTokenizer
 from agentic_ring.terminal.progress import progress, say
 from evals.lines.keys import KeyKind
@@ -122,15 +122,14 @@ def open_reader(
     if longest:
         usable_context(folder, longest, allow_extrapolation)
     tokenizer = RememberingTokenizer.load(folder)
-    mesh = make_mesh(shape_with_ring(None, jax.device_count()))
-    loaded = load_pretrained(folder, mesh, context=longest or None)
-    tokenizer.check_fits(loaded.config.vocab_size)
-    engine = TextEngine(loaded, mesh, CHUNK)
-    if longest:
-        _check_memory(engine.document_bytes(longest), longest)
+    tokenizer.check_fits(read_config(folder).vocab_size)
     name = template or ("plain" if tokenizer.chat_template is None else "tokenizer")
     chats = chat_template(name, tokenizer)
     check_special_tokens(chats, tokenizer)
+    mesh = make_mesh(shape_with_ring(None, jax.device_count()))
+    engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, CHUNK)
+    if longest:
+        _check_memory(engine.document_bytes(longest), longest)
     return LocalReader(
         "embedded retriever" if model is None else model.rstrip("/"),
         fields.get("trained_on_task") is True,
