@@ -15,12 +15,13 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.terminal.progress import progress
 from evals.in_context.rollouts import CueRolloutConfig, TrainedArm
 from evals.in_context.verdict import BLOCK
 from evals.in_context.windows import TrialWindowPolicy, as_prompt
 from evals.report_page.attention_over_trials import attention_over_trials
 from evals.rollouts.policies import RolloutPlan
-from evals.rollouts.trials import Cohort, run_trials
+from evals.rollouts.trials import Cohort, run_shown_trials
 
 FILE_NAME = "recorded_trials.npz"
 TASKS = 8
@@ -113,27 +114,25 @@ def record_trials(arm: TrainedArm, config: CueRolloutConfig, family: Family) -> 
         Sampling(config.temperature, seed=config.first_seed),
     )
     recorder = _Recorder(policy, window, environments)
-    run_trials([Cohort(recorder, environments)], config.trials)
+    run_shown_trials("recording", [Cohort(recorder, environments)], config.trials, family.decisions)
     cue = np.array([[task.cue(trial) for trial in range(config.trials)] for task in tasks])
     reward = np.array(recorder.reward).transpose(2, 0, 1)
     chains = as_prompt(recorder.steps[-window:])
     assert chains is not None
-    attention, even = zip(
-        *(
-            _attention_by_group(arm, chains.rows(slice(row, row + 1)), trial_cue, trial_return)
-            for row, (trial_cue, trial_return) in enumerate(
-                zip(cue[:, -window:], reward[:, -window:].sum(axis=-1), strict=True)
-            )
-        ),
-        strict=True,
-    )
+    shares = []
+    with progress("attention to the trials, tasks", len(tasks)) as advance:
+        for row, (cues, rewards) in enumerate(zip(cue[:, -window:], reward[:, -window:], strict=True)):
+            chain = chains.rows(slice(row, row + 1))
+            shares.append(_attention_by_group(arm, chain, cues, rewards.sum(axis=-1)))
+            advance(row + 1)
+    attention, even = (np.stack(each) for each in zip(*shares, strict=True))
     return RecordedTrials(
         np.array(recorder.physics).transpose(2, 0, 1, 3),
         reward,
         cue,
         np.stack([task.goals[cues] for task, cues in zip(tasks, cue, strict=True)]),
-        np.stack(attention),
-        np.stack(even),
+        attention,
+        even,
     )
 
 

@@ -32,12 +32,11 @@ from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.terminal.progress import progress
 from evals.in_context.contexts import STORED_PAYS, StoredContextPolicy, StoredPay, stored_context
 from evals.in_context.references import reference_policy
 from evals.in_context.windows import TrialWindowPolicy
 from evals.rollouts.policies import RolloutPlan, with_copies
-from evals.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_trials
+from evals.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_shown_trials
 
 Condition = Literal["online", "likeliest", "window_32", "no_rewards", "no_context", "nothing"] | StoredPay
 CONDITIONS: tuple[Condition, ...] = (*get_args(get_args(Condition)[0]), *STORED_PAYS)
@@ -170,7 +169,8 @@ def reference_returns(name: str, config: CueRolloutConfig, family: Family) -> np
     tasks = config.draw_tasks(family)
     environments = make_cue_environments(family, tasks, config.pay)
     policy = reference_policy(name, environments, config.region, config.first_seed)
-    return run_trials([Cohort(policy, environments)], config.trials)
+    label = f"{name}, K = {config.cues}, {config.region}"
+    return run_shown_trials(label, [Cohort(policy, environments)], config.trials, family.decisions)
 
 
 def _roll_out(
@@ -186,12 +186,8 @@ def _roll_out(
         Cohort(policy, make_cue_environments(family, part, config.pay, told))
         for policy, part in zip(policies, parts, strict=True)
     ]
-    with progress(f"{condition}, K = {config.cues}, {config.region}", trials * family.decisions) as advance:
-
-        def on_step(trial: int, step: int, last_return: float | None) -> None:
-            advance(trial * family.decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
-
-        return run_trials(cohorts, trials, on_step)
+    label = f"{condition}, K = {config.cues}, {config.region}"
+    return run_shown_trials(label, cohorts, trials, family.decisions)
 
 
 def kept_returns(path: Path, config: CueRolloutConfig, roll_out: Callable[[], np.ndarray]) -> np.ndarray:

@@ -10,13 +10,12 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.terminal.progress import progress
 from evals.common.intervals import Interval, mean_interval
 from evals.common.results import Figure
 from evals.rollouts.environments import shared_environments
 from evals.rollouts.evaluation_record import RecordingPolicy, Rollout
 from evals.rollouts.policies import in_context_policies, without_context
-from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_trials
+from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_shown_trials
 
 CONTEXT_MARGIN = 0.05
 """The context pays if the lower bound of its gain exceeds this share of the target."""
@@ -145,12 +144,7 @@ def roll_out(
         Cohort(policy, each) for policy, each in zip((recorded, *policies[1:]), environments, strict=True)
     ]
     try:
-        with progress(f"rolling out the {name}", evaluation.trials * decisions) as advance:
-
-            def on_step(trial: int, step: int, last_return: float | None) -> None:
-                advance(trial * decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
-
-            returns = run_trials(cohorts, evaluation.trials, on_step)
+        returns = run_shown_trials(f"rolling out the {name}", cohorts, evaluation.trials, decisions)
     finally:
         for each in environments:
             each.close()

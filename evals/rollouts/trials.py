@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.terminal.progress import progress
 
 
 class TrialPolicy(Protocol):
@@ -162,6 +163,16 @@ def run_trials(
             step += 1
         returns.append(total)
     return np.stack(returns, axis=1)
+
+
+def run_shown_trials(label: str, cohorts: Sequence[Cohort], trials: int, decisions: int) -> np.ndarray:
+    """``run_trials`` with a progress bar; ``decisions`` is the length of a trial."""
+    with progress(label, trials * decisions) as advance:
+
+        def on_step(trial: int, step: int, last_return: float | None) -> None:
+            advance(trial * decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
+
+        return run_trials(cohorts, trials, on_step)
 
 
 def _checked_action(action: np.ndarray, environments: VectorEnv) -> np.ndarray:

@@ -43,7 +43,7 @@ def arm_cases(config: ArmConfig) -> list[Case]:
             check_reference(name, family, config.evaluation.pay)
             cases.append(Case(arm, CUES, name))
         except ConfigError as error:
-            say(f"left out: {error}")
+            say(f"{arm} is rolled out without {name}: {error}")
     return cases
 
 

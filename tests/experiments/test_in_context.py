@@ -170,7 +170,7 @@ def test_references_are_left_out_where_they_are_not_exact(name, pay, planned, st
         assert config.chains.pay == config.evaluation.pay == pay
         conditions |= {case.condition for case in arm_cases(replace(config, family=name))}
     assert conditions & {"told", "thompson"} == planned
-    assert ("left out: " in capsys.readouterr().err) == (len(planned) < 2)
+    assert (" is rolled out without " in capsys.readouterr().err) == (len(planned) < 2)
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.models.model import Model
 from evals.report_page.attention_over_trials import attention_over_trials, rollout_chain
 from evals.rollouts.policies import read_prompt
-from tests.evals.conftest import DECISIONS, SmallRun
+from tests.evals.conftest import DECISIONS
+from tests.evals.finished_run import FinishedRun
 
 TRAJECTORIES, PROMPT = 5, 2
 
 
 @pytest.fixture(scope="module")
-def chain(small_run: SmallRun):
+def chain(small_run: FinishedRun):
     config = small_run.config
     with TrajectoryStore.open(config.store) as store:
         prompt = read_prompt(store, config, ring=1)
