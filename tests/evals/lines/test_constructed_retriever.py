@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference import Completion, TextEngine
@@ -31,12 +32,17 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def reader(folder):
+    return open_reader(str(folder), [], None, allow_extrapolation=False)
+
+
 def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int, **arguments) -> int:
     """Number of right answers to ``QUESTIONS`` questions about a document."""
-    reader = open_reader(str(folder), [], None, allow_extrapolation=False)
     mesh = make_mesh(shape, jax.devices()[:devices])
     engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
-    reader = LocalReader("constructed", True, engine, reader.tokenizer, reader.template)
+    tokenizer = Tokenizer.load(folder)
+    reader = LocalReader("constructed", True, engine, tokenizer, chat_template("plain", tokenizer))
     (plan,) = plan_documents("LRT-NL", f"{lines}", 0, QUESTIONS, QUESTIONS)
     document = plan.build(lines)
     answers = reader.answers(document.text, [question.text for question in document.questions], 4)
@@ -49,7 +55,7 @@ def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int
 @pytest.mark.parametrize(
     ("shape", "devices", "chunk", "lines"),
     [
-        (MeshShape(ring=4), 4, 128, 311),
+        (MeshShape(ring=4), 4, 64, 155),
         pytest.param(MeshShape(ring=1), 1, 2048, 300, marks=pytest.mark.slow),
         pytest.param(MeshShape(ring=2), 2, 256, 301, marks=pytest.mark.slow),
         pytest.param(MeshShape(data=2, ring=4), 8, 512, 1000, marks=pytest.mark.slow),
@@ -70,9 +76,8 @@ def test_every_answer_is_right_at_64k(folder):
     assert right_answers(folder, 16_350, MeshShape(ring=2), 2, 2048) == QUESTIONS
 
 
-def test_prompts_like_those_of_longchats_files_are_answered(folder):
+def test_prompts_like_those_of_longchats_files_are_answered(reader):
     # Up to 680 lines they end in a space; from 700 lines on, any two words make a key.
-    reader = open_reader(str(folder), [], None, allow_extrapolation=False)
     words = all_words()
     keys = [f"{first}-{second}" for first, second in zip(words[::90], reversed(words[::90]), strict=True)]
     record = HEADER + "".join(line_text(key, number) for number, key in enumerate(keys, start=1000))
@@ -82,7 +87,7 @@ def test_prompts_like_those_of_longchats_files_are_answered(folder):
     assert answers == [str(1000 + number) for number in asked]
 
 
-def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document(folder):
+def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document(reader):
     batches = []
 
     def generate(prompts, new_tokens, document, stop_tokens):
@@ -92,7 +97,6 @@ def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_documen
         batches.append(len(prompts))
         return [Completion([*prompt]) for prompt in prompts]
 
-    reader = open_reader(str(folder), [], None, allow_extrapolation=False)
     engine = SimpleNamespace(chunk=16, read=lambda tokens, advance: tokens, generate=generate)
     (plan,) = plan_documents("LRT-NL", "x", 0, QUESTIONS, QUESTIONS)
     document = plan.build(300)

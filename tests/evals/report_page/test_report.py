@@ -21,7 +21,7 @@ from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
 from evals.report_page.trial_charts import curve_label, trial_curves
 from tests.commands import run_python
-from tests.evals.conftest import SmallRun
+from tests.evals.finished_run import FinishedRun
 
 ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def reported(small_run: SmallRun) -> ReportedRun:
+def reported(small_run: FinishedRun) -> ReportedRun:
     """Without pictures: the tests' MuJoCo has no graphics."""
     return read_run(small_run.directory, small_run.directory.name)
 
