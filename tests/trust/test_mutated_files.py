@@ -1,8 +1,8 @@
 """Damaged files: each is refused with one message that names it, or read as if it were whole.
 
-A reader never raises another error, hangs or takes memory that a header asks for. ``keeps`` in
-``file_readers.py`` says which other values a reader may return; all of them have been checked for type and
-range. The seed is in the report's header; the counts of the slow test follow the report.
+A reader never raises another error, hangs or takes memory that a header asks for. ``FileReader.keeps`` says
+which other values it may return; all of them have been checked for type and range. The seed is in the
+report's header; the counts of the slow test follow the report.
 """
 
 import os
@@ -20,9 +20,13 @@ import pytest
 
 from agentic_ring.errors import AgenticRingError
 from tests.trust.daily_seed import daily_seed
-from tests.trust.file_readers import READERS, FileReader
+from tests.trust.file_readers.episodes import EPISODE_READERS
+from tests.trust.file_readers.reader import FileReader
+from tests.trust.file_readers.runs import RUN_READERS
+from tests.trust.file_readers.texts import TEXT_READERS
 from tests.trust.mutations import damage, restore
 
+READERS = (*EPISODE_READERS, *TEXT_READERS, *RUN_READERS)
 SAMPLE, MANY = 12, 250
 SECONDS = 20
 OUTCOMES = ("refused", "read as the whole file", "whole rows of it", "another legal value")

@@ -1,0 +1,150 @@
+"""Readers of the files of a run and of its evaluations, and of measured rates."""
+
+import gzip
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentic_ring.data.chain_loader import ChainConfig
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.errors import DataError
+from agentic_ring.files.run_folder import Stages, read_config, write_config
+from agentic_ring.mesh import MeshShape
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.run import EvaluationConfig, RunConfig, load_config
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.train_config import TrainConfig
+from evals.common.results import Figure, Results, read_results, write_results
+from evals.common.rows import write_rows
+from evals.in_context.rollouts import CueRolloutConfig, kept_returns
+from evals.lines.evaluation_run import LineRunConfig
+from evals.rollouts.evaluation_record import EvaluationRecord, Rollout, read_record, write_record
+from evals.utilisation.kernel_times import kernel_times
+from evals.utilisation.rates import PUBLISHED, read_rates
+from experiments.context_length import Point, read_point, write_point
+from tests.trust.file_readers.reader import FileReader
+
+SCALING = Scaling((0.0,) * 5, (1.0,) * 5, 2.0, 100.0)
+
+
+def _run_config(folder: Path) -> Path:
+    stack = TransformerConfig(width=8, layers=1, heads=2, ffn_width=16)
+    config = RunConfig(
+        task="cartpole_swingup",
+        preset="tiny",
+        store="data/store/cartpole-mix.h5",
+        mesh=MeshShape(),
+        chains=ChainConfig("swingup", 4, 2),
+        scaling=SCALING,
+        model=AgenticTransformerConfig(stack, 5, 1, 500),
+        training=TrainConfig(100, 4),
+        evaluation=EvaluationConfig(4),
+        target=100.5,
+    )
+    write_config(folder, config)
+    return folder / "config.json"
+
+
+def _line_config(folder: Path) -> Path:
+    write_config(folder, LineRunConfig("m", False, "local", False, None, "LRT", 50, 10, 0, 64))
+    return folder / "config.json"
+
+
+def _stages(folder: Path) -> Path:
+    stages = Stages()
+    stages.keep_in(folder)
+    stages._add({"data": 1.5, "training": 300.25})
+    return folder / "stages.json"
+
+
+def _read_stages(path: Path) -> Any:
+    stages = Stages()
+    stages.keep_in(path.parent)
+    return stages.seconds
+
+
+def _metrics(folder: Path) -> Path:
+    log = MetricsLog(folder / "metrics.jsonl", 0)
+    for step in range(1, 7):
+        log.write(step, {"loss": 1 / step, "tokens_per_second": 1000.0 * step})
+    log.close()
+    return folder / "metrics.jsonl"
+
+
+def _results(folder: Path) -> Path:
+    figures = [Figure("loss", 0.5, "nats"), Figure("return", 10.0, "return", 9.0, 11.0, 4, 12.0)]
+    shown = {"devices": 1}, {"jax": "1"}, {"seed": 3}, {"training": 1.5}
+    write_results(folder / "results.json", Results("python x.py", None, *shown, tuple(figures)))
+    return folder / "results.json"
+
+
+def _evaluation(folder: Path) -> Path:
+    random = np.random.default_rng(0)
+    rollout = Rollout(
+        random.normal(size=(2, 3, 4)).astype(np.float32),
+        random.normal(size=(2, 3, 1)).astype(np.float32),
+        random.normal(size=(2, 3)).astype(np.float32),
+        random.normal(size=(2, 4, 5)),
+    )
+    write_record(folder, EvaluationRecord(np.array([1.0, 2.0]), np.array(["td3", "ou"]), rollout))
+    return folder / "evaluation.npz"
+
+
+_ROLLOUT = CueRolloutConfig("point_mass", cues=4, tasks=2, trials=5)
+
+
+def _returns(folder: Path) -> Path:
+    kept_returns(folder / "returns.npz", _ROLLOUT, lambda: np.random.default_rng(0).random((2, 5)))
+    return folder / "returns.npz"
+
+
+def _read_returns(path: Path) -> Any:
+    def absent() -> np.ndarray:
+        raise DataError(f"{path} does not exist")
+
+    return kept_returns(path, _ROLLOUT, absent)
+
+
+def _point(folder: Path) -> Path:
+    write_point(folder / "point.json", Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5)))
+    return folder / "point.json"
+
+
+def _rates(folder: Path) -> Path:
+    write_rows(folder / "rates.csv", [asdict(PUBLISHED)])
+    return folder / "rates.csv"
+
+
+def _profile(folder: Path) -> Path:
+    path = folder / "plugins" / "profile" / "1" / "host.trace.json.gz"
+    path.parent.mkdir(parents=True)
+    events = [
+        {"ph": "M", "name": "process_name", "args": {"name": "/device:GPU:0"}, "pid": 1},
+        {"ph": "M", "name": "thread_name", "args": {"name": "Stream #1"}, "pid": 1, "tid": 1},
+        *[
+            {"ph": "X", "name": f"gemm.{n}", "ts": 10 * n, "dur": 5, "pid": 1, "tid": 1, "args": {}}
+            for n in range(4)
+        ],
+    ]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
+    return path
+
+
+RUN_READERS = (
+    FileReader("configuration of a run", _run_config, lambda path: load_config(path.parent)),
+    FileReader(
+        "configuration of line retrieval", _line_config, lambda path: read_config(path.parent, LineRunConfig)
+    ),
+    FileReader("stages.json", _stages, _read_stages),
+    FileReader("metrics.jsonl", _metrics, read_metrics, "rows"),
+    FileReader("results.json", _results, read_results),
+    FileReader("evaluation.npz", _evaluation, lambda path: read_record(path.parent)),
+    FileReader("returns of a rollout", _returns, _read_returns),
+    FileReader("point of a context curve", _point, read_point),
+    FileReader("rates.csv", _rates, read_rates, "legal"),
+    FileReader("profile of kernels", _profile, lambda path: kernel_times(path.parents[3])),
+)
