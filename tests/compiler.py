@@ -1,6 +1,12 @@
 """How XLA compiles the tests' programs."""
 
 from importlib.metadata import version
+from pathlib import Path
+
+CACHE = Path(__file__).parents[1] / ".jax_cache"
+"""Compiled programs, for later tests and runs."""
+LARGEST_CACHE = 2 * 2**30
+"""Bytes beyond which it is emptied."""
 
 OPTIMISED = {
     "xla_backend_optimization_level": 3,
@@ -9,8 +15,14 @@ OPTIMISED = {
 }
 """XLA's defaults."""
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 """Options without LLVM's optimisations and, where jaxlib still allows it, without MLIR's loop emitters.
+
+Nor is a program cut into parts for LLVM: two workers keep two cores busy without that.
 
 Generating machine code takes most of the suite's time. XLA plans the same transfers and the same memory for a
 program that is compiled so.

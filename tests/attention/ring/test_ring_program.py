@@ -83,7 +83,14 @@ def layers_temp_bytes(ring: int, mask: str) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("mask", ["causal", "segments", "bidirectional"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "segments",
+        pytest.param("causal", marks=pytest.mark.slow),
+        pytest.param("bidirectional", marks=pytest.mark.slow),
+    ],
+)
 def test_memory_stays_flat_as_ring_and_sequence_grow(mask: str):
     """No mask of any hop is kept for the backward (it would be hops x chunk pairs x chunk x chunk).
 
