@@ -9,6 +9,7 @@ Random trials are chosen without regard to any goal, so that only their rewards 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,26 +27,32 @@ StoredPay = Literal["right_pay", "another_task", "zeroed", "shuffled"]
 STORED_PAYS: tuple[StoredPay, ...] = get_args(StoredPay)
 
 
-def stored_context(
-    store: ExplorationStore,
-    tasks: Sequence[CueTask],
-    trials: int,
-    stored_pay: StoredPay,
-    scaling: Scaling,
-    pay: Pay = "dense",
-) -> ChainSteps:
-    """Makes a context of random stored trials for each task; only its rewards depend on ``stored_pay``.
+@dataclass(frozen=True, eq=False)
+class StoredTrials:
+    """Random stored trials for each of E tasks.
+
+    Attributes:
+      number: int [E, n], numbers of the explored trials.
+      cue: int [E, n], the cue that each trial shows.
+      reward: float64 [E, n, D], what is paid for each decision, rightly or not.
+    """
+
+    number: np.ndarray
+    cue: np.ndarray
+    reward: np.ndarray
+
+
+def draw_stored_trials(
+    store: ExplorationStore, tasks: Sequence[CueTask], trials: int, stored_pay: StoredPay, pay: Pay = "dense"
+) -> StoredTrials:
+    """Draws random stored trials for each task; only their rewards depend on ``stored_pay``.
 
     Args:
       store: explored trials.
       tasks: E tasks, all with the same number of cues.
-      trials: number of trials in each context.
+      trials: number of trials of each task.
       stored_pay: the rewards of the stored trials; "another_task" takes those of the next of ``tasks``.
-      scaling: scaling of the training data.
       pay: how decisions are paid.
-
-    Returns:
-      Steps [E, trials x decisions].
 
     Raises:
       ConfigError: the store has fewer trials, or there is no other task whose pay could be taken.
@@ -59,54 +66,57 @@ def stored_context(
         raise ConfigError("another task's pay needs two tasks or more; evaluate in more environments")
     paid_by = [*tasks[1:], tasks[0]] if stored_pay == "another_task" else tasks
     rows = [
-        _context(store, task, payer, trials, stored_pay, pay)
+        _draw_trials(store, task, payer, trials, stored_pay, pay)
         for task, payer in zip(tasks, paid_by, strict=True)
     ]
-    observation, action, reward = (np.stack(field) for field in zip(*rows, strict=True))
-    shape = reward.shape
-    index, timestep = np.divmod(np.arange(shape[1], dtype=np.int32), store.family.decisions)
-    zeros: Any = np.zeros(shape, np.float32)
-    place: Any = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-    steps: dict[str, Any] = {
-        "observation": scaling.observation(observation).astype(np.float32),
-        "action": action,
-        "reward": (reward / scaling.reward_scale).astype(np.float32),
-        "timestep": np.broadcast_to(timestep, shape),
-        "trajectory": np.broadcast_to(index, shape),
-    }
-    return ChainSteps(return_to_go=zeros, completion=zeros, position=place, **steps)
+    return StoredTrials(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
 _CONTEXT = 100
 """Purpose of random numbers, other than those of ``CueTask``."""
 
 
-def _context(
+def _draw_trials(
     store: ExplorationStore, task: CueTask, payer: CueTask, trials: int, stored_pay: StoredPay, pay: Pay
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Observations [S, O], actions [S, A] and rewards [S] of random trials, with rewards of ``payer``."""
-    family = store.family
+    """The fields of ``StoredTrials`` for one task, with rewards of ``payer``."""
     random = np.random.default_rng((task.seed, _CONTEXT))
-    numbers = random.choice(store.num_trials, trials, replace=False)
-    cues = random.integers(len(task.goals), size=trials)
-    coins = random.random((trials, family.decisions))
-    body = store.observations(numbers)
-    rest = np.concatenate([task.codes[cues], np.zeros((trials, family.goal_dim))], axis=1)
-    rest = np.repeat(rest[:, None], family.decisions, axis=1)
-    rewards = store.rewards(numbers, payer.goals[cues], pay)
+    number = random.choice(store.num_trials, trials, replace=False)
+    cue = random.integers(len(task.goals), size=trials)
+    coins = random.random((trials, store.family.decisions))
+    reward = store.rewards(number, payer.goals[cue], pay)
     if pay == "coin":
-        rewards = (coins < rewards).astype(np.float64)
+        reward = (coins < reward).astype(np.float64)
     if stored_pay == "zeroed":
-        rewards = np.zeros_like(rewards)
+        reward = np.zeros_like(reward)
     if stored_pay == "shuffled":
-        rewards = rewards[random.permutation(trials)]
-    observations = np.concatenate([body, rest], axis=-1, dtype=np.float32)
-    actions = store.actions[numbers]
-    return (
-        observations.reshape(-1, family.observation_dim),
-        actions.reshape(len(rewards) * family.decisions, -1),
-        rewards.ravel(),
-    )
+        reward = reward[random.permutation(trials)]
+    return number, cue, reward
+
+
+def as_context(
+    stored: StoredTrials, store: ExplorationStore, tasks: Sequence[CueTask], scaling: Scaling
+) -> ChainSteps:
+    """Steps [E, n x D] of stored trials, which were drawn for ``tasks``; ``scaling`` as in training."""
+    family = store.family
+    codes = np.stack([task.codes[cue] for task, cue in zip(tasks, stored.cue, strict=True)])
+    body = store.observations(stored.number)
+    rest = np.concatenate([codes, np.zeros((*codes.shape[:2], family.goal_dim))], axis=2)
+    rest = np.broadcast_to(rest[:, :, None], (*body.shape[:3], rest.shape[2]))
+    observation = np.concatenate([body, rest], axis=3, dtype=np.float32)
+    environments, trials, decisions = stored.reward.shape
+    shape = environments, trials * decisions
+    index, timestep = np.divmod(np.arange(shape[1], dtype=np.int32), decisions)
+    zeros: Any = np.zeros(shape, np.float32)
+    place: Any = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    steps: dict[str, Any] = {
+        "observation": scaling.observation(observation.reshape(*shape, -1)).astype(np.float32),
+        "action": store.actions[stored.number].reshape(*shape, -1),
+        "reward": (stored.reward.reshape(shape) / scaling.reward_scale).astype(np.float32),
+        "timestep": np.broadcast_to(timestep, shape),
+        "trajectory": np.broadcast_to(index, shape),
+    }
+    return ChainSteps(return_to_go=zeros, completion=zeros, position=place, **steps)
 
 
 class StoredContextPolicy:

@@ -39,6 +39,8 @@ from evals.in_context.verdict import (
 BLACK = "#000000"
 COLOURS = {"n1": GREY, "n4": PINK, "n16": ORANGE, "n32": GREEN, "n128": BLUE, ORACLE: BLACK}
 CONTROLS = (RIGHT_PAY, *SPOILED, NOTHING)
+EXACT_CONTROLS = {f"thompson_{name}": name for name in CONTROLS}
+"""Conditions of exact Thompson sampling behind the same stored trials, and those of the model."""
 
 
 def mean_return(quantity: np.ndarray) -> Interval:
@@ -124,6 +126,13 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     values = [interval.value for interval in found]
     names = [name.replace("_", "\n") for name in CONTROLS]
     axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, SKY, GREY], capsize=4)
+    exact = [Case("n128", CUES, each) for each in EXACT_CONTROLS]
+    if exact[0] in returns:
+        found = [mean_return(returns[each].mean(axis=-1)) for each in exact]
+        label = "exact Thompson sampling behind the same trials"
+        draw_intervals(
+            axes, np.arange(len(exact)), found, color=BLACK, marker="D", linestyle="none", label=label
+        )
     axes.set_ylabel("mean return; bars: 95%")
 
 

@@ -11,9 +11,11 @@ from collections import deque
 import numpy as np
 
 from agentic_ring.data.families.environments import CueEnvironments
+from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family, Pay, Region
 from agentic_ring.data.families.physics_rollout import PhysicsRollout
 from agentic_ring.errors import ConfigError, UnknownNameError
+from evals.in_context.contexts import StoredTrials
 from evals.in_context.planner import Planner
 from evals.rollouts.trials import RandomPolicy
 
@@ -80,16 +82,27 @@ class ThompsonPolicy:
         self._planner = planner
         self._random = np.random.default_rng(seed)
         self._goals = environments.family.draw_goals(self._random, _GOALS, region)
-        # Cues [E] and log likelihoods of the goals [E, M] of each earlier trial.
+        # Cues [E] and log likelihoods of the goals [E, M] of each earlier trial, and by cue [E, K, M] of
+        # all stored trials.
         self._earlier: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=trials - 1)
+        cues = len(environments.tasks[0].goals)
+        self._stored = np.zeros((environments.num_envs, cues, _GOALS), np.float32)
         self._trial = -1
+
+    def read(self, stored: StoredTrials, store: ExplorationStore) -> None:
+        """Adds stored trials of the environments' tasks to what it remembers in every trial."""
+        family = self._environments.family
+        for row, (numbers, cues) in enumerate(zip(stored.number, stored.cue, strict=True)):
+            for trial, (number, cue) in enumerate(zip(numbers, cues, strict=True)):
+                expected = family.rewards(store.physics[number][None], self._goals, "dense")
+                self._stored[row, cue] += _log_likelihood(stored.reward[row, trial], expected).sum(axis=1)
 
     def begin_trial(self) -> None:
         """Recalls what the remembered trials of the same cue say, and draws goals."""
         self._trial += 1
         size = self._environments.num_envs
         self._cues = np.array([task.cue(self._trial) for task in self._environments.tasks])
-        self._recalled = np.zeros((size, _GOALS), np.float32)
+        self._recalled = self._stored[np.arange(size), self._cues]
         for cues, likelihood in self._earlier:
             self._recalled += np.where((cues == self._cues)[:, None], likelihood, 0)
         self._found = np.zeros((size, _GOALS), np.float32)
@@ -118,10 +131,14 @@ class ThompsonPolicy:
         family = self._environments.family
         path = self._planner.physics.paths(self._states, self._action[:, None])
         expected = family.rewards(path[:, None], self._goals[None], "dense")[..., 0]
-        self._found -= 0.5 * ((reward[:, None] - expected) / _REWARD_ERROR) ** 2
+        self._found += _log_likelihood(reward[:, None], expected)
         self._draw()
         if last:
             self._earlier.append((self._cues, self._found))
+
+
+def _log_likelihood(reward: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return -0.5 * ((reward - expected) / _REWARD_ERROR) ** 2
 
 
 def check_reference(name: str, family: Family, pay: Pay) -> None:

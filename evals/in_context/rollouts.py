@@ -32,8 +32,14 @@ from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from evals.in_context.contexts import STORED_PAYS, StoredContextPolicy, StoredPay, stored_context
-from evals.in_context.references import reference_policy
+from evals.in_context.contexts import (
+    STORED_PAYS,
+    StoredContextPolicy,
+    StoredPay,
+    as_context,
+    draw_stored_trials,
+)
+from evals.in_context.references import ThompsonPolicy, reference_policy
 from evals.in_context.windows import TrialWindowPolicy
 from evals.rollouts.policies import RolloutPlan, with_copies
 from evals.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_shown_trials
@@ -55,7 +61,7 @@ class CueRolloutConfig:
       first_seed: seed of the first task; the others have the next ones.
       trials: number of trials in a row.
       measured: number of trials behind a stored context, each with only that context.
-      stored: number of stored trials in a context; fewer if the model was trained on shorter chains.
+      stored: number of stored trials in a context; fewer if it is shorter.
       pay: how decisions are paid.
       temperature: temperature of the mixture that actions are sampled from.
     """
@@ -73,6 +79,10 @@ class CueRolloutConfig:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "tasks", "trials", "measured", "stored")
+
+    def stored_before(self, trials: int) -> int:
+        """Number of stored trials in a context of so many trials, the current one included."""
+        return max(1, min(self.stored, trials - 1))
 
     def draw_tasks(self, family: Family) -> list[CueTask]:
         """Draws the tasks."""
@@ -152,8 +162,8 @@ def arm_returns(
     parts = [tasks[first : first + share] for first in range(0, len(tasks), share)]
     acting: list[TrialPolicy] = []
     if condition in STORED_PAYS:
-        stored = max(1, min(config.stored, arm.trials - 1))
-        context = stored_context(store, tasks, stored, condition, arm.scaling, config.pay)
+        stored = draw_stored_trials(store, tasks, config.stored_before(arm.trials), condition, config.pay)
+        context = as_context(stored, store, tasks, arm.scaling)
         for number, each in enumerate(policies):
             each.start_over(context.rows(slice(number * share, (number + 1) * share)))
             acting.append(StoredContextPolicy(each))
@@ -166,11 +176,39 @@ def arm_returns(
 
 def reference_returns(name: str, config: CueRolloutConfig, family: Family) -> np.ndarray:
     """Rolls out a reference policy by its name; see ``references``. Returns float64 [E, trials]."""
-    tasks = config.draw_tasks(family)
-    environments = make_cue_environments(family, tasks, config.pay)
+    environments = make_cue_environments(family, config.draw_tasks(family), config.pay)
     policy = reference_policy(name, environments, config.region, config.first_seed)
     label = f"{name}, K = {config.cues}, {config.region}"
     return run_shown_trials(label, [Cohort(policy, environments)], config.trials, family.decisions)
+
+
+def thompson_returns(
+    trials: int, config: CueRolloutConfig, condition: StoredPay | Literal["nothing"], store: ExplorationStore
+) -> np.ndarray:
+    """Rolls out Thompson sampling behind the stored trials that ``arm_returns`` shows to a model.
+
+    It believes what they pay, and forgets its own trials.
+
+    Args:
+      trials: number of trials that the model was trained on.
+      config: tasks and trials.
+      condition: the pay of the stored trials, or "nothing": there are none.
+      store: explored trials of the family.
+
+    Returns:
+      Returns float64 [E, measured].
+
+    Raises:
+      ConfigError: see ``check_reference`` and ``draw_stored_trials``.
+    """
+    environments = make_cue_environments(store.family, config.draw_tasks(store.family), config.pay)
+    policy = reference_policy("thompson_1", environments, config.region, config.first_seed)
+    assert isinstance(policy, ThompsonPolicy)
+    if condition != "nothing":
+        stored = draw_stored_trials(store, environments.tasks, config.stored_before(trials), condition)
+        policy.read(stored, store)
+    label = f"thompson, {condition}, K = {config.cues}, {config.region}"
+    return run_shown_trials(label, [Cohort(policy, environments)], config.measured, store.family.decisions)
 
 
 def _roll_out(

@@ -13,10 +13,17 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.model import Model, Params
 from agentic_ring.terminal.progress import say
-from evals.in_context.learning_curves import CONTROLS
+from evals.in_context.learning_curves import CONTROLS, EXACT_CONTROLS
 from evals.in_context.recorded_trials import FILE_NAME, record_trials, write_recorded_trials
 from evals.in_context.references import check_reference
-from evals.in_context.rollouts import Condition, TrainedArm, arm_returns, kept_returns, reference_returns
+from evals.in_context.rollouts import (
+    Condition,
+    TrainedArm,
+    arm_returns,
+    kept_returns,
+    reference_returns,
+    thompson_returns,
+)
 from evals.in_context.verdict import ARMS, CUES, ORACLE, Case, Returns
 from experiments.common.cells import RESULTS_FILE
 from experiments.cue_runs.arms import ArmConfig
@@ -42,6 +49,8 @@ def arm_cases(config: ArmConfig) -> list[Case]:
         try:
             check_reference(name, family, config.evaluation.pay)
             cases.append(Case(arm, CUES, name))
+            if arm == LONGEST:
+                cases += [Case(arm, CUES, condition) for condition in EXACT_CONTROLS]
         except ConfigError as error:
             say(f"{arm} is rolled out without {name}: {error}")
     return cases
@@ -63,6 +72,9 @@ def roll_out_cases(config: ArmConfig, params: Params, mesh: Mesh, directory: Pat
             if case.condition in (RANDOM, TOLD, THOMPSON):
                 name = f"{THOMPSON}_{arm.trials}" if case.condition == THOMPSON else case.condition
                 compute = partial(reference_returns, name, rollout, store.family)
+            elif case.condition in EXACT_CONTROLS:
+                stored_pay = cast(Any, EXACT_CONTROLS[case.condition])
+                compute = partial(thompson_returns, arm.trials, rollout, stored_pay, store)
             else:
                 compute = partial(arm_returns, arm, rollout, cast(Condition, case.condition), store)
             found[case] = kept_returns(returns_path(directory, case), rollout, compute)

@@ -15,7 +15,7 @@ from agentic_ring.data.families.ranked_trials import RankedTrials
 from evals.common.intervals import Interval
 from evals.common.results import Figure, Results, write_results
 from evals.common.rows import write_rows
-from evals.in_context.learning_curves import CONTROLS, mean_return, write_plots
+from evals.in_context.learning_curves import CONTROLS, EXACT_CONTROLS, mean_return, write_plots
 from evals.in_context.returns_file import FILE_NAME, write_returns
 from evals.in_context.verdict import CUES, ONLINE, ORACLE, Case, Returns, Verdict, block, in_words
 from experiments.cue_runs.evaluation import RANDOM, TOLD
@@ -37,11 +37,15 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
             if case.condition in (RANDOM, TOLD)
         ),
         figure("return/oracle", returns[Case(ORACLE, CUES)].mean(axis=-1)),
-        *(figure(f"control/{name}", returns[Case("n128", CUES, name)].mean(axis=-1)) for name in CONTROLS),
+        *(
+            figure(f"control/{name}", returns[Case("n128", CUES, name)].mean(axis=-1))
+            for name in (*CONTROLS, *EXACT_CONTROLS)
+            if Case("n128", CUES, name) in returns
+        ),
         *(
             figure(f"return/{_name(case)}/{part}16", block(returns, case, first))
             for case in returns
-            if case.condition not in CONTROLS and case.arm != ORACLE
+            if case.condition not in (*CONTROLS, *EXACT_CONTROLS) and case.arm != ORACLE
             for part, first in (("first", 0), ("last", -16))
         ),
         *(

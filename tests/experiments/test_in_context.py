@@ -232,7 +232,11 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
     for name in (
         *(f"return/{arm}/last16" for arm in ("n128", "n32", "n4")),
         *("return/random", "return/oracle", "return/n128/unseen/last16", "return/n32/cues4/last16"),
-        *(f"control/{name}" for name in ("right_pay", "another_task", "zeroed", "shuffled", "nothing")),
+        *(
+            f"control/{exact}{name}"
+            for exact in ("", "thompson_")
+            for name in ("right_pay", "another_task", "zeroed", "shuffled", "nothing")
+        ),
     ):
         figure = results.figure(name)
         assert figure.low is not None

@@ -8,7 +8,7 @@ import pytest
 from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.data.families.cue_task import draw_cue_task
 from agentic_ring.errors import ConfigError
-from evals.in_context.contexts import STORED_PAYS, stored_context
+from evals.in_context.contexts import STORED_PAYS, as_context, draw_stored_trials
 from tests.data.families.exploration import explored
 
 TRIALS = 40
@@ -19,7 +19,8 @@ def contexts():
     store = explored("point_mass")
     scaling = replace(measure_cue_scaling(store), reward_scale=2.0)
     tasks = [draw_cue_task(store.family, 2, seed) for seed in (5, 6, 7)]
-    return store, tasks, {pay: stored_context(store, tasks, TRIALS, pay, scaling) for pay in STORED_PAYS}
+    drawn = {pay: draw_stored_trials(store, tasks, TRIALS, pay) for pay in STORED_PAYS}
+    return store, tasks, {pay: as_context(stored, store, tasks, scaling) for pay, stored in drawn.items()}
 
 
 def test_only_the_rewards_differ(contexts):
@@ -54,8 +55,7 @@ def test_rewards_are_those_of_the_shown_cue_of_the_right_or_the_next_task(contex
 
 def test_contexts_that_cannot_be_made_are_refused(contexts):
     store, tasks, _ = contexts
-    scaling = measure_cue_scaling(store)
     with pytest.raises(ConfigError, match=rf"a context of 9999 trials .* has only {store.num_trials}"):
-        stored_context(store, tasks, 9999, "right_pay", scaling)
+        draw_stored_trials(store, tasks, 9999, "right_pay")
     with pytest.raises(ConfigError, match="another task's pay needs two tasks"):
-        stored_context(store, tasks[:1], 4, "another_task", scaling)
+        draw_stored_trials(store, tasks[:1], 4, "another_task")

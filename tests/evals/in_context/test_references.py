@@ -8,7 +8,8 @@ from agentic_ring.data.families.cue_task import draw_cue_task
 from agentic_ring.data.families.environments import make_cue_environments
 from agentic_ring.errors import ConfigError, UnknownNameError
 from evals.in_context.references import ThompsonPolicy, reference_policy, regret
-from evals.in_context.rollouts import CueRolloutConfig, reference_returns
+from evals.in_context.rollouts import CueRolloutConfig, reference_returns, thompson_returns
+from tests.data.families.exploration import explored
 
 POINT_MASS = family_named("point_mass")
 ONE_CUE = CueRolloutConfig("point_mass", cues=1, tasks=8, trials=10)
@@ -43,6 +44,20 @@ def test_on_reacher_a_memory_of_all_trials_beats_that_of_one():
         reference_returns(f"thompson_{n}", config, family_named("reacher"))[:, 8:].mean() for n in (1, 12)
     )
     assert long > short + 1
+
+
+def test_stored_trials_tell_what_they_pay_rightly_or_not():
+    store = explored("point_mass")
+    config = CueRolloutConfig("point_mass", cues=2, tasks=8, measured=4, stored=100)
+    right, nothing, wrong, zeroed = (
+        thompson_returns(128, config, condition, store).mean()
+        for condition in ("right_pay", "nothing", "another_task", "zeroed")
+    )
+    assert nothing + 1 < right
+    assert wrong < nothing - 0.2
+    assert zeroed < nothing - 0.5  # goals that the stored trials came near are ruled out
+    one = thompson_returns(2, config, "right_pay", store).mean()
+    assert one < right - 0.5
 
 
 @pytest.mark.slow
