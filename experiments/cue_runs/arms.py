@@ -87,6 +87,7 @@ def resolve_arm(
                 action_repeat=stage.action_repeat,
                 graded=arm.graded if number else 0.0,
                 decoys=arm.decoys,
+                misleading=arm.misleading,
                 first_leader_weight=arm.first_leader_weight,
                 loss=arm.loss,
                 told=arm.told,

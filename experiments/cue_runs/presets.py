@@ -53,8 +53,9 @@ class Arm:
       trials: number of trials n in a chain, and in context.
       earlier: the stages before the last one; empty is one stage of ``trials``.
       last_rate: factor on the learning rates in the last stage.
-      told, cues, graded, decoys, first_leader_weight, loss: see ``CueChainConfig``. The first stage has no
-        graded trials: it teaches to tell success from failure, later ones to approach from near misses.
+      told, cues, graded, decoys, misleading, first_leader_weight, loss: see ``CueChainConfig``. The first
+        stage has no graded trials: it teaches to tell success from failure, later ones to approach from near
+        misses.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Arm:
     cues: tuple[int, ...] = CueChainConfig.cues
     graded: float = CueChainConfig.graded
     decoys: float = CueChainConfig.decoys
+    misleading: float = CueChainConfig.misleading
     first_leader_weight: float = CueChainConfig.first_leader_weight
     loss: Literal["leaders", "all"] = CueChainConfig.loss
 

@@ -23,8 +23,9 @@ from agentic_ring.data.families.ranked_trials import RankedTrials
 from agentic_ring.data.scaling import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 
-_CHAIN, _COIN = range(2)
-"""Purposes of random numbers, so that the pay does not change which trials are drawn."""
+_CHAIN, _COIN, _MISLEADING = range(3)
+"""Purposes of random numbers, so that the pay does not change which trials are drawn, nor which cues mislead
+what the others are."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class CueChainConfig:
         reward; explored actions are held for all of them.
       graded, decoys: shares of partly successful trials and of decoys among the poor trials; the rest are
         random.
+      misleading: share of the cues whose poor trials are drawn and paid for another goal, so that a model
+        learns to leave what its context says once rewards speak against it.
       first_leader_weight: loss weight of the first leader of each cue; that of the others is 1.
       loss: trials that bear loss: "leaders", or "all" with weight 1 (algorithm distillation).
       told: show each cue's goal beside its code, for the learned oracle.
@@ -55,6 +58,7 @@ class CueChainConfig:
     action_repeat: int = 1
     graded: float = 0.5
     decoys: float = 0.25
+    misleading: float = 0.0
     first_leader_weight: float = 4.0
     loss: Literal["leaders", "all"] = "leaders"
     told: bool = False
@@ -66,6 +70,8 @@ class CueChainConfig:
         check_choice(self, "loss", ("leaders", "all"))
         check_choice(self, "pay", PAYS)
         check_positive(self, "first_leader_weight")
+        if not 0 <= self.misleading <= 1:
+            raise ConfigError(f"misleading is {self.misleading}; as a share of the cues it must be 0 to 1")
         if not self.cues:
             raise ConfigError("cues is empty; name at least one number of cues")
         for cues in self.cues:
@@ -86,6 +92,7 @@ class CueChainPlan:
     Attributes:
       trial: int, numbers of explored trials.
       goal: int, numbers of the goals in the pool, each that of the trial's cue.
+      paid: int, numbers of the goals that the trials are paid for; other ones for poor trials that mislead.
       cue: int, below K.
       code: float32 [n, 4].
       leader: bool, whether the trial is a leader.
@@ -95,6 +102,7 @@ class CueChainPlan:
 
     trial: np.ndarray
     goal: np.ndarray
+    paid: np.ndarray
     cue: np.ndarray
     code: np.ndarray
     leader: np.ndarray
@@ -169,19 +177,27 @@ class CueChains:
         occurrence = _occurrence(cue, count)
         leader = occurrence >= poor[cue]
         goal = goals[cue]
-        trial = np.where(leader, self._draw_leaders(random, goal), self._draw_poor(random, goal))
-        reward = self.store.rewards(trial, ranked.goals[goal])
+        paid = np.where(leader, goal, self._believed(goals, number)[cue])
+        trial = np.where(leader, self._draw_leaders(random, goal), self._draw_poor(random, paid))
+        reward = self.store.rewards(trial, ranked.goals[paid])
         # Poor trials of each cue, in ascending return, to the places of that cue's poor trials.
         places = np.flatnonzero(~leader)
         places = places[np.argsort(cue[places], kind="stable")]
         ascending = places[np.lexsort((reward[places].sum(axis=1), cue[places]))]
         trial[places], reward[places] = trial[ascending], reward[ascending]
         if config.pay == "sparse":
-            reward = self.store.rewards(trial, ranked.goals[goal], "sparse")
+            reward = self.store.rewards(trial, ranked.goals[paid], "sparse")
         elif config.pay == "coin":
             coins = np.random.default_rng((config.seed, _COIN, number)).random(reward.shape)
             reward = (coins < reward).astype(np.float64)
-        return CueChainPlan(trial, goal, cue, codes[cue], leader, occurrence == poor[cue], reward)
+        return CueChainPlan(trial, goal, paid, cue, codes[cue], leader, occurrence == poor[cue], reward)
+
+    def _believed(self, goals: np.ndarray, number: int) -> np.ndarray:
+        """The goals [K] that poor trials of each cue are paid for: of some cues another than theirs."""
+        pool = len(self.ranked.goals)
+        random = np.random.default_rng((self.config.seed, _MISLEADING, number))
+        others = (goals + random.integers(1, pool, size=len(goals))) % pool
+        return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
 
     def _draw_leaders(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         """Draws a leader for each goal [n], from any start cell."""

@@ -60,6 +60,27 @@ def test_poor_trials_are_graded_decoys_and_random_in_the_declared_shares():
     assert 0.25 < decoys < 0.25 + 0.75 * shared + 0.08
 
 
+def test_poor_trials_of_misleading_cues_are_those_of_another_goal_with_its_pay():
+    plain, misleading = (chains(48, graded=1.0, decoys=0.0, misleading=share) for share in (0.0, 0.5))
+    misled = []
+    for number in range(40):
+        plan, right = misleading.plan(number), plain.plan(number)
+        np.testing.assert_array_equal(right.paid, right.goal)
+        for field in ("goal", "cue", "code", "leader", "first"):
+            np.testing.assert_array_equal(getattr(plan, field), getattr(right, field))
+        np.testing.assert_array_equal(plan.trial[plan.leader], right.trial[plan.leader])
+        np.testing.assert_array_equal(plan.paid[plan.leader], plan.goal[plan.leader])
+        paid = misleading.store.rewards(plan.trial, misleading.ranked.goals[plan.paid])
+        np.testing.assert_array_equal(plan.reward, paid)
+        for trial, goal in zip(plan.trial[~plan.leader], plan.paid[~plan.leader], strict=True):
+            assert trial in misleading.ranked.graded[goal]
+        for cue in np.unique(plan.cue[~plan.leader]):
+            own = ~plan.leader & (plan.cue == cue)
+            (believed,) = np.unique(plan.paid[own])
+            misled.append(believed != plan.goal[own][0])
+    assert 0.4 < np.mean(misled) < 0.6
+
+
 def test_fields_are_those_of_the_planned_trials():
     store, made = explored("point_mass"), chains(6, pay="sparse")
     plan = made.plan(3)
@@ -173,6 +194,7 @@ def test_nothing_but_rewards_tells_the_goals_behind_random_trials(family: str):
         (lambda: chains(4, pay="gold"), "unknown pay 'gold'"),
         (lambda: chains(4, loss="none"), "unknown loss 'none'"),
         (lambda: chains(4, graded=0.8, decoys=0.3), "graded is 0.8 and decoys is 0.3"),
+        (lambda: chains(4, misleading=1.1), "misleading is 1.1; as a share of the cues it must be 0 to 1"),
         (lambda: chains(4, poor=-1), "poor is -1"),
         (lambda: chains(4, first_leader_weight=0.0), "first_leader_weight is 0.0"),
         (lambda: probe_goals(chains(1), 4), "probe more chains"),
