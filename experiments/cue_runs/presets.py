@@ -185,9 +185,15 @@ CUE_PRESETS = {
         tokens=14_000_000,
         checkpoint_every=250,
     ),
-    # What a body other than point_mass must show; 2 cores, about an hour.
+    # What a body other than point_mass must show; 2 cores, about an hour. On reacher a model that is never
+    # misled believes wrong pay too readily.
     "body": replace(
-        _DEMO, name="body", arms=(N128, N32, ORACLE), seeds=3, tokens=14_000_000, checkpoint_every=250
+        _DEMO,
+        name="body",
+        arms=(replace(N128, misleading=0.1), replace(N32, misleading=0.1), ORACLE),
+        seeds=3,
+        tokens=14_000_000,
+        checkpoint_every=250,
     ),
     # 2 cores, about an hour.
     "ablations": replace(
