@@ -202,7 +202,11 @@ def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfil
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
     with replacing(path) as beside, beside.open("wb") as file, archive.open(member) as source:
-        shutil.copyfileobj(source, file, _BLOCK_BYTES)  # zipfile compares the CRC at the end
+        shutil.copyfileobj(source, file, _BLOCK_BYTES)  # zipfile compares the CRC at the end, not the length
+        if file.tell() != member.file_size:
+            raise zipfile.BadZipFile(
+                f"{member.filename} has {file.tell()} bytes, in the table of contents {member.file_size}"
+            )
 
 
 def _is_there(path: Path, member: zipfile.ZipInfo) -> bool:

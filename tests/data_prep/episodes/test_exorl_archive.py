@@ -73,6 +73,16 @@ def hide_later_members(archive):
         assert len(opened.infolist()) == 1
 
 
+def empty_member(archive):
+    """Writes zeros for the CRC and the stored length, which fit each other, in the table of contents."""
+    damaged = bytearray(archive.read_bytes())
+    place = damaged.index(b"PK\x01\x02") + 16
+    damaged[place : place + 8] = bytes(8)
+    archive.write_bytes(damaged)
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.read("buffer/a.npz") == b""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [65_535, 65_536])
 def test_members_beyond_the_count_of_a_small_zip_are_counted(tmp_path, members):
@@ -87,6 +97,7 @@ def test_members_beyond_the_count_of_a_small_zip_are_counted(tmp_path, members):
         (lambda archive: archive.write_text("hello"), "not a readable zip"),
         (lambda archive: archive.write_bytes(archive.read_bytes()[:-40]), "not a readable zip"),
         (flip_content, "not a readable zip .*CRC"),
+        (empty_member, "not a readable zip .*a.npz has 0 bytes, in the table of contents 7"),
         (hide_later_members, "not a readable zip .*has 1 members, its end 2"),
         (lambda archive: make_zip(archive, {"video/a.mp4": b"1"}), "no .npz among its 1 members"),
         (
@@ -94,7 +105,7 @@ def test_members_beyond_the_count_of_a_small_zip_are_counted(tmp_path, members):
             "two files of the name 1.npz",
         ),
     ],
-    ids=["text", "half of it", "other content", "hidden members", "no episode", "same name"],
+    ids=["text", "half of it", "other content", "empty member", "hidden members", "no episode", "same name"],
 )
 def test_bad_zip_is_named(tmp_path, damage, reason):
     archive = make_zip(tmp_path / "rnd.zip", {"buffer/a.npz": b"content"})
