@@ -30,6 +30,7 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
     def figure(name: str, quantity: np.ndarray) -> Figure:
         return Figure.from_interval(name, mean_return(quantity), "return")
 
+    controls = [*CONTROLS, *(name for name in EXACT_CONTROLS if Case("n128", CUES, name) in returns)]
     return [
         *(
             figure(f"return/{case.condition}", found.mean(axis=-1))
@@ -37,11 +38,7 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
             if case.condition in (RANDOM, TOLD)
         ),
         figure("return/oracle", returns[Case(ORACLE, CUES)].mean(axis=-1)),
-        *(
-            figure(f"control/{name}", returns[Case("n128", CUES, name)].mean(axis=-1))
-            for name in (*CONTROLS, *EXACT_CONTROLS)
-            if Case("n128", CUES, name) in returns
-        ),
+        *(figure(f"control/{name}", returns[Case("n128", CUES, name)].mean(axis=-1)) for name in controls),
         *(
             figure(f"return/{_name(case)}/{part}16", block(returns, case, first))
             for case in returns

@@ -24,8 +24,7 @@ from agentic_ring.data.scaling import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 
 _CHAIN, _COIN, _MISLEADING = range(3)
-"""Purposes of random numbers, so that the pay does not change which trials are drawn, nor which cues mislead
-what the others are."""
+"""Purposes of random numbers, so that neither the pay nor misleading cues change what else is drawn."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +193,14 @@ class CueChains:
 
     def _believed(self, goals: np.ndarray, number: int) -> np.ndarray:
         """The goals [K] that poor trials of each cue are paid for: of some cues another than theirs."""
-        pool = len(self.ranked.goals)
         random = np.random.default_rng((self.config.seed, _MISLEADING, number))
-        others = (goals + random.integers(1, pool, size=len(goals))) % pool
+        others = self._draw_others(random, goals)
         return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
+
+    def _draw_others(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
+        """Draws another goal of the pool for each goal [n]."""
+        pool = len(self.ranked.goals)
+        return (goal + random.integers(1, pool, size=len(goal))) % pool
 
     def _draw_leaders(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         """Draws a leader for each goal [n], from any start cell."""
@@ -208,9 +211,8 @@ class CueChains:
     def _draw_poor(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         """Draws a graded trial, a decoy or a random trial for each goal [n]."""
         config, graded = self.config, self.ranked.graded
-        size, pool = len(goal), len(graded)
-        other = (goal + random.integers(1, pool, size=size)) % pool
-        decoys = self._draw_leaders(random, other)
+        size = len(goal)
+        decoys = self._draw_leaders(random, self._draw_others(random, goal))
         some = graded[
             goal, random.integers(graded.shape[1], size=size), random.integers(graded.shape[2], size=size)
         ]
