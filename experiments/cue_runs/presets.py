@@ -35,12 +35,14 @@ class Stage:
       share: share of the arm's tokens.
       action_repeat: number of decisions that one step of a chain spans; see ``CueChainConfig``.
       rate: factor on the preset's learning rates; at full rate a few updates undo what is learned.
+      cues: numbers of cues of the tasks; None is those of the arm.
     """
 
     trials: int
     share: float
     action_repeat: int = 1
     rate: float = 1.0
+    cues: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ class CuePreset:
 
 N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(Stage(32, FIRST_SHARE),))
 ORACLE = Arm("oracle", 1, told=True)
+_FEW_CUES = Stage(32, FIRST_SHARE, cues=(1, 2, 4))
+"""Of 32 trials with up to 4 cues at least 8 have the same one; of 16 cues most would come but twice."""
 _DEMO = CuePreset(
     name="demo",
     arms=(N128, N32, N4, ORACLE),
@@ -186,11 +190,14 @@ CUE_PRESETS = {
         checkpoint_every=250,
     ),
     # What a body other than point_mass must show; 2 cores, about an hour. On reacher a model that is never
-    # misled believes wrong pay too readily.
+    # misled believes wrong pay too readily, and one that starts with 16 cues believes right pay too little.
     "body": replace(
         _DEMO,
         name="body",
-        arms=(replace(N128, misleading=0.1), replace(N32, misleading=0.1), ORACLE),
+        arms=(
+            *(replace(arm, earlier=(_FEW_CUES,), misleading=0.1) for arm in (N128, N32)),
+            ORACLE,
+        ),
         seeds=3,
         tokens=14_000_000,
         checkpoint_every=250,
