@@ -162,7 +162,7 @@ class CuePreset:
 N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(Stage(32, FIRST_SHARE),))
 ORACLE = Arm("oracle", 1, told=True)
 _FEW_CUES = Stage(32, FIRST_SHARE, cues=(1, 2, 4))
-"""Of 32 trials with up to 4 cues at least 8 have the same one; of 16 cues most would come but twice."""
+"""In 32 trials each of up to 4 cues comes 8 times or more on average, each of 16 only twice."""
 _DEMO = CuePreset(
     name="demo",
     arms=(N128, N32, N4, ORACLE),
@@ -190,7 +190,7 @@ CUE_PRESETS = {
         checkpoint_every=250,
     ),
     # What a body other than point_mass must show; 2 cores, about an hour. On reacher a model that is never
-    # misled believes wrong pay too readily, and one that starts with 16 cues believes right pay too little.
+    # misled, or that starts with up to 16 cues, believes wrong pay too readily.
     "body": replace(
         _DEMO,
         name="body",
