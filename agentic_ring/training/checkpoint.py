@@ -30,6 +30,7 @@ from jax.experimental import multihost_utils
 from agentic_ring.errors import CheckpointError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import flush, replacing
+from agentic_ring.stopping import uninterrupted
 from agentic_ring.training.checkpoint_digests import check_digests, listed_digests, write_digests
 from agentic_ring.training.train_step import TrainState
 
@@ -109,7 +110,7 @@ class SavedCheckpoints:
         folder = self._directory / str(step)
         self._verify(folder)
         try:
-            loaded = ocp.load_checkpointables(str(folder.absolute()), {"state": like, "data": None})
+            loaded = self._load(folder, like)
         except Exception as error:  # orbax raises many types for the same error of a user
             if not folder.exists():
                 raise self._deleted(step) from error
@@ -119,6 +120,12 @@ class SavedCheckpoints:
                 "Use the flags with which it was written, or choose another --output to start a new run"
             ) from error
         return loaded["state"], loaded["data"]
+
+    @uninterrupted
+    def _load(self, folder: Path, like: TrainState) -> dict[str, Any]:
+        # After an exception here orbax's threads would read on, and each prints a traceback once it finds the
+        # event loop closed.
+        return ocp.load_checkpointables(str(folder.absolute()), {"state": like, "data": None})
 
     def _verify(self, folder: Path) -> None:
         failure: CheckpointError | None = None

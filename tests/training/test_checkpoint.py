@@ -1,9 +1,12 @@
 """Checkpoints: damage never goes unnoticed, readers change nothing, and a deleted one is missed."""
 
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.errors import CheckpointError
+from agentic_ring.errors import EXIT_STOPPED, CheckpointError
+from agentic_ring.training import checkpoint
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
 from agentic_ring.training.train_step import TrainState
+from tests.commands import exit_status
 from tests.data.synthetic import random_store
 
 FEW, MANY = 40, 200
@@ -160,6 +165,25 @@ def test_another_models_checkpoint_is_refused_in_a_few_lines(saved):
     with pytest.raises(CheckpointError, match=r"checkpoint 8 .* this configuration: .* --output") as raised:
         reader(saved).restore(8, other)
     assert len(str(raised.value)) < 800
+
+
+def test_a_request_to_stop_waits_until_a_checkpoint_is_restored(saved, monkeypatch, capfd):
+    load, loaded = checkpoint.ocp.load_checkpointables, []
+
+    def load_after_a_signal(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        loaded.append(load(*arguments))
+        return loaded[0]
+
+    def main() -> None:
+        reader(saved).restore(8, LIKE)
+        time.sleep(60)
+
+    monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", load_after_a_signal)
+    assert exit_status(main) == EXIT_STOPPED
+    assert loaded
+    assert capfd.readouterr().err == "stopped by SIGTERM; run the same command again to continue\n"
 
 
 def test_a_reader_changes_nothing_and_needs_no_checkpoint(saved, tmp_path):
