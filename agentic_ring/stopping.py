@@ -32,8 +32,8 @@ _listener: "StopListener | None" = None
 def uninterrupted(function: _Function) -> _Function:
     """Decorator: no request is raised within the function; one that comes there is raised soon after.
 
-    For functions that C code calls back and that must not fail, and those whose threads would run on. It costs
-    their callers nothing.
+    For functions that C code calls back and that must not fail, and those whose threads would run on. It
+    costs their callers nothing.
     """
     _uninterrupted.add(function.__code__)
     return function
