@@ -195,7 +195,7 @@ CUE_PRESETS = {
         _DEMO,
         name="body",
         arms=(
-            *(replace(arm, earlier=(_FEW_CUES,), misleading=0.1) for arm in (N128, N32)),
+            *(replace(arm, earlier=(_FEW_CUES,), misleading=0.125) for arm in (N128, N32)),
             ORACLE,
         ),
         seeds=3,
