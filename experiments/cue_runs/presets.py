@@ -35,14 +35,12 @@ class Stage:
       share: share of the arm's tokens.
       action_repeat: number of decisions that one step of a chain spans; see ``CueChainConfig``.
       rate: factor on the preset's learning rates; at full rate a few updates undo what is learned.
-      cues: numbers of cues of the tasks; None is those of the arm.
     """
 
     trials: int
     share: float
     action_repeat: int = 1
     rate: float = 1.0
-    cues: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,8 +159,6 @@ class CuePreset:
 
 N4, N32, N128 = Arm("n4", 4), Arm("n32", 32), Arm("n128", 128, earlier=(Stage(32, FIRST_SHARE),))
 ORACLE = Arm("oracle", 1, told=True)
-_FEW_CUES = Stage(32, FIRST_SHARE, cues=(1, 2, 4))
-"""In 32 trials each of up to 4 cues comes 8 times or more on average, each of 16 only twice."""
 _DEMO = CuePreset(
     name="demo",
     arms=(N128, N32, N4, ORACLE),
@@ -190,14 +186,11 @@ CUE_PRESETS = {
         checkpoint_every=250,
     ),
     # What a body other than point_mass must show; 2 cores, about an hour. On reacher a model that is never
-    # misled, or that starts with up to 16 cues, believes wrong pay too readily.
+    # misled believes wrong pay too readily.
     "body": replace(
         _DEMO,
         name="body",
-        arms=(
-            *(replace(arm, earlier=(_FEW_CUES,), misleading=0.125) for arm in (N128, N32)),
-            ORACLE,
-        ),
+        arms=(replace(N128, misleading=0.1), replace(N32, misleading=0.1), ORACLE),
         seeds=3,
         tokens=14_000_000,
         checkpoint_every=250,

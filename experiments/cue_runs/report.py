@@ -93,12 +93,10 @@ def leak_figures(store: ExplorationStore, ranked: RankedTrials, config: CueChain
     Args:
       store: explored trials.
       ranked: their ranking.
-      config: the training chains; they are probed, and chains as the evaluation stores them: with poor
-        trials that are all random, and cues that mislead nobody.
+      config: the training chains; they are probed, and chains whose poor trials are all random.
     """
     scaling = measure_cue_scaling(store)
-    stored = replace(config, graded=0.0, decoys=0.0, misleading=0.0)
-    probed = {"training_chains": config, "random_trials": stored}
+    probed = {"training_chains": config, "random_trials": replace(config, graded=0.0, decoys=0.0)}
     figures = []
     for name, chains in probed.items():
         found = probe_goals(CueChains(store, ranked, chains, scaling, ring=1), PROBED_CHAINS)
