@@ -17,9 +17,11 @@ import json
 import logging
 import math
 import shutil
+import sys
 import textwrap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,24 @@ with needs_extra("models"):
     from orbax.checkpoint import v1 as ocp
 
 _LOSS = "loss.json"
+_CLOSED_LOOP = "Event loop is closed"
 
 
 def _not_orbax_stack(record: logging.LogRecord) -> bool:
     """Orbax logs a failed write with its stack, once per thread, and raises the same error for the user."""
     return record.exc_info is None or "orbax" not in Path(record.pathname).parts
+
+
+@cache
+def _hide_closed_loops() -> None:
+    """Hides what tensorstore's threads print where a failed write has closed orbax's loop under others."""
+    report = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != _CLOSED_LOOP:
+            report(unraisable)
+
+    sys.unraisablehook = hook
 
 
 class SavedCheckpoints:
@@ -180,6 +195,7 @@ class Checkpoints(SavedCheckpoints):
     def __init__(self, directory: Path):
         super().__init__(directory)
         logging.getLogger("absl").addFilter(_not_orbax_stack)
+        _hide_closed_loops()
         directory.mkdir(parents=True, exist_ok=True)
         self._writes = jax.process_index() == 0
         self._thread = ThreadPoolExecutor(1, "checkpoint")

@@ -225,6 +225,39 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(tmp_pat
     assert len(ended.stdout.splitlines()) == len(sizes)
 
 
+LATE_WRITE = """
+import asyncio
+import sys
+from pathlib import Path
+import tensorstore
+from agentic_ring.training.checkpoint import Checkpoints
+
+class Faulty:
+    def __del__(self):
+        raise RuntimeError("an error of its own")
+
+async def write(done):
+    await done
+
+Checkpoints(Path(sys.argv[1]))
+promise, done = tensorstore.Promise.new()
+loop = asyncio.new_event_loop()
+task = loop.create_task(write(done))
+loop.run_until_complete(asyncio.sleep(0))
+loop.close()
+promise.set_result(None)
+Faulty()
+"""
+
+
+def test_a_write_that_ends_after_another_has_failed_prints_nothing(tmp_path):
+    """Its thread finds the event loop closed."""
+    script = [sys.executable, "-c", LATE_WRITE, str(tmp_path)]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stderr
+    assert "loop is closed" not in printed
+    assert "an error of its own" in printed
+
+
 @pytest.mark.slow
 def test_a_script_on_a_full_disk_prints_one_message(tmp_path):
     needs_mount(tmp_path)

@@ -33,6 +33,7 @@ def started(directory: Path, processes: int, *flags: object, **variables: object
     command = [sys.executable, "-m", "tests.training.disturbed_worker", "--store", store]
     command += ["--directory", directory, "--devices", DEVICES // processes, *flags]
     variables |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": processes}
+    variables |= {"PYTHONFAULTHANDLER": 1}
     environments = [variables | {"JAX_PROCESS_ID": number} for number in range(processes)]
     job = [
         subprocess.Popen(
@@ -57,7 +58,8 @@ def await_steps(job: list[subprocess.Popen], directory: Path, steps: int) -> Non
     metrics = directory / "metrics.jsonl"
     deadline = time.monotonic() + 400
     while not metrics.exists() or metrics.read_text().count("\n") < steps:
-        assert [worker.poll() for worker in job] == [None] * len(job)
+        for worker in job:
+            assert worker.poll() is None, worker.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
