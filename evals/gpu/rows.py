@@ -217,6 +217,6 @@ def _decoding(tiny: bool) -> Iterator[Row]:
 
 
 def _main_job(tiny: bool) -> Row:
-    preset, minutes = ("demo", 0.05) if tiny else ("small", 5.0)
+    preset, minutes = ("demo", 0.05) if tiny else ("small", 1.0)
     settings = {"preset": preset, "minutes": minutes, "num_trajectories": 1 if tiny else None}
     return Row(f"main_job/{preset}", "evals.gpu.main_job:main_job", settings, limit_seconds=600.0)

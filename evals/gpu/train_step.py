@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.device_memory import HOST_SHARE, DoesNotFitError, memory_limit
+from agentic_ring.device_memory import HOST_SHARE, DoesNotFitError, PlannedMemory, memory_limit
 from agentic_ring.errors import NonFiniteLossError
 from evals.compile.llama_step import LlamaStep, Precision
 from evals.compile.memory_formula import MemoryFormula
@@ -31,7 +31,8 @@ def train_step(model: str, context: int, precision: Precision, rounds: int) -> F
 
     Returns:
       Percent of the peak (see ``known_peak``) by this project's count of operations. The details hold the
-      other counts and the number of layers.
+      other counts, the number of layers, and the bytes that the compiler planned for the step beside the most
+      that this process has had in use, where the runtime says so.
     """
     step = LlamaStep(model, "blockwise", context, (jax.devices()[0],), precision, remat="attention")
     running, update = largest_that_fits(step)
@@ -51,6 +52,8 @@ def train_step(model: str, context: int, precision: Precision, rounds: int) -> F
     details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in vars(flops).items()}
     details |= {"seconds": spread.median, "tokens_per_second": context * running.step.batch / spread.median}
     details |= {"layers": config.transformer.layers, "all_layers": step.shape.layers, "loss": loss}
+    details["planned_bytes"] = PlannedMemory.of(running.compiled).total
+    details["peak_bytes"] = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     details |= {"peak": source, "cudnn": "__cudnn" in (running.compiled.as_text() or "")}
     value, low, high = (100 * flops.model / (s * peak) for s in (spread.median, spread.high, spread.low))
     return Found(value, "% of peak", low, high, details)
