@@ -4,21 +4,30 @@ import jax
 
 from evals.compile.hardware import hardware_of
 from evals.gpu.rows import Found
+from evals.speed.attention_benchmark import Dtype
 from evals.speed.decode_step import decode_speed
 
 
-def decode(cached: int, rounds: int, calls: int) -> Found:
+def decode(cached: int, query_dtype: Dtype, rounds: int, calls: int) -> Found:
     """Times the attention of one new token to a bfloat16 cache, with the heads of Llama-3-8B.
 
     Args:
       cached: number of tokens in the cache.
-      rounds, calls: see ``decode_speed``.
+      query_dtype, rounds, calls: see ``decode_speed``.
 
     Returns:
       Seconds of the step over those of reading the cache once, at the bandwidth that is measured beside it.
     """
     speed = decode_speed(
-        cached, "bfloat16", heads=32, kv_heads=8, head_dim=128, repeats=rounds, devices=1, calls=calls
+        cached,
+        "bfloat16",
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        repeats=rounds,
+        devices=1,
+        calls=calls,
+        query_dtype=query_dtype,
     )
     floor = speed.cache_bytes / speed.bandwidth
     details = {

@@ -20,13 +20,14 @@ from evals.utilisation.measured_mfu import known_peak
 from evals.utilisation.running_step import RunningStep
 
 
-def train_step(model: str, context: int, precision: Precision, rounds: int) -> Found:
+def train_step(model: str, context: int, precision: Precision, most_layers: int, rounds: int) -> Found:
     """Times updates on one sequence of ``context`` tokens, with remat "attention", on one device.
 
     Args:
       model: one of ``llama_step.SHAPES``.
       context: tokens of the sequence.
       precision: type of matrix products and activations.
+      most_layers: layers of the step, if they fit.
       rounds: number of timed updates.
 
     Returns:
@@ -35,10 +36,12 @@ def train_step(model: str, context: int, precision: Precision, rounds: int) -> F
       that this process has had in use, where the runtime says so.
     """
     step = LlamaStep(model, "blockwise", context, (jax.devices()[0],), precision, remat="attention")
-    running, update = largest_that_fits(step)
+    running, update = largest_that_fits(step, most_layers)
     losses: list[Any] = []
     multiply = square_product(precision)
-    products, seconds = time_interleaved(rounds, multiply, lambda: losses.append(update()) or losses[-1])
+    jax.block_until_ready(multiply())  # the step has run once as well
+    timed = (multiply, lambda: losses.append(update()) or losses[-1])
+    products, seconds = time_interleaved(rounds, *timed, warm_up=0)
     loss = float(losses[-1]["loss"])
     if not math.isfinite(loss):
         raise NonFiniteLossError(
@@ -59,13 +62,17 @@ def train_step(model: str, context: int, precision: Precision, rounds: int) -> F
     return Found(value, "% of peak", low, high, details)
 
 
-def largest_that_fits(step: LlamaStep) -> tuple[RunningStep, Callable[[], Any]]:
+def largest_that_fits(step: LlamaStep, most_layers: int) -> tuple[RunningStep, Callable[[], Any]]:
     """Returns the step with as many layers as fit the device, and a function that runs one update.
+
+    Args:
+      step: the step; its number of layers is not read.
+      most_layers: layers, at most.
 
     Raises:
       DoesNotFitError: not even one layer fits.
     """
-    layers = _estimated_layers(step)
+    layers = min(most_layers, _estimated_layers(step))
     while True:
         running = RunningStep(replace(step, layers=layers))
         try:

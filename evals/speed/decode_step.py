@@ -11,6 +11,7 @@ from agentic_ring.attention.cache import CachedAttentionInputs, CachedLayer, cac
 from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.storage import CacheDtype, Stored, empty, store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from evals.speed.attention_benchmark import Dtype
 from evals.speed.interleaved import Spread, time_interleaved
 
 
@@ -54,6 +55,7 @@ def decode_speed(
     repeats: int = 15,
     devices: int | None = None,
     calls: int = 1,
+    query_dtype: Dtype = "float32",
 ) -> DecodeSpeed:
     """Times one layer's attention of one new token to ``cached`` tokens, batch 1.
 
@@ -64,6 +66,7 @@ def decode_speed(
       repeats: number of timed rounds.
       devices: number of devices that share the cache; by default all.
       calls: steps per round, queued one behind the other; see ``time_interleaved``.
+      query_dtype: type of the new token's query, key and value.
     """
     devices = devices or jax.device_count()
     mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
@@ -81,8 +84,8 @@ def decode_speed(
         read_array = jax.device_put(
             jnp.ones((devices, numbers // devices)), NamedSharding(mesh, PartitionSpec("ring"))
         )
-        new = jnp.ones((1, 1, kv_heads, head_dim))
-        query, positions = jnp.ones((1, 1, heads, head_dim)), jnp.full((1, 1), cached, jnp.int32)
+        new, query = (jnp.ones((1, 1, count, head_dim), query_dtype) for count in (kv_heads, heads))
+        positions = jnp.full((1, 1), cached, jnp.int32)
 
         def attend(past: CachedLayer) -> jax.Array:
             return attend_new_tokens(CachedAttentionInputs(query, new, new, positions, past), rules)

@@ -7,6 +7,9 @@ queries go through a blockwise kernel instead, so that no array of queries x slo
 
 A shard that is not in float32 is widened a slab at a time, in a scan, and never as a whole; so is any
 shard for many queries. Slabs without a token that a query may attend to are skipped.
+
+A GPU starts a dozen kernels for every slab, in ten times the time of reading it (measured on an H200). There
+a few queries attend to the whole shard at once, and nothing is widened: see ``_product``.
 """
 
 import math
@@ -22,6 +25,7 @@ from agentic_ring.attention.cache.storage import Stored
 from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys
 from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
 from agentic_ring.errors import ArgumentError
@@ -103,7 +107,8 @@ def attend_to_shard(
     few = query.shape[1] * heads // shard.keys.numbers.shape[1] <= FEW_ROWS
     attend = partial(_few_to_slab, scores) if few else partial(_many_to_slab, scores, kernel)
     slots = shard.positions.shape[1]
-    slab = slots if few and shard.keys.numbers.dtype == jnp.float32 else _piece(slots)
+    at_once = shard.keys.numbers.dtype == jnp.float32 or mesh_platform() == "gpu"
+    slab = slots if few and at_once else _piece(slots)
     queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
 
     def visit(state: SoftmaxState, chunk: tuple) -> tuple[SoftmaxState, None]:
@@ -153,6 +158,7 @@ def _few_to_slab(
     key_heads, slots = keys.numbers.shape[1:3]
     group, piece = heads // key_heads, _piece(slots)
     pieces = slots // piece
+    parts = 1 if query.dtype == jnp.bfloat16 else 3
 
     def by_piece(x: jax.Array, *rest: int) -> jax.Array:
         return x.reshape(batch, key_heads, pieces, *rest)
@@ -160,9 +166,9 @@ def _few_to_slab(
     def apply_scales(x: jax.Array, stored: Stored) -> jax.Array:
         return x if stored.scales is None else x * by_piece(stored.scales, 1, 1, piece)
 
-    rows = (query.astype(jnp.float32) * scores.scale).reshape(batch, tokens, key_heads, group, head_dim)
+    rows = query.astype(jnp.float32).reshape(batch, tokens, key_heads, group, head_dim)
     rows = rows.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, head_dim)
-    products = jnp.einsum("bkrh,bkpsh->bkprs", rows, by_piece(keys.widened(), piece, head_dim))
+    products = _product("bkrh,bkpsh->bkprs", rows, keys, piece, parts) * scores.scale
     capped = scores.capped(apply_scales(by_piece(products, tokens, group, piece), keys))
     allowed = mask.allowed().reshape(-1, tokens, pieces, piece).swapaxes(1, 2)
     capped = jnp.where(allowed[:, None, :, :, None], capped, -jnp.inf)
@@ -171,10 +177,41 @@ def _few_to_slab(
     weights = jnp.exp(capped - largest[..., None])
     total = weights.sum(axis=-1)
     weights = by_piece(apply_scales(weights, values), tokens * group, piece)
-    output = jnp.einsum("bkprs,bkpsh->bkprh", weights, by_piece(values.widened(), piece, head_dim))
+    output = _product("bkprs,bkpsh->bkprh", weights, values, piece, parts)
     output = by_piece(output, tokens, group, head_dim) / jnp.where(total == 0.0, 1.0, total)[..., None]
     state = SoftmaxState(
         output.transpose(2, 0, 3, 1, 4, 5).reshape(pieces, *query.shape),
         (largest + jnp.log(total)).transpose(2, 0, 3, 1, 4).reshape(pieces, *query.shape[:3]),
     )
     return merge_stacked(state)
+
+
+def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: int) -> jax.Array:
+    """Product in float32 of rows with what is stored, without its scales.
+
+    The tensor cores of a GPU multiply bfloat16 and add in float32. A number of float32 is the sum of three of
+    bfloat16, and one of int8 is a bfloat16: nothing is lost, and the shard is read as it is stored.
+
+    Args:
+      rows: float32 [B, K, R, H], or [B, K, P, R, S].
+      stored: [B, K, P * S, H].
+      slots: S.
+      parts: numbers of bfloat16 for each of ``rows`` on a GPU: 3, or 1 if they may be rounded.
+    """
+    shape = (*stored.numbers.shape[:2], -1, slots, stored.numbers.shape[-1])
+    if stored.numbers.dtype == jnp.float32 or mesh_platform() != "gpu":
+        return jnp.einsum(equation, rows, stored.widened().reshape(shape))
+    numbers = stored.narrowed().reshape(shape)
+    if rows.ndim < numbers.ndim:
+        # One product for each piece comes out in their order; one for all would be transposed (6% of a step).
+        rows = jnp.broadcast_to(rows[:, :, None], (*numbers.shape[:3], *rows.shape[2:]))
+    equation = equation.replace("bkrh", "bkprh")
+    split = []
+    for _ in range(parts):
+        # Unlike a cast there and back, XLA does not leave this rounding out.
+        part = jax.lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
+        split.append(part.astype(jnp.bfloat16))
+        rows -= part
+    together = jnp.concatenate(split, axis=3)
+    product = jnp.einsum(equation, together, numbers, preferred_element_type=jnp.float32)
+    return product.reshape(*product.shape[:3], parts, -1, product.shape[-1]).sum(axis=3)

@@ -49,6 +49,12 @@ class Stored:
             return jax.lax.bitcast_convert_type(bits, jnp.float32)
         return self.numbers.astype(jnp.float32)
 
+    def narrowed(self) -> jax.Array:
+        """The numbers of bfloat16 or int8 in bfloat16, not multiplied by the scales; exact."""
+        if self.numbers.dtype == jnp.uint16:
+            return jax.lax.bitcast_convert_type(self.numbers, jnp.bfloat16)
+        return self.numbers.astype(jnp.bfloat16)
+
     def restored(self) -> jax.Array:
         """The keys or values themselves, float32; for a piece of a cache, not for all of it."""
         numbers = self.widened()

@@ -150,7 +150,7 @@ def test_goals_of_the_full_rows():
     assert goals["hop/16384/16x16x128/causal/forward+backward"] == ">= 450"
     assert goals["ring_of_1/131072/forward"] == "<= 1.03"
     assert goals["train_step/8B/131072"] == ">= 50"
-    assert goals["decode/524288"] == "<= 1.3"
+    assert goals["decode/524288/bfloat16"] == "<= 1.3"
     tokens = {row.settings["tokens"] for row in all_rows() if row.group == "hop"}
     assert tokens == {4096, 8192, 16384, 32768, 65536, 131072}
 
@@ -167,10 +167,12 @@ def test_layers_are_left_out_until_the_step_fits(monkeypatch):
     monkeypatch.setattr(RunningStep, "updates", updates)
     monkeypatch.setattr("evals.gpu.train_step.memory_limit", lambda *_: 60e9)
     step = LlamaStep("8B", "blockwise", 16_384, (None,), "bfloat16", remat="attention")
-    running, _ = largest_that_fits(step)
+    running, _ = largest_that_fits(step, most_layers=32)
     assert tried[0] < 32, "the formula knows that 32 layers do not fit 60 GB"
     assert tried == sorted(tried, reverse=True)
     assert 6 < running.step.config.transformer.layers <= 9
+    running, _ = largest_that_fits(step, most_layers=2)
+    assert running.step.config.transformer.layers == 2
 
 
 ON_A_BARE_MACHINE = """
