@@ -209,7 +209,7 @@ def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: 
     if rows.ndim < numbers.ndim:
         # One product for each piece comes out in their order; one for all would be transposed (6% of a step).
         rows = jnp.broadcast_to(rows[:, :, None], (*numbers.shape[:3], *rows.shape[2:]))
-    equation = equation.replace("bkrh", "bkprh")
+        equation = equation.replace("bkrh", "bkprh")
     split = []
     for _ in range(parts):
         # Unlike a cast there and back, XLA does not leave this rounding out.
