@@ -11,16 +11,23 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.provenance import provenance
 
 
+def origin_columns(origin: Mapping[str, Any]) -> dict[str, str | None]:
+    """The columns that say what produced a row, from ``provenance`` or the fields of a ``Results``."""
+    columns = {name: origin[name] for name in ("command", "commit")}
+    return columns | {name: json.dumps(origin[name]) for name in ("hardware", "versions")}
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows; a column that a row lacks is left empty."""
-    origin = provenance()
-    where = {name: origin[name] for name in ("command", "commit")}
-    where |= {name: json.dumps(origin[name]) for name in ("hardware", "versions")}
-    columns = dict.fromkeys(name for row in rows for name in row)
+    """Writes rows; a column that a row lacks is left empty.
+
+    Rows without ``origin_columns`` of their own are those of this process.
+    """
+    here = origin_columns(provenance())
+    columns = dict.fromkeys(name for row in rows for name in row if name not in here)
     with replacing(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*columns, *where])
+        writer = csv.DictWriter(file, [*columns, *here])
         writer.writeheader()
-        writer.writerows({**row, **where} for row in rows)
+        writer.writerows({**here, **row} for row in rows)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

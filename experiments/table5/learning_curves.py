@@ -10,7 +10,8 @@ from matplotlib.figure import Figure as Canvas
 
 from evals.common.intervals import interquartile_mean_interval, mean_interval
 from evals.common.plots import GREY, PALETTE, draw_intervals, save
-from evals.common.rows import write_rows
+from evals.common.rows import origin_columns, write_rows
+from experiments.table5.cells import TableCell
 from experiments.table5.methods import METHODS
 from experiments.table5.returns_table import RANDOM, ReturnsTable
 
@@ -65,7 +66,14 @@ def _rows(
     table: ReturnsTable, curves: Mapping[str, tuple[list[float], list[np.ndarray]]]
 ) -> list[dict[str, Any]]:
     return [
-        {"task": task, "method": method, "seed": seed, "share": share, "normalised": score[seed, column]}
+        {
+            "task": task,
+            "method": method,
+            "seed": seed,
+            "share": share,
+            "normalised": score[seed, column],
+            **origin_columns(vars(table.results[TableCell(task, method, seed)])),
+        }
         for method, (shares, scores) in curves.items()
         for share, score in zip(shares, scores, strict=True)
         for seed in range(table.seeds)

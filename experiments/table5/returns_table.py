@@ -14,7 +14,7 @@ from agentic_ring.terminal.tables import TextTable
 from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
 from evals.common.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 from evals.common.results import Results
-from evals.common.rows import write_rows
+from evals.common.rows import origin_columns, write_rows
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS
@@ -55,12 +55,18 @@ class ReturnsTable:
 
     @cached_property
     def reference(self) -> np.ndarray:
-        """Return that every trial aims at, [tasks]: the 100 of normalised returns."""
-        configs = [self.results[TableCell(task, RANDOM, 0)].config for task in self.tasks]
-        return np.array([config["data"]["target"] for config in configs])
+        """Return that every trial aims at, [seeds, tasks]: the 100 of normalised returns.
+
+        A seed's is that of the data it was trained on: seeds may have data of their own.
+        """
+
+        def target(task: str, seed: int) -> float:
+            return self.results[TableCell(task, RANDOM, seed)].config["data"]["target"]
+
+        return np.array([[target(task, seed) for task in self.tasks] for seed in range(self.seeds)])
 
     def normalised(self, returns: np.ndarray) -> np.ndarray:
-        """Returns [..., tasks] between the random policy, 0, and the reference, 100."""
+        """Returns [seeds, tasks] between the random policy, 0, and the reference, 100."""
         return 100 * (returns - self.random) / (self.reference - self.random)
 
     def scores(self, method: str) -> np.ndarray:
@@ -90,7 +96,7 @@ class ReturnsTable:
 
     def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
         column = self.tasks.index(cell.task)
-        span = self.reference[column] - self.random[column]
+        random, reference = self.random[column], self.reference[cell.seed, column]
         kept = [f for f in results.figures if f.name.startswith("return/") and f.name != "return/last_trial"]
         return [
             {
@@ -103,9 +109,10 @@ class ReturnsTable:
                 "low": figure.low,
                 "high": figure.high,
                 "environments": figure.n,
-                "normalised": 100 * (figure.value - self.random[column]) / span,
-                "random": self.random[column],
-                "reference": self.reference[column],
+                "normalised": 100 * (figure.value - random) / (reference - random),
+                "random": random,
+                "reference": reference,
+                **origin_columns(vars(results)),
             }
             for figure in kept
         ]
@@ -194,7 +201,7 @@ def _returns_table(table: ReturnsTable) -> TextTable:
     rows = [
         {
             "task": task,
-            "reference": f"{table.reference[column]:.4g}",
+            "reference": f"{table.reference[:, column].mean():.4g}",
             **{METHODS[method].title: cell(method, column) for method in table.methods},
         }
         for column, task in enumerate(table.tasks)

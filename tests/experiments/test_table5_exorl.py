@@ -165,21 +165,25 @@ def test_every_column_has_as_many_trials():
             assert (chains.trials, chains.trials + chains.prompt_trajectories) == (4, count)
 
 
-def table_of(scores: dict[str, list[list[float]]]) -> ReturnsTable:
-    """Returns [seeds, tasks] by method, under a random policy of 10 and a reference of 60."""
+def table_of(
+    scores: dict[str, list[list[float]]], references: tuple[float, ...] = (60.0, 60.0)
+) -> ReturnsTable:
+    """Returns [seeds, tasks] by method, under a random policy of 10 and a reference of each seed."""
 
-    def results(value: float) -> Results:
+    def results(value: float, seed: int) -> Results:
         interval = Interval(value, value - 1, value + 1, 16)
         figures = [
             Figure.from_interval(f"return/{name}", interval, "return")
             for name in ("trial_1", "last_trial", "best_of_trials")
         ]
-        return Results(**ORIGIN, config={"data": {"target": 60.0}}, wall_seconds={}, figures=tuple(figures))
+        origin = {**ORIGIN, "commit": f"of seed {seed}"}
+        config = {"data": {"target": references[seed]}}
+        return Results(**origin, config=config, wall_seconds={}, figures=tuple(figures))
 
     tasks, seeds = ("walker_run", TASK), len(scores["bc"])
     scores = {"random": [[10.0, 10.0]] * seeds, **scores}
     cells = {
-        TableCell(task, method, seed): results(values[seed][column])
+        TableCell(task, method, seed): results(values[seed][column], seed)
         for method, values in scores.items()
         for seed in range(seeds)
         for column, task in enumerate(tasks)
@@ -207,6 +211,21 @@ def test_normalised_returns_and_the_order(tmp_path):
     assert fits["AT vanilla, 128"]["8xA100"] == "oom"
     assert fits["AT ring, 128"]["8xA100"] == "not asked"
     assert fits["AT blockwise, 128"]["paper"] == "oom"
+
+
+def test_seeds_trained_on_data_of_their_own(tmp_path):
+    table = table_of({"bc": [[35.0, 60.0], [35.0, 60.0]]}, references=(60.0, 110.0))
+    np.testing.assert_allclose(table.scores("bc"), [[50, 100], [25, 50]])
+    texts = write_table(tmp_path, table, {}, "8xA100")
+    assert texts[1].rows[0]["reference"] == "85"
+    rows = [row for row in read_rows(tmp_path / "table.csv") if row["method"] == "bc"]
+    kept = {(row["seed"], row["commit"], row["reference"], row["normalised"]) for row in rows}
+    assert kept == {
+        ("0", "of seed 0", "60.0", "50.0"),
+        ("0", "of seed 0", "60.0", "100.0"),
+        ("1", "of seed 1", "110.0", "25.0"),
+        ("1", "of seed 1", "110.0", "50.0"),
+    }
 
 
 def test_one_seed_has_no_interval(tmp_path):
