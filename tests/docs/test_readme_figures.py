@@ -40,9 +40,8 @@ def ratio(found, name, unit=""):
 def interquartile_means(file):
     lines = [line.split("|") for line in (RESULTS / file).read_text().splitlines() if "|" in line]
     means = dict(zip(lines[0], next(line for line in lines if line[1] == " IQM "), strict=True))
-    best = max(
-        (name for name in means if name.strip() not in ("", "task")), key=lambda name: float(means[name])
-    )
+    methods = [name for name in means if name.strip() not in ("", "task")]
+    best = max(methods, key=lambda name: float(means[name].split()[0]))
     assert best == " TD3 "
     return f"{means[' AT ring, 4 '].strip()} / {means[best].strip()}"
 
