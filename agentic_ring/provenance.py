@@ -55,8 +55,11 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """This process's command, ready to paste into a shell, without the interpreter's path."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    """This process's command, ready to paste into a shell at the checkout's root.
+
+    It has no path of the interpreter, and none of the checkout: another machine has other ones.
+    """
+    return shlex.join(["python", *(argument.removeprefix(f"{SOURCE}/") for argument in sys.orig_argv[1:])])
 
 
 def git_commit(directory: Path = SOURCE) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_ring.provenance import command_line, git_commit, hardware, provenance, versions
+from agentic_ring.provenance import SOURCE, command_line, git_commit, hardware, provenance, versions
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -51,10 +51,18 @@ def test_no_commit_without_git(checkout, monkeypatch):
 
 def test_command_can_be_pasted_into_a_shell():
     program = "from agentic_ring.provenance import command_line; print(command_line())"
-    command = [sys.executable, "-c", program, "--note", "two words"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "--note",
+        "two words",
+        "--from",
+        str(SOURCE / "evals/report.py"),
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     assert shown.startswith("python -c ")
-    assert shown.endswith(" --note 'two words'")
+    assert shown.endswith(" --note 'two words' --from evals/report.py")
     assert sys.executable not in shown
 
 
