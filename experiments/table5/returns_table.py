@@ -96,7 +96,6 @@ class ReturnsTable:
 
     def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
         column = self.tasks.index(cell.task)
-        random, reference = self.random[column], self.reference[cell.seed, column]
         kept = [f for f in results.figures if f.name.startswith("return/") and f.name != "return/last_trial"]
         return [
             {
@@ -109,9 +108,9 @@ class ReturnsTable:
                 "low": figure.low,
                 "high": figure.high,
                 "environments": figure.n,
-                "normalised": 100 * (figure.value - random) / (reference - random),
-                "random": random,
-                "reference": reference,
+                "normalised": self.normalised(self.returns(cell.method, figure.name))[cell.seed, column],
+                "random": self.random[column],
+                "reference": self.reference[cell.seed, column],
                 **origin_columns(vars(results)),
             }
             for figure in kept
