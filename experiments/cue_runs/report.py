@@ -93,10 +93,12 @@ def leak_figures(store: ExplorationStore, ranked: RankedTrials, config: CueChain
     Args:
       store: explored trials.
       ranked: their ranking.
-      config: the training chains; they are probed, and chains whose poor trials are all random.
+      config: the training chains; they are probed, and chains whose poor trials are all random and rightly
+        paid.
     """
     scaling = measure_cue_scaling(store)
-    probed = {"training_chains": config, "random_trials": replace(config, graded=0.0, decoys=0.0)}
+    random = replace(config, graded=0.0, decoys=0.0, misleading=0.0)
+    probed = {"training_chains": config, "random_trials": random}
     figures = []
     for name, chains in probed.items():
         found = probe_goals(CueChains(store, ranked, chains, scaling, ring=1), PROBED_CHAINS)

@@ -25,7 +25,7 @@ from experiments.cue_runs.arms import arm_mesh, resolve_arm, train_arm
 from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
 from experiments.cue_runs.evaluation import arm_cases
 from experiments.cue_runs.presets import CUE_PRESETS, N4, N32, N128, ORACLE, CuePreset, Stage
-from experiments.cue_runs.report import differences
+from experiments.cue_runs.report import differences, leak_figures
 from tests.evals.report_page.test_report import Page
 from tests.experiments.conftest import TINY
 
@@ -142,6 +142,19 @@ def test_differences_are_paired_by_task():
         "n128_unweighted": (-0.5, -0.5, -0.5),
         "n128/likeliest": (1, 1, 1),
     }
+
+
+def test_random_trials_are_probed_with_their_right_pay(store):
+    ranked, chains = rank_trials(store, SMALL.ranking), resolved(SMALL, N4, store).chains
+
+    def probed(misleading: float) -> dict[str, float]:
+        found = leak_figures(store, ranked, replace(chains, misleading=misleading))
+        return {figure.name: figure.value for figure in found}
+
+    plain, misled = probed(0.0), probed(1.0)
+    for pay in ("with_rewards", "without_rewards"):
+        assert plain[f"leak/random_trials/{pay}"] == misled[f"leak/random_trials/{pay}"]
+    assert plain["leak/training_chains/with_rewards"] > misled["leak/training_chains/with_rewards"]
 
 
 def test_chains_of_the_long_preset_have_64k_tokens_after_a_curriculum():
