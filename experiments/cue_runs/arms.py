@@ -83,7 +83,7 @@ def resolve_arm(
             CueChainConfig(
                 family.name,
                 stage.trials,
-                arm.cues,
+                stage.cues or arm.cues,
                 action_repeat=stage.action_repeat,
                 graded=arm.graded if number else 0.0,
                 decoys=arm.decoys,

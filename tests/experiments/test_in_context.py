@@ -105,6 +105,9 @@ def test_all_arms_train_on_equally_many_tokens(preset, data):
             lengths = [stage.chains.trials for stage in config.stages]
             assert lengths == [*([stage.trials for stage in arm.earlier] or [arm.trials]), arm.trials]
             assert config.chains.action_repeat == 1
+            assert [stage.chains.cues for stage in config.stages] == [
+                stage.cues or arm.cues for stage in arm.stages()
+            ]
             assert [stage.chains.graded == 0 for stage in config.stages][:2] == [True, arm.graded == 0]
             for stage in config.stages:
                 CueChains(store, ranked, stage.chains, config.scaling, preset.ring)
