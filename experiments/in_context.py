@@ -104,7 +104,7 @@ def main(
       family: Body of the tasks.
       preset: Size of the experiment: demo (chains of 4, 32 and 128 trials, two cores, 16 minutes), full
         (chains of 1 to 128 trials, 5 training seeds, two cores, hours), body (what a body other than
-        point_mass must show: chains of 32 and 128 trials, 3 seeds, two cores, 3 hours), ablations (settings
+        point_mass must show: chains of 32 and 128 trials, 3 seeds, two cores, 4 hours), ablations (settings
         of the training data, at n = 128, two cores, an hour) or long (128 trials of 256 decisions, 65,536
         tokens, on a ring of 8, two cores, hours).
       pay: How a decision is paid: with a reward that falls with the error, with 1 or 0, or by a coin whose

@@ -187,9 +187,9 @@ CUE_PRESETS = {
         tokens=14_000_000,
         checkpoint_every=250,
     ),
-    # What a body other than point_mass must show; 2 cores, about 3 hours. On reacher a model that is never
-    # misled believes wrong pay too readily, and one that begins with few cues uses random trials better. What
-    # spoiled pay changes is as small as the noise of 32 tasks.
+    # What a body other than point_mass must show; 2 cores, about 4 hours. On reacher a model that is never
+    # misled believes wrong pay too readily, and one that begins with few cues earns more with right pay over
+    # what it earns with spoiled pay. 32 tasks are too few to measure the little that spoiled pay changes.
     "body": replace(
         _DEMO,
         name="body",
