@@ -6,7 +6,9 @@ and 8) fits into one process, on any machine.
 
 import gc
 import os
+import random
 import shutil
+import time
 from functools import partialmethod
 
 from tests.compiler import CACHE, LARGEST_CACHE, OPTIMISED, QUICK_FLAGS
@@ -67,13 +69,38 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         shutil.rmtree(CACHE)
 
 
+SLOW_TESTS_BEGIN_UNTIL = os.environ.get("SLOW_TESTS_BEGIN_UNTIL")
+"""Seconds since 1970; .ci/run sets it so that a slow machine ends in time too."""
+NOT_BEGUN = "not begun: the time for slow tests was over"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where time may end before the tests do, brings their files into another order each day."""
+    if SLOW_TESTS_BEGIN_UNTIL:
+        files = list(dict.fromkeys(item.path for item in items))
+        random.Random(daily_seed()).shuffle(files)
+        place = {file: index for index, file in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves a slow test out, and says so in the summary, once SLOW_TESTS_BEGIN_UNTIL has passed."""
+    is_late = SLOW_TESTS_BEGIN_UNTIL and time.time() > float(SLOW_TESTS_BEGIN_UNTIL)
+    if is_late and item.get_closest_marker("slow"):
+        pytest.skip(NOT_BEGUN)
+
+
 def pytest_report_header() -> str:
     """Names the seed of the random trials of tests/trust."""
     return f"AGENTIC_RING_TRUST_SEED={daily_seed()}"
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Prints what trials recorded as their property "trust": rows of the tables in docs/reliability.md."""
+    """Prints tests that were not begun, and what trials recorded as "trust": rows of docs/reliability.md."""
+    for report in terminalreporter.getreports("skipped"):
+        if NOT_BEGUN in str(report.longrepr):
+            terminalreporter.write_line(f"{NOT_BEGUN}: {report.nodeid}")
     rows = [
         value
         for report in terminalreporter.getreports("passed")
