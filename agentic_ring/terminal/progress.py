@@ -51,11 +51,11 @@ def live_table() -> Iterator[None]:
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Advance]:
+def progress(title: str, total: int, finished: int = 0) -> Iterator[Advance]:
     """Shows the progress of a job of ``total`` units, on process 0 only.
 
     It is a row of the live table on a terminal. Elsewhere, and where CI or NO_COLOR is set or TERM is dumb,
-    it is a line every 15 s.
+    it is a line every 15 s. ``finished`` units were done before, by a run that this one continues.
 
     Example:
       with progress("training", steps) as advance:
@@ -67,9 +67,9 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         return
     with live_table():
         if not _open_tables:
-            yield _line_logger(title, total)
+            yield _line_logger(title, total, finished)
             return
-        row = _open_tables[0].add_stage(title, total)
+        row = _open_tables[0].add_stage(title, total, finished)
         yield lambda done, note="", *, loss=None, last_return=None: row.update(done, note, loss, last_return)
 
 
@@ -87,7 +87,7 @@ def _is_interactive() -> bool:
     return sys.stderr.isatty() and not plain
 
 
-def _line_logger(title: str, total: int) -> Advance:
+def _line_logger(title: str, total: int, finished: int) -> Advance:
     started = time.monotonic()
     last_line = started
 
@@ -99,7 +99,7 @@ def _line_logger(title: str, total: int) -> Advance:
         if done < total and now - last_line < LOG_INTERVAL_SECONDS:
             return
         last_line = now
-        left = (now - started) / done * (total - done) if done else float("nan")
+        left = (now - started) / (done - finished) * (total - done) if done > finished else float("nan")
         figures = [f"loss {loss:.4f}"] if loss is not None else []
         figures += [f"return {last_return:.1f}"] if last_return is not None else []
         details = ", ".join([*figures, *([note] if note else [])])

@@ -48,20 +48,20 @@ class StageTable(Progress):
         table.show_header = True
         return table
 
-    def add_stage(self, title: str, total: int) -> "StageRow":
-        """Adds a row for a stage of ``total`` units, and drops the oldest of many finished ones."""
+    def add_stage(self, title: str, total: int, done: int) -> "StageRow":
+        """Adds a row for a stage with ``done`` of ``total`` units; drops the oldest of many finished rows."""
         finished = [task.id for task in self.tasks if task.finished]
         for task in finished[: max(0, len(finished) - FINISHED_ROWS)]:
             self.remove_task(task)
-        return StageRow(self, title, total)
+        return StageRow(self, title, total, done)
 
 
 class StageRow:
     """A row of a ``StageTable``."""
 
-    def __init__(self, table: StageTable, title: str, total: int):
+    def __init__(self, table: StageTable, title: str, total: int, done: int):
         self._table = table
-        self._task = table.add_task(title, total=total, loss="", last_return="", note="")
+        self._task = table.add_task(title, total=total, completed=done, loss="", last_return="", note="")
 
     def update(self, done: int, note: str, loss: float | None, last_return: float | None) -> None:
         """Shows what is known; a figure that is None stays as it was."""

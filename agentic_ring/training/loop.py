@@ -147,7 +147,7 @@ def run_updates(
     saved_at = clock = time.monotonic()
     previous: _Dispatched | None = None
     with (
-        progress("training", config.steps) as advance,
+        progress("training", config.steps, finished=first) as advance,
         deferred() as stop_requested,
         watched_steps() as enter_step,
     ):

@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from agentic_ring.terminal.progress import progress
 
 JOB = """
 import sys
@@ -76,6 +79,14 @@ def test_who_wants_plain_text_gets_lines(plain):
     ]
     assert lines[3].endswith("s left  loss 0.1250, 50 tokens/s")
     assert lines[2].endswith("s left  return 230.5, trial 2")
+
+
+def test_a_continued_job_has_as_much_time_left_as_it_needs_itself(monkeypatch, capsys):
+    times = iter([0.0, 20.0])
+    monkeypatch.setattr("agentic_ring.terminal.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
+    with progress("training", 1000, finished=900) as advance:
+        advance(910)
+    assert capsys.readouterr().err == "training 910/1000, 20 s, 180 s left\n"
 
 
 def test_help_has_colours_unless_no_color_is_set():
