@@ -50,7 +50,7 @@ constraints: ## resolve every dependency anew, on python3.11 and python3.12, int
 	python3 .ci/constraints.py python3.11 python3.12
 
 clean: ## removes the environment and caches; data/ and runs/ stay
-	rm -rf $(VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf $(VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis
 	find agentic_ring data_prep evals experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable

@@ -1,12 +1,6 @@
 """How XLA compiles the tests' programs."""
 
 from importlib.metadata import version
-from pathlib import Path
-
-CACHE = Path(__file__).parents[1] / ".jax_cache"
-"""Compiled programs, for later tests and runs."""
-LARGEST_CACHE = 2 * 2**30
-"""Bytes beyond which it is emptied."""
 
 OPTIMISED = {
     "xla_backend_optimization_level": 3,

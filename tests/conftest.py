@@ -7,21 +7,18 @@ and 8) fits into one process, on any machine.
 import gc
 import os
 import random
-import shutil
 import time
 from functools import partialmethod
 
-from tests.compiler import CACHE, LARGEST_CACHE, OPTIMISED, QUICK_FLAGS
+from tests.compiler import OPTIMISED, QUICK_FLAGS
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["MUJOCO_GL"] = "disabled"
 # One plot backend without a display, whatever the user has set.
 os.environ["MPLBACKEND"] = "Agg"
 
-# Many tests compile the same programs, some in processes of their own. JAX is given no limit for the cache's
-# size: with one it looks at every entry whenever it adds another, a tenth of a second for this suite's 2,000.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Also of the processes that tests start: a ring loaded from it errs (agentic_ring.cpu_compilation_cache).
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 # `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
@@ -57,16 +54,6 @@ def full_compiler(monkeypatch) -> None:
     changed = {name: value for name, value in OPTIMISED.items() if name in os.environ["XLA_FLAGS"]}
     compile_fully = partialmethod(jax.stages.Lowered.compile, compiler_options=changed)
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_fully)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Empties the suite's own cache once it is large, before any worker has begun.
-
-    One that the user named in JAX_COMPILATION_CACHE_DIR stays as it is.
-    """
-    is_worker = hasattr(session.config, "workerinput")
-    if not is_worker and sum(file.stat().st_size for file in CACHE.glob("*-cache")) > LARGEST_CACHE:
-        shutil.rmtree(CACHE)
 
 
 SLOW_TESTS_BEGIN_UNTIL = os.environ.get("SLOW_TESTS_BEGIN_UNTIL")

@@ -1,7 +1,6 @@
 """The attention library needs JAX and NumPy only; every other part names the extra that it lacks."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -26,8 +25,6 @@ class OnlyCore(importlib.abc.MetaPathFinder):
 import jax, numpy  # what JAX itself tries to import is not our concern
 sys.meta_path.insert(0, OnlyCore())
 """
-# JAX's compilation cache tries to import etils and tensorflow.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
 # Parts of the package, with an import that they need and the extra that brings it.
 PARTS = {
     "agentic_ring.models.transformer": "models",
@@ -47,7 +44,7 @@ PARTS = {
 def run_core(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a program without any package but JAX, NumPy and ours."""
     command = [sys.executable, "-c", ONLY_CORE + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def printed(code: str, *arguments: str) -> Any:

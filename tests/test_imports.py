@@ -20,6 +20,7 @@ SOURCES = ("agentic_ring", "data_prep", "evals", "experiments")
 LAYERS = (
     (
         "agentic_ring.absent_tpus",
+        "agentic_ring.cpu_compilation_cache",
         "agentic_ring.device_memory",
         "agentic_ring.distributed",
         "agentic_ring.errors",
