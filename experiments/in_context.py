@@ -29,7 +29,7 @@ from agentic_ring.terminal.progress import progress
 from data_prep.explore import ExploreConfig, explore
 from data_prep.folders import exploration_path
 from evals.in_context.verdict import judge
-from experiments.common.cells import run_cells
+from experiments.common.cells import is_finished, run_cells
 from experiments.cue_runs.arms import ArmConfig, resolve_arm
 from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
 from experiments.cue_runs.evaluation import LONGEST, all_returns
@@ -137,7 +137,8 @@ def main(
         stages.keep_in(directory)
         cells = prepare_cells(chosen, seeds, store_path, directory, pay)
         share = {"NPROC": str(max(1, usable_cores() // workers))}
-        with stages.stage("arms"), progress("arms", len(cells)) as advance:
+        before = sum(is_finished(cell, directory) for cell in cells)
+        with stages.stage("arms"), progress("arms", len(cells), finished=before) as advance:
             for done, each in enumerate(run_cells([*cells], directory, workers, share), start=1):
                 advance(done, str(each))
         returns = all_returns(cells, directory)

@@ -26,7 +26,7 @@ from data_prep.stores import prepare_store
 from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell
 from experiments import paper
-from experiments.common.cells import run_cells
+from experiments.common.cells import is_finished, run_cells
 from experiments.common.launch import default_preset
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
@@ -115,7 +115,8 @@ def main(
     with only_writer(folder):
         for each in cells:
             prepare_cell(each, chosen, stores[domains[each.task]], folder)
-        with progress("cells", len(cells)) as advance:
+        before = sum(is_finished(cell, folder) for cell in cells)
+        with progress("cells", len(cells), finished=before) as advance:
             for done, each in enumerate(run_cells(cells, folder, workers), start=1):
                 advance(done, str(each))
         found = {each: results for each in cells if (results := each.results(folder)) is not None}

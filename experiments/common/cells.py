@@ -35,6 +35,11 @@ class Cell(Protocol):
 AnyCell = TypeVar("AnyCell", bound=Cell)
 
 
+def is_finished(cell: Cell, output: Path) -> bool:
+    """Whether the cell's results are in its folder below the experiment's."""
+    return (cell.folder(output) / RESULTS_FILE).exists()
+
+
 def run_cells(
     cells: Sequence[AnyCell], output: Path, workers: int, environment: Mapping[str, str] | None = None
 ) -> Generator[AnyCell, None, None]:
@@ -55,7 +60,7 @@ def run_cells(
     processes = _Processes({**os.environ, **(environment or {})})
     failures = []
     with ThreadPoolExecutor(workers) as pool:
-        unfinished = [cell for cell in cells if not (cell.folder(output) / RESULTS_FILE).exists()]
+        unfinished = [cell for cell in cells if not is_finished(cell, output)]
         waiting = {pool.submit(processes.run, cell, output): cell for cell in unfinished}
         try:
             yield from (cell for cell in cells if cell not in unfinished)

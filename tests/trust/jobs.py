@@ -25,7 +25,7 @@ from data_prep.folders import collector_folder
 from evals import line_retrieval
 from evals.compile.llama_step import Shape
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
-from experiments.common.cells import RESULTS_FILE
+from experiments.common.cells import is_finished
 from experiments.cue_runs import presets as cue_presets
 from experiments.cue_runs.cells import run_cell as run_cue_cell
 from experiments.exorl import pipeline
@@ -125,7 +125,7 @@ def _runs_here(run: Callable[[Any, Path], None]) -> Any:
 
     def run_cells(cells, output, workers, environment=None):
         for cell in cells:
-            if not (cell.folder(output) / RESULTS_FILE).exists():
+            if not is_finished(cell, output):
                 run(cell, output)
             yield cell
 
