@@ -16,6 +16,7 @@ class Chip:
 
     coords: tuple[int, int, int]
     core_on_chip: int = 0
+    platform: str = "tpu"
 
 
 def pod(columns: int, rows: int) -> list[Chip]:
