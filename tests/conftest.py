@@ -17,7 +17,8 @@ os.environ["MUJOCO_GL"] = "disabled"
 # One plot backend without a display, whatever the user has set.
 os.environ["MPLBACKEND"] = "Agg"
 
-# Also of the processes that tests start: a ring loaded from it errs (agentic_ring.cpu_compilation_cache).
+# No programs from disk, nor in the processes that tests start: rings come back damaged
+# (agentic_ring.cpu_compilation_cache).
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 # `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.
