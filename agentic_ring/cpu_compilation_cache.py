@@ -6,12 +6,12 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 
-def leave_cache_for_cpu_rings(platform: str, devices: int) -> None:
+def disable_cache_for_cpu_rings(platform: str, devices: int) -> None:
     """Switches JAX's compilation cache off, with a warning, before programs of several CPU devices.
 
-    XLA for CPUs loads a program from the cache without the order of its transfers between devices: 200 of
-    1,100 runs of one loaded ring returned wrong values (jaxlib 0.10.2), or its devices waited for each other
-    until XLA ended the process (jaxlib 0.12.0). Compiled, the same ring erred in none of 1,200 runs.
+    Where XLA for CPUs loads such a program, devices can meet in different transfers: 200 of 1,100 runs of one
+    loaded ring returned wrong values (jaxlib 0.10.2); on jaxlib 0.12.0 88 of 400 did, and XLA ended two of
+    three processes. Compiled, the same ring erred in none of 4,200 runs (docs/notebook.md).
 
     Args:
       platform: "cpu", "gpu" or "tpu".
@@ -25,8 +25,8 @@ def leave_cache_for_cpu_rings(platform: str, devices: int) -> None:
     compilation_cache.reset_cache()  # JAX asks only once in a process whether there is a cache
     warnings.warn(
         f"JAX's compilation cache ({folder}) is off in this process: a program of {devices} CPU devices that "
-        "is loaded from it can compute wrong values or wait forever. Unset JAX_COMPILATION_CACHE_DIR, or set "
-        "JAX_ENABLE_COMPILATION_CACHE=false, to be rid of this warning.",
+        "is loaded from it can return wrong values or end the process. Unset JAX_COMPILATION_CACHE_DIR, or "
+        "set JAX_ENABLE_COMPILATION_CACHE=false, to be rid of this warning.",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -21,7 +21,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.absent_tpus import skip_absent_tpus
-from agentic_ring.cpu_compilation_cache import leave_cache_for_cpu_rings
+from agentic_ring.cpu_compilation_cache import disable_cache_for_cpu_rings
 from agentic_ring.errors import MeshError
 from agentic_ring.torus import rings
 
@@ -60,7 +60,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
             f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
             f"but there are {len(devices)}; choose axes whose product is {len(devices)}"
         )
-    leave_cache_for_cpu_rings(devices[0].platform, len(devices))
+    disable_cache_for_cpu_rings(devices[0].platform, len(devices))
     # Neighbours in a ring are neighbours in a TPU's torus, as far as the axes allow.
     placed = rings(devices, others) if shape.tensor == 1 and ring > 1 else None
     if placed is None:

@@ -127,16 +127,23 @@ def read_results(path: Path) -> Results:
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
-    # The table fits into 80 columns.
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("figure", no_wrap=True)
+    # In 80 columns units of several words and the longest names go over two lines; no number is cut.
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("figure", overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("n", justify="right")
-    table.add_column("unit")
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("unit", max_width=8)
     with_paper = any(figure.paper is not None for figure in figures)
     if with_paper:
-        table.add_column("paper", justify="right")
+        table.add_column("paper", justify="right", no_wrap=True)
     for figure in figures:
         spread = "" if figure.low is None else f"{short_number(figure.low)} to {short_number(figure.high)}"
         paper = [short_number(figure.paper)] if with_paper else []

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -125,15 +126,25 @@ def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
     console = Console(width=80, record=True, force_terminal=False)
     with console.capture() as captured:
         console.print(figure_table(FIGURES, "walker_run on one CPU"))
-    lines = captured.get().splitlines()
-    assert lines[0].strip() == "walker_run on one CPU"
+    printed = captured.get()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    assert rows[0] == ["walker_run on one CPU"]
     low, high = FIGURES[0].low, FIGURES[0].high
-    assert re.split(r"\s{2,}", lines[4].strip()) == [
-        "return/last_trial", "75", f"{low:.4g} to {high:.4g}", "3", "return", "110.3",
-    ]  # fmt: skip
-    assert "0.01235" in lines[5]
-    assert "123,456,789" in lines[6]
-    assert "None" not in captured.get()
+    assert rows[3] == ["return/last_trial", "75", f"{low:.4g} to {high:.4g}", "3", "return", "110.3"]
+    assert rows[4:7] == [["loss/final", "0.01235", "1", "mean"], ["squared"], ["error"]]
+    assert rows[7] == ["bytes_per_device", "123,456,789", "1", "bytes"]
+    assert "None" not in printed
+
+
+def test_a_long_name_cuts_no_number():
+    name = "return/control/no_context/trial_4"
+    figure = replace(FIGURES[0], name=name, value=-0.01234, low=-0.05678, high=-0.01111, n=12_345)
+    console = Console(width=80, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(figure_table((*FIGURES, figure), "walker_run on one CPU"))
+    printed = captured.get()
+    assert "…" not in printed
+    assert "-0.01234  -0.05678 to -0.01111  12345  return    110.3" in printed
 
 
 def test_a_single_run_has_no_interval():
