@@ -25,11 +25,10 @@ from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
-from agentic_ring.terminal.progress import progress
 from data_prep.explore import ExploreConfig, explore
 from data_prep.folders import exploration_path
 from evals.in_context.verdict import judge
-from experiments.common.cells import is_finished, run_cells
+from experiments.common.cells import run_with_progress
 from experiments.cue_runs.arms import ArmConfig, resolve_arm
 from experiments.cue_runs.cells import CueCell, prepare_cell, run_cell
 from experiments.cue_runs.evaluation import LONGEST, all_returns
@@ -137,10 +136,8 @@ def main(
         stages.keep_in(directory)
         cells = prepare_cells(chosen, seeds, store_path, directory, pay)
         share = {"NPROC": str(max(1, usable_cores() // workers))}
-        before = sum(is_finished(cell, directory) for cell in cells)
-        with stages.stage("arms"), progress("arms", len(cells), finished=before) as advance:
-            for done, each in enumerate(run_cells([*cells], directory, workers, share), start=1):
-                advance(done, str(each))
+        with stages.stage("arms"):
+            run_with_progress("arms", [*cells], directory, workers, share)
         returns = all_returns(cells, directory)
         verdict = judge(returns, name, pay)
         described = {**asdict(config), "seeds": seeds, "arms": [asdict(arm) for arm in chosen.arms]}

@@ -21,12 +21,11 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
-from agentic_ring.terminal.progress import progress
 from data_prep.stores import prepare_store
 from evals.compile.machines import machine
 from evals.compile.maximum_context import compile_cell
 from experiments import paper
-from experiments.common.cells import is_finished, run_cells
+from experiments.common.cells import run_with_progress
 from experiments.common.launch import default_preset
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
 from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
@@ -115,10 +114,7 @@ def main(
     with only_writer(folder):
         for each in cells:
             prepare_cell(each, chosen, stores[domains[each.task]], folder)
-        before = sum(is_finished(cell, folder) for cell in cells)
-        with progress("cells", len(cells), finished=before) as advance:
-            for done, each in enumerate(run_cells(cells, folder, workers), start=1):
-                advance(done, str(each))
+        run_with_progress("cells", cells, folder, workers)
         found = {each: results for each in cells if (results := each.results(folder)) is not None}
         table = ReturnsTable(tuple(domains), columns, seeds, found)
         memory = {name: in_words(finding) for name, finding in memory_findings(hardware, folder).items()}

@@ -2,9 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
+
+from tests.commands import run_python
 
 PROGRAM = """
 import jax
@@ -31,8 +32,9 @@ def run(mesh: str, cache: str) -> subprocess.CompletedProcess[str]:
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    script = [sys.executable, "-c", PROGRAM.format(mesh=mesh)]
-    return subprocess.run(script, capture_output=True, text=True, check=True, env={**os.environ, **settings})
+    ended = run_python("-c", PROGRAM.format(mesh=mesh), env={**os.environ, **settings})
+    assert ended.returncode == 0, ended.stderr
+    return ended
 
 
 @pytest.mark.parametrize("mesh", [OURS.format(devices=2), THEIRS], ids=["our mesh", "a user's mesh"])

@@ -18,6 +18,7 @@ from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import chunk_run
 from agentic_ring.attention.strategies import ShardedAttention
+from agentic_ring.cpu_compilation_cache import disable_cache_for_cpu_rings
 from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
 from agentic_ring.mesh import ShardingRules
 
@@ -198,6 +199,8 @@ def _planned(
     inputs: AttentionInputs, options: AttentionOptions, mesh: Mesh | AbstractMesh | None, rules: ShardingRules
 ) -> jax.Array:
     decision = decide(inputs, options, mesh, rules)
+    if (used := decision.plan.placement.mesh) is not None:
+        disable_cache_for_cpu_rings(decision.platform, used.size)
     if varying := jax.typeof(inputs.q).manual_axis_type.varying:
         raise MeshError(
             f"attention was called inside jax.shard_map on values that vary over {', '.join(varying)} by "

@@ -16,7 +16,6 @@ from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.ring.balance import balanced_layout
 from agentic_ring.attention.ring.layout import chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
-from agentic_ring.cpu_compilation_cache import disable_cache_for_cpu_rings
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules, shared_axes
 
@@ -153,8 +152,6 @@ def decide(
     q, k, mask = inputs.q, inputs.k, options.mask
     placement = place(mesh, rules, q.shape, k.shape, options.strategy)
     platform = mesh_platform(placement.mesh)
-    if placement.mesh is not None:
-        disable_cache_for_cpu_rings(platform, placement.mesh.size)
     rows, heads, key_heads = placement.local((q.shape[0], q.shape[2], k.shape[2]))
     permuted = options.permuted and options.layout not in ("auto", "contiguous")
     shapes = Shapes(

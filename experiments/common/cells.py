@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 from agentic_ring.errors import AgenticRingError
+from agentic_ring.terminal.progress import progress
 
 RESULTS_FILE = "results.json"
 
@@ -74,6 +75,20 @@ def run_cells(
             processes.stop()
     if failures:
         raise CellFailedError("; ".join(failures))
+
+
+def run_with_progress(
+    title: str,
+    cells: Sequence[Cell],
+    output: Path,
+    workers: int,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs the unfinished cells as ``run_cells`` does, and shows under ``title`` how many are finished."""
+    before = sum(is_finished(cell, output) for cell in cells)
+    with progress(title, len(cells), finished=before) as advance:
+        for done, cell in enumerate(run_cells(cells, output, workers, environment), start=1):
+            advance(done, str(cell))
 
 
 class _Processes:

@@ -81,7 +81,7 @@ def tiny(monkeypatch):
                 ran.append(cell.arm)
             yield cell
 
-    monkeypatch.setattr(in_context, "run_cells", run_here)
+    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
     return ran
 
 

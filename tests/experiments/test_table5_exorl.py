@@ -58,14 +58,14 @@ def cells_run(monkeypatch) -> list[TableCell]:
     """The cells that ran: in this process, as others would not see the tiny preset."""
     ran: list[TableCell] = []
 
-    def run_here(cells, output, workers):
+    def run_here(cells, output, workers, environment):
         for cell in cells:
             if cell.results(output) is None:
                 run_cell(cell, output)
                 ran.append(cell)
             yield cell
 
-    monkeypatch.setattr(table5_exorl, "run_cells", run_here)
+    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
     return ran
 
 

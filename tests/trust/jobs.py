@@ -25,7 +25,7 @@ from data_prep.folders import collector_folder
 from evals import line_retrieval
 from evals.compile.llama_step import Shape
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
-from experiments.common.cells import is_finished
+from experiments.common import cells
 from experiments.cue_runs import presets as cue_presets
 from experiments.cue_runs.cells import run_cell as run_cue_cell
 from experiments.exorl import pipeline
@@ -117,19 +117,19 @@ def shrink_in_context() -> None:
         trials=3,
         measured=1,
     )
-    in_context.run_cells = _runs_here(run_cue_cell)
+    cells.run_cells = _runs_here(run_cue_cell)
 
 
 def _runs_here(run: Callable[[Any, Path], None]) -> Any:
     """Runs cells in this process: others would not see the small preset."""
 
-    def run_cells(cells, output, workers, environment=None):
-        for cell in cells:
-            if not is_finished(cell, output):
+    def run_here(each, output, workers, environment):
+        for cell in each:
+            if not cells.is_finished(cell, output):
                 run(cell, output)
             yield cell
 
-    return run_cells
+    return run_here
 
 
 def shrink_finetune() -> None:
@@ -172,7 +172,7 @@ def shrink_table() -> None:
         values=values,
     )
     _evaluate_in_two_environments(methods)
-    table5_exorl.run_cells = _runs_here(run_cell)
+    cells.run_cells = _runs_here(run_cell)
 
 
 def _collection(collector: str, episodes: int) -> Flags:

@@ -122,11 +122,15 @@ def test_a_bad_figure_in_a_file_is_named(tmp_path, results, figure):
         read_results(path)
 
 
-def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
+def printed_table(figures: tuple[Figure, ...]) -> str:
     console = Console(width=80, record=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(figure_table(FIGURES, "walker_run on one CPU"))
-    printed = captured.get()
+        console.print(figure_table(figures, "walker_run on one CPU"))
+    return captured.get()
+
+
+def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
+    printed = printed_table(FIGURES)
     rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     assert rows[0] == ["walker_run on one CPU"]
     low, high = FIGURES[0].low, FIGURES[0].high
@@ -139,10 +143,7 @@ def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
 def test_a_long_name_cuts_no_number():
     name = "return/control/no_context/trial_4"
     figure = replace(FIGURES[0], name=name, value=-0.01234, low=-0.05678, high=-0.01111, n=12_345)
-    console = Console(width=80, record=True, force_terminal=False)
-    with console.capture() as captured:
-        console.print(figure_table((*FIGURES, figure), "walker_run on one CPU"))
-    printed = captured.get()
+    printed = printed_table((*FIGURES, figure))
     assert "…" not in printed
     assert "-0.01234  -0.05678 to -0.01111  12345  return    110.3" in printed
 
