@@ -21,8 +21,8 @@ from agentic_ring.attention import Strategy, attention
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
-from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import (
     Dtype,
     Implementation,

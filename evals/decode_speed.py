@@ -16,8 +16,8 @@ from rich.table import Table
 
 from agentic_ring.attention.cache.storage import CACHE_DTYPES, CacheDtype
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
-from evals.common.rows import write_rows
 from evals.speed.decode_step import decode_speed
 
 

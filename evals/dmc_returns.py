@@ -22,11 +22,11 @@ from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
 from agentic_ring.policies.policy_folder import policy_folder, write_policy
+from agentic_ring.results.results_file import Results, figure_table, write_results
+from agentic_ring.rollouts.evaluation_record import EvaluationRecord, read_record, write_record
+from agentic_ring.rollouts.returns import evaluate_returns
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
-from evals.common.results import Results, figure_table, write_results
-from evals.rollouts.evaluation_record import EvaluationRecord, read_record, write_record
-from evals.rollouts.returns import evaluate_returns
 
 
 def training_data(folder: Path, config: RunConfig) -> tuple[np.ndarray, np.ndarray]:

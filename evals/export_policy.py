@@ -21,10 +21,10 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
 from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, write_policy
+from agentic_ring.results.results_file import Results, read_results, short_number
+from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
-from evals.common.results import Results, read_results, short_number
-from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 
 CARD = Path(__file__).with_name("policy_card.jinja")
 KEPT_FILES = ("results.json", "metrics.jsonl", FILE_NAME)

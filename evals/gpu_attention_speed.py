@@ -23,8 +23,8 @@ import jax
 from agentic_ring.attention import attention
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
-from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import Dtype, Implementation, Problem, SpeedRow, benchmark
 from evals.speed.one_device_ring import EmulatedRing, OneCall
 from evals.speed.speed_table import print_rows

@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from agentic_ring.mesh import simulate_cpu_devices
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
 from evals.attention_bugs.cases import KNOWN_BUGS, KnownBug
 from evals.attention_bugs.implementations import authors, ours
 from evals.attention_bugs.problem import Attend
-from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import UnsupportedError
 
 DEVICES = 8

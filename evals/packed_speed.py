@@ -23,8 +23,8 @@ from rich.table import Table
 from agentic_ring.attention import Layout, MaskSpec, attention, order
 from agentic_ring.attention.ring.balance import imbalance, tile_counts
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
-from evals.common.rows import write_rows
 from evals.speed.attention_benchmark import Problem
 from evals.speed.interleaved import Spread, time_interleaved
 

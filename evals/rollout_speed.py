@@ -34,12 +34,12 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.results.rows import write_rows
+from agentic_ring.rollouts.environments import shared_environments
+from agentic_ring.rollouts.policies import context_bytes
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.common.rows import write_rows
-from evals.rollouts.environments import shared_environments
-from evals.rollouts.policies import context_bytes
-from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
 from evals.speed.interleaved import Spread, time_interleaved
 from evals.speed.rollout_scene import FullEncoding, Scene, compare_actions
 

@@ -17,9 +17,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
-from evals.common.rows import write_rows
 from evals.compile.collective_schedule import Instruction, Program, first_array, in_flight, parse
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine

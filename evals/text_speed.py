@@ -34,9 +34,9 @@ from agentic_ring.inference import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.common.rows import write_rows
 from evals.speed.interleaved import Spread, time_interleaved
 
 MODELS = {

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Canvas
 from rich.table import Table
 
 from agentic_ring.errors import ConfigError
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 from evals.common.plots import BLUE, GREY, save
-from evals.common.rows import write_rows
 from evals.compile.machines import machine
 from evals.compile.maximum_context import Cell, longest, search_finely, sweep
 from experiments.table3_max_context import cell_compiler

@@ -31,15 +31,15 @@ from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import checkpoint_step, load_params
+from agentic_ring.results.intervals import mean_interval
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
+from agentic_ring.results.rows import write_rows
+from agentic_ring.rollouts.policies import context_bytes, in_context_policies, rollout_plan
+from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.common.intervals import mean_interval
 from evals.common.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
-from evals.common.results import Figure, Results, figure_table, write_results
-from evals.common.rows import write_rows
-from evals.rollouts.policies import context_bytes, in_context_policies, rollout_plan
-from evals.rollouts.returns import roll_out
 
 
 @dataclass(frozen=True)

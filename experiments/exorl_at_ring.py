@@ -23,14 +23,14 @@ from agentic_ring.distributed.processes import first_process_first
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
+from agentic_ring.results.results_file import figure_table
+from agentic_ring.rollouts.returns import evaluate_returns
 from agentic_ring.run import RunConfig
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import live_table
 from data_prep.stores import prepare_store
-from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, chain_step, print_memory
-from evals.rollouts.returns import evaluate_returns
 from experiments import paper
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
 from experiments.exorl.pipeline import all_figures, check_start, resolve, train_on_store, write_report

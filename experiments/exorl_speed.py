@@ -27,12 +27,12 @@ from agentic_ring.errors import ArgumentError, NonFiniteLossError, UnknownNameEr
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.command import run_command
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import init_state, make_train_step
-from evals.common.rows import write_rows
 from evals.compile.step_memory import chain_batch
 from evals.speed.interleaved import Spread
 from experiments.exorl.presets import PRESETS, Preset

@@ -23,11 +23,11 @@ from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.llama.families import FAMILIES
 from agentic_ring.models.model import Model
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig
-from evals.common.rows import write_rows
 from evals.compile.llama_step import CHUNK, Shape
 from evals.compile.machines import machine
 from evals.compile.step_memory import TrainStep, check_fit, token_batch

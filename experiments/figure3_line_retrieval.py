@@ -16,9 +16,10 @@ import tyro
 from matplotlib.axes import Axes
 
 from agentic_ring.errors import DataError
+from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import read_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.common.intervals import Interval
 from evals.common.plots import (
     BLUE,
     GREEN,
@@ -30,7 +31,6 @@ from evals.common.plots import (
     save,
     titled_canvas,
 )
-from evals.common.results import read_results
 from evals.lines.accuracy_plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 

@@ -26,10 +26,10 @@ from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.model import Model
+from agentic_ring.results.results_file import figure_table
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
-from evals.common.results import figure_table
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import print_memory
 from experiments.common.launch import LaunchOptions, default_preset, print_pipeline

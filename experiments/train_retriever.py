@@ -19,11 +19,11 @@ import rich
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.model import Model, Params
+from agentic_ring.results.intervals import wilson_interval
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import short_tokens
-from evals.common.intervals import wilson_interval
 from evals.common.plots import plot_loss
-from evals.common.results import Figure, Results, figure_table, write_results
 from experiments.common.training_outputs import read_stage_metrics
 from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
 from experiments.retriever.model import answer_logits, retriever_config

@@ -1,4 +1,4 @@
-"""Policies without memory of earlier trials; each is a ``TrialPolicy`` of ``evals.rollouts.trials``."""
+"""Policies without memory of earlier trials; each is a ``TrialPolicy`` (``agentic_ring.rollouts.trials``)."""
 
 from collections.abc import Callable
 

@@ -119,7 +119,7 @@ class _Programs(CachedModel):
 
 
 class InContextPolicy:
-    """Acts in E environments at once with all trials in context; an ``evals.rollouts.trials.TrialPolicy``.
+    """Acts in E environments at once with all trials in context, as a ``rollouts.trials.TrialPolicy``.
 
     Args:
       model, params: the trained model; ``params`` live on ``mesh``.

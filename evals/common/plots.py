@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
-from evals.common.intervals import Interval
+from agentic_ring.results.intervals import Interval
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

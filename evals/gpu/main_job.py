@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.provenance import SOURCE
-from evals.common.rows import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.gpu.rows import Found
 
 COLUMNS = ("updates", "tokens_per_update", "loss_first", "loss_last")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from evals.common.intervals import Interval, hierarchical_interval
+from agentic_ring.results.intervals import Interval, hierarchical_interval
 from evals.common.plots import (
     BLUE,
     GREEN,

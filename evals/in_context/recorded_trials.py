@@ -15,13 +15,13 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.rollouts.policies import RolloutPlan
+from agentic_ring.rollouts.trials import Cohort, run_shown_trials
+from agentic_ring.rollouts.windows import TrialWindowPolicy, as_prompt
 from agentic_ring.terminal.progress import progress
 from evals.in_context.rollouts import CueRolloutConfig, TrainedArm
 from evals.in_context.verdict import BLOCK
-from evals.in_context.windows import TrialWindowPolicy, as_prompt
 from evals.report_page.attention_over_trials import attention_over_trials
-from evals.rollouts.policies import RolloutPlan
-from evals.rollouts.trials import Cohort, run_shown_trials
 
 FILE_NAME = "recorded_trials.npz"
 TASKS = 8

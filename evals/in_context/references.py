@@ -1,6 +1,6 @@
 """Reference policies of cue tasks: what can be earned without learning, and by learning exactly.
 
-random      uniform actions (``evals.rollouts.trials.RandomPolicy``)
+random      uniform actions (``agentic_ring.rollouts.trials.RandomPolicy``)
 told        plans to the cue's goal, which the task hides
 thompson    knows the body and the reward, and remembers the last n trials: it keeps a weight for each of many
             goals, draws one by weight, plans to it, and draws again once a reward speaks against it
@@ -15,9 +15,9 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family, Pay, Region
 from agentic_ring.data.families.physics_rollout import PhysicsRollout
 from agentic_ring.errors import ConfigError, UnknownNameError
+from agentic_ring.rollouts.trials import RandomPolicy
 from evals.in_context.contexts import StoredTrials
 from evals.in_context.planner import Planner
-from evals.rollouts.trials import RandomPolicy
 
 _GOALS = 3000
 """Goals that are weighed; neighbours are about 1 cm apart on point_mass, 6 mm on reacher, 1 mm/s on

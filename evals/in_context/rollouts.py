@@ -32,6 +32,9 @@ from agentic_ring.files.npz_files import read_npz
 from agentic_ring.inference import InContextPolicy, Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
+from agentic_ring.rollouts.policies import RolloutPlan, with_copies
+from agentic_ring.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_shown_trials
+from agentic_ring.rollouts.windows import TrialWindowPolicy
 from evals.in_context.contexts import (
     STORED_PAYS,
     StoredContextPolicy,
@@ -40,9 +43,6 @@ from evals.in_context.contexts import (
     draw_stored_trials,
 )
 from evals.in_context.references import ThompsonPolicy, reference_policy
-from evals.in_context.windows import TrialWindowPolicy
-from evals.rollouts.policies import RolloutPlan, with_copies
-from evals.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_shown_trials
 
 Condition = Literal["online", "likeliest", "window_32", "no_rewards", "no_context", "nothing"] | StoredPay
 CONDITIONS: tuple[Condition, ...] = (*get_args(get_args(Condition)[0]), *STORED_PAYS)

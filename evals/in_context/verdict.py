@@ -17,8 +17,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agentic_ring.data.families import Pay, Region
-from evals.common.intervals import Interval, hierarchical_interval, interquartile_means
-from evals.common.results import Figure, short_number
+from agentic_ring.results.intervals import Interval, hierarchical_interval, interquartile_means
+from agentic_ring.results.results_file import Figure, short_number
 
 ORACLE = "oracle"
 ONLINE = "online"

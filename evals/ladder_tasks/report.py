@@ -10,12 +10,12 @@ import numpy as np
 import pydantic
 
 from agentic_ring.errors import DataError
+from agentic_ring.results.intervals import Interval, wilson_interval
+from agentic_ring.results.results_file import Figure
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
-from evals.common.intervals import Interval, wilson_interval
 from evals.common.plots import save, titled_canvas
-from evals.common.results import Figure
-from evals.common.rows import write_rows
 from evals.ladder_tasks.documents import LadderQuestion
 from evals.ladder_tasks.tasks import TASKS
 from evals.lines.accuracy_plots import MISSES_TO_HITS

@@ -12,9 +12,9 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.results.results_file import Results, write_results
 from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import short_tokens
-from evals.common.results import Results, write_results
 from evals.ladder_tasks.documents import LadderDocument, LadderPlan
 from evals.ladder_tasks.report import (
     LengthScore,

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.results.results_file import Results, write_results
 from agentic_ring.terminal.progress import progress, say
 from agentic_ring.token_units import short_tokens
-from evals.common.results import Results, write_results
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths, plot_word_partners
 from evals.lines.keys import KeyKind
 from evals.lines.longchat_files import read_cases, write_cases

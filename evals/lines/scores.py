@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from agentic_ring.files.atomic import replacing
+from agentic_ring.results.intervals import Interval, mean_interval, wilson_interval
+from agentic_ring.results.results_file import Figure
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.common.intervals import Interval, mean_interval, wilson_interval
-from evals.common.results import Figure
-from evals.common.rows import write_rows
 from evals.lines.prediction_log import Prediction
 from evals.lines.prices import Prices
 

@@ -18,8 +18,8 @@ from agentic_ring.data.scaling import Scaling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import Block
+from agentic_ring.rollouts.evaluation_record import Rollout
 from evals.report_page.filmstrip import evenly_spaced
-from evals.rollouts.evaluation_record import Rollout
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import PercentFormatter
 
+from agentic_ring.results.results_file import Figure
+from agentic_ring.rollouts.evaluation_record import EvaluationRecord
 from evals.common.plots import (
     BLUE,
     GREEN,
@@ -25,9 +27,7 @@ from evals.common.plots import (
     draw_data_returns,
     draw_loss,
 )
-from evals.common.results import Figure
 from evals.report_page.attention_over_trials import TrialAttention
-from evals.rollouts.evaluation_record import EvaluationRecord
 
 # In points, which the page scales to its column. A phone is this narrow, so 9-point text stays readable.
 WIDTH, HEIGHT = 370, 250

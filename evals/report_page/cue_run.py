@@ -7,8 +7,8 @@ from typing import Any
 
 from agentic_ring.data.families import family_named
 from agentic_ring.errors import DataError
+from agentic_ring.results.results_file import Results
 from agentic_ring.training.metrics_log import read_metrics
-from evals.common.results import Results
 from evals.in_context import recorded_trials, returns_file
 from evals.in_context.recorded_trials import RecordedTrials, read_recorded_trials
 from evals.in_context.returns_file import read_returns

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from evals.common.results import Figure, short_number
+from agentic_ring.results.results_file import Figure, short_number
 from evals.in_context.verdict import COLUMNS
 from evals.report_page.attention_over_trials import TrialAttention
 from evals.report_page.charts import attention_chart, attention_course, data_chart, loss_chart

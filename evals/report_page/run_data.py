@@ -17,14 +17,14 @@ from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.parameters import load_params
+from agentic_ring.results.results_file import Results, read_results
+from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
+from agentic_ring.rollouts.policies import read_prompt
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import read_metrics
-from evals.common.results import Results, read_results
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
 from evals.report_page.cue_run import CueRun, is_cue_run, read_arm_losses, read_cue_run
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
-from evals.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
-from evals.rollouts.policies import read_prompt
 
 FRAMES = 8
 MAX_ATTENTION_TOKENS = 2**17

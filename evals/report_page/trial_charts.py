@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from evals.common.intervals import Interval
+from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import Figure
 from evals.common.plots import GREY, PALETTE, draw_intervals
-from evals.common.results import Figure
 from evals.report_page.charts import INK, chart, legend
 
 _STYLES = ("-", "--", "-.", ":")

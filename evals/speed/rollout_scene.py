@@ -18,7 +18,7 @@ from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from evals.rollouts.policies import RolloutPlan, with_copies
+from agentic_ring.rollouts.policies import RolloutPlan, with_copies
 
 CHECKED_DECISIONS = 3
 LARGEST_DIFFERENCE = 1e-4

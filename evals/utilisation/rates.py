@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from agentic_ring.errors import DataError
-from evals.common.rows import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile.hardware import HARDWARE
 
 COMPUTING = ("products", "head", "causal_forward", "causal_backward", "full_forward", "full_backward")

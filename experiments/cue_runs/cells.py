@@ -9,8 +9,8 @@ import numpy as np
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
+from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.training.metrics_log import read_metrics
-from evals.common.results import Figure, Results, write_results
 from evals.in_context.verdict import Case
 from experiments.common.cells import RESULTS_FILE
 from experiments.cue_runs.arms import ArmConfig, train_arm

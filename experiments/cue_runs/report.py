@@ -12,9 +12,9 @@ from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains, mea
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.leak_probe import probe_goals
 from agentic_ring.data.families.ranked_trials import RankedTrials
-from evals.common.intervals import Interval
-from evals.common.results import Figure, Results, write_results
-from evals.common.rows import write_rows
+from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import Figure, Results, write_results
+from agentic_ring.results.rows import write_rows
 from evals.in_context.learning_curves import CONTROLS, EXACT_CONTROLS, mean_return, write_plots
 from evals.in_context.returns_file import FILE_NAME, write_returns
 from evals.in_context.verdict import CUES, ONLINE, ORACLE, Case, Returns, Verdict, block, in_words

@@ -22,17 +22,17 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTran
 from agentic_ring.models.model import Model, Params
 from agentic_ring.policies.parameters import checkpoint_step, load_params
 from agentic_ring.policies.policy_folder import is_policy, policy_folder
+from agentic_ring.results.intervals import mean_interval
+from agentic_ring.results.results_file import Figure, Results, write_results
+from agentic_ring.rollouts.evaluation_record import EvaluationRecord, write_record
+from agentic_ring.rollouts.returns import ReturnReport, trial_intervals
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import Measure, train
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import read_metrics
 from agentic_ring.training.train_step import TrainState
-from evals.common.intervals import mean_interval
 from evals.common.plots import plot_data_returns, plot_loss, plot_trial_returns
-from evals.common.results import Figure, Results, write_results
-from evals.rollouts.evaluation_record import EvaluationRecord, write_record
-from evals.rollouts.returns import ReturnReport, trial_intervals
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.presets import Preset
 

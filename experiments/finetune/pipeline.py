@@ -22,13 +22,13 @@ from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.pretrained import load_weights
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model, Params
+from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import read_metrics
 from evals.common.plots import plot_loss
-from evals.common.results import Figure, Results, write_results
 from evals.compile.step_memory import TrainStep, token_batch
 from experiments.common.training_outputs import read_stage_metrics, train_stages, training_outputs
 from experiments.finetune.presets import FinetunePreset, Stage

@@ -13,8 +13,8 @@ import jax
 
 from agentic_ring.files.atomic import replacing
 from agentic_ring.mesh import make_mesh
+from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
-from evals.common.results import Figure
 from evals.ladder_tasks.report import LengthScore, figures
 from evals.ladder_tasks.run import LadderConfig, LadderRun
 from evals.lines.local_reader import open_reader

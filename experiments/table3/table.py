@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentic_ring.files.atomic import replacing
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
-from evals.common.rows import write_rows
 from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method
 from evals.compile.machines import machine
 from evals.compile.maximum_context import Cell, Finding, longest

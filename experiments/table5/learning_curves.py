@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from evals.common.intervals import interquartile_mean_interval, mean_interval
+from agentic_ring.results.intervals import interquartile_mean_interval, mean_interval
+from agentic_ring.results.rows import origin_columns, write_rows
 from evals.common.plots import GREY, PALETTE, draw_intervals, save
-from evals.common.rows import origin_columns, write_rows
 from experiments.table5.cells import TableCell
 from experiments.table5.methods import METHODS
 from experiments.table5.returns_table import RANDOM, ReturnsTable

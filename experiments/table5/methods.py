@@ -22,14 +22,14 @@ from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
 from agentic_ring.models.decision_transformer import DecisionTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.rollouts.policies import in_context_policies
+from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.offline_td3 import OfflineTD3Config
 from agentic_ring.training.td3 import TD3State, act
 from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
-from evals.rollouts.policies import in_context_policies
-from evals.rollouts.trials import RandomPolicy, TrialPolicy
 from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
 from experiments.table5.baselines import BaselineConfig, WindowLearner, train_values, train_windows
 from experiments.table5.presets import TablePreset

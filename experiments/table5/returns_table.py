@@ -10,11 +10,16 @@ import numpy as np
 
 from agentic_ring.data.target_return import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
+from agentic_ring.results.intervals import (
+    Interval,
+    improvement_interval,
+    interquartile_mean_interval,
+    mean_interval,
+)
+from agentic_ring.results.results_file import Results
+from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.common.intervals import Interval, improvement_interval, interquartile_mean_interval, mean_interval
 from evals.common.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
-from evals.common.results import Results
-from evals.common.rows import origin_columns, write_rows
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS

@@ -2,7 +2,7 @@
 
 import re
 
-from evals.common.rows import read_rows
+from agentic_ring.results.rows import read_rows
 from tests.docs.pages import ROOT, text
 
 PAGE = "docs/attention-comparison.md"

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from agentic_ring.results.intervals import CONFIDENCE, mean_interval
+from agentic_ring.results.results_file import read_results, short_number
+from agentic_ring.results.rows import read_rows
 from agentic_ring.token_units import thousands
-from evals.common.intervals import CONFIDENCE, mean_interval
-from evals.common.results import read_results, short_number
-from evals.common.rows import read_rows
 from tests.docs.pages import ROOT, blocks, prose
 
 RESULTS = ROOT / "experiments/results"

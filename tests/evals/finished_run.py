@@ -10,12 +10,12 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.files.run_folder import Stages, write_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model, Params
+from agentic_ring.rollouts.returns import ReturnReport, evaluate_returns
 from agentic_ring.run import RunConfig
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics_log import MetricsLog
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
-from evals.rollouts.returns import ReturnReport, evaluate_returns
 from experiments.exorl.pipeline import resolve, write_report
 from experiments.exorl.presets import Preset
 

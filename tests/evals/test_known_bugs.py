@@ -1,8 +1,8 @@
 """The table of known bugs: numbers, reasons in their place, and the rows of a file."""
 
+from agentic_ring.results.rows import read_rows
 from evals import known_bugs as script
 from evals.attention_bugs.cases import KNOWN_BUGS
-from evals.common.rows import read_rows
 from evals.speed.attention_benchmark import UnsupportedError
 from tests.commands import exit_status
 

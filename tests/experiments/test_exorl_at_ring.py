@@ -13,13 +13,13 @@ from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.policies.parameters import load_params
+from agentic_ring.results.results_file import read_results
+from agentic_ring.rollouts.evaluation_record import read_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.episodes.conversion import ConvertConfig, convert
 from evals import dmc_returns
-from evals.common.results import read_results
 from evals.compile.compile_target import CompilerMissingError
-from evals.rollouts.evaluation_record import read_record
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
 from experiments.exorl import pipeline, presets

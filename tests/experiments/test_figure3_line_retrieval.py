@@ -4,9 +4,9 @@ import pytest
 from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.errors import DataError
+from agentic_ring.results.intervals import wilson_interval
+from agentic_ring.results.results_file import Figure, Results, write_results
 from evals.common import plots
-from evals.common.intervals import wilson_interval
-from evals.common.results import Figure, Results, write_results
 from experiments.figure3_line_retrieval import main, plot_curves, read_curve
 from experiments.paper import retrieval_curves, tables
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import ConfigError
-from evals.common.results import read_results
+from agentic_ring.results.results_file import read_results
 from evals.lines.word_tokenizer import UNKNOWN
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions

@@ -13,10 +13,10 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from agentic_ring.training.metrics_log import read_metrics
 from data_prep.explore import ExploreConfig, explore
-from evals.common.results import read_results
-from evals.common.rows import read_rows
 from evals.in_context.verdict import Case
 from evals.report_page.page import page
 from evals.report_page.run_data import read_run

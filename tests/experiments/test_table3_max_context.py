@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from evals.common.rows import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import Cell, Finding
 from experiments import paper, table3_max_context

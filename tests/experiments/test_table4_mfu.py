@@ -3,7 +3,7 @@
 import pytest
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from evals.common.rows import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
 from evals.speed import attention_benchmark

@@ -8,9 +8,9 @@ import pytest
 
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.provenance import provenance
-from evals.common.intervals import Interval
-from evals.common.results import Figure, Results
-from evals.common.rows import read_rows
+from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import Figure, Results
+from agentic_ring.results.rows import read_rows
 from evals.compile.compile_target import CompilerMissingError
 from experiments import paper, table5_exorl
 from experiments.table5 import methods, presets

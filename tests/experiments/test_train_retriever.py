@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.common.results import read_results
+from agentic_ring.results.results_file import read_results
 from evals.lines.keys import word_lists
 from evals.lines.local_reader import EMBEDDED, open_reader
 from evals.lines.longchat_prompt import LARGEST_VALUE, DocumentPlan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError
-from evals.common.intervals import Interval, mean_interval
+from agentic_ring.results.intervals import Interval, mean_interval
 from evals.common.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError
-from evals.common.intervals import hierarchical_interval, interquartile_means
+from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
 from evals.in_context.verdict import TARGETS, Case, Verdict, judge
 
 SEEDS, TASKS, TRIALS = 3, 32, 128

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
-from evals.common.results import read_results
+from agentic_ring.results.results_file import read_results
 from evals.constructed_retriever import build
 from evals.ladder import main
 from evals.ladder_tasks.report import LengthScore, TaskAnswer, effective_length, ruler_scores

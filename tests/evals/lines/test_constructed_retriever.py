@@ -14,7 +14,7 @@ from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference import Completion, TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
-from evals.common.results import read_results
+from agentic_ring.results.results_file import read_results
 from evals.constructed_retriever import build
 from evals.line_retrieval import main
 from evals.lines.keys import all_words

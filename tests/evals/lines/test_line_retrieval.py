@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError
-from evals.common.results import read_results
-from evals.common.rows import read_rows
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from evals.line_retrieval import main
 from evals.lines.local_reader import EMBEDDED
 from evals.lines.longchat_files import read_cases, write_cases

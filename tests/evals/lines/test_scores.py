@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from evals.common.intervals import wilson_interval
-from evals.common.rows import read_rows
+from agentic_ring.results.intervals import wilson_interval
+from agentic_ring.results.rows import read_rows
 from evals.lines.accuracy_plots import plot_accuracy, plot_depths, plot_word_partners
 from evals.lines.prediction_log import Prediction
 from evals.lines.scores import (

@@ -21,10 +21,10 @@ from agentic_ring.errors import (
 )
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, shipped_policies
+from agentic_ring.results.results_file import read_results
+from agentic_ring.rollouts.evaluation_record import read_record
 from agentic_ring.run import load_config
 from evals import dmc_returns, export_policy
-from evals.common.results import read_results
-from evals.rollouts.evaluation_record import read_record
 from tests.commands import exit_status
 
 

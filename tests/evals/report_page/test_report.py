@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.results.results_file import Figure, Results, read_results, short_number, write_results
 from evals import report
-from evals.common.results import Figure, Results, read_results, short_number, write_results
 from evals.report_page.charts import loss_chart
 from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run

@@ -7,9 +7,9 @@ import pytest
 from agentic_ring import device_memory
 from agentic_ring.errors import ArgumentError, DataError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.results.rows import read_rows
 from evals import attention_speed as script
 from evals.attention_speed import LOCAL, attention_speed
-from evals.common.rows import read_rows
 from evals.speed import attention_benchmark
 from evals.speed.attention_benchmark import Implementation, Problem, UnsupportedError, benchmark
 from evals.speed.attention_speed_plot import plot_speed

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from agentic_ring.attention.cache.storage import CACHE_DTYPES
-from evals.common.rows import read_rows, write_rows
+from agentic_ring.results.rows import read_rows, write_rows
 from evals.speed.decode_step import decode_speed
 
 

@@ -7,8 +7,8 @@ import pytest
 from agentic_ring.attention import inverse_order, order, reference_attention
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results.rows import read_rows
 from evals import gpu_attention_speed as script
-from evals.common.rows import read_rows
 from evals.gpu_attention_speed import ring_on_one_device
 from evals.speed import attention_benchmark
 from evals.speed.attention_benchmark import Problem

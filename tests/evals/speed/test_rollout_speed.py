@@ -5,8 +5,8 @@ import pytest
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference import InContextPolicy
+from agentic_ring.results.rows import read_rows
 from evals import rollout_speed
-from evals.common.rows import read_rows
 from evals.speed.rollout_scene import ActionsDifferError
 from experiments.exorl.presets import PRESETS
 

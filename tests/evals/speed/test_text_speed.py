@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from agentic_ring.errors import ConfigError, MissingExtraError
+from agentic_ring.results.rows import read_rows
 from evals import text_speed
-from evals.common.rows import read_rows
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch):

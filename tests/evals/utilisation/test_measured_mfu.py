@@ -9,7 +9,7 @@ from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.common.rows import write_rows
+from agentic_ring.results.rows import write_rows
 from evals.speed import attention_benchmark
 from evals.speed.interleaved import Spread, time_interleaved
 from evals.utilisation import measured_mfu, measured_rates

@@ -15,14 +15,14 @@ from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.results.results_file import Figure, Results, read_results, write_results
+from agentic_ring.results.rows import write_rows
+from agentic_ring.rollouts.evaluation_record import EvaluationRecord, Rollout, read_record, write_record
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
-from evals.common.results import Figure, Results, read_results, write_results
-from evals.common.rows import write_rows
 from evals.in_context.rollouts import CueRolloutConfig, kept_returns
 from evals.lines.evaluation_run import LineRunConfig
-from evals.rollouts.evaluation_record import EvaluationRecord, Rollout, read_record, write_record
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.rates import PUBLISHED, read_rates
 from experiments.context_length import Point, read_point, write_point

@@ -24,9 +24,9 @@ from agentic_ring.mesh import MeshShape, make_mesh, without_stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
+from agentic_ring.rollouts.windows import TrialWindowPolicy
 from agentic_ring.run import RunConfig
 from agentic_ring.terminal.progress import progress
-from evals.in_context.windows import TrialWindowPolicy
 
 LONG_PROMPT = 8192
 """Prompts of more tokens than this occupy all cores. With 16 walker environments, the demo's model and 2

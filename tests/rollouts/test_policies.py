@@ -8,8 +8,8 @@ import pytest
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
-from evals.rollouts import policies
-from evals.rollouts.policies import RolloutPlan, read_prompt
+from agentic_ring.rollouts import policies
+from agentic_ring.rollouts.policies import RolloutPlan, read_prompt
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from tests.data.synthetic import TASK, random_store

@@ -3,9 +3,14 @@ import pytest
 
 from agentic_ring.data.tasks import load_environment, parse_task
 from agentic_ring.errors import DataError
-from evals.rollouts.environments import make_environments
-from evals.rollouts.evaluation_record import EvaluationRecord, RecordingPolicy, read_record, write_record
-from evals.rollouts.trials import Cohort, RandomPolicy, run_trials
+from agentic_ring.rollouts.environments import make_environments
+from agentic_ring.rollouts.evaluation_record import (
+    EvaluationRecord,
+    RecordingPolicy,
+    read_record,
+    write_record,
+)
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, run_trials
 
 TASK = parse_task("cartpole_swingup")
 ACTION_REPEAT = 100  # 10 decisions an episode

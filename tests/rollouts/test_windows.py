@@ -12,7 +12,7 @@ from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model
-from evals.in_context.windows import TrialWindowPolicy
+from agentic_ring.rollouts.windows import TrialWindowPolicy
 from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_params, tiny_config
 
 ENVIRONMENTS, DECISIONS, TRIALS = 2, 3, 5

@@ -11,9 +11,9 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.inference import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from evals.rollouts.environments import make_environments
-from evals.rollouts.returns import ReturnReport
-from evals.rollouts.trials import Cohort
+from agentic_ring.rollouts.environments import make_environments
+from agentic_ring.rollouts.returns import ReturnReport
+from agentic_ring.rollouts.trials import Cohort
 
 
 def test_the_control_is_the_same_trial_by_a_policy_that_has_seen_nothing(small_run):

@@ -5,8 +5,8 @@ from gymnasium.wrappers import TimeLimit
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
-from evals.rollouts.environments import make_environment, make_environments
-from evals.rollouts.trials import Cohort, RandomPolicy, run_trials
+from agentic_ring.rollouts.environments import make_environment, make_environments
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, run_trials
 
 CARTPOLE = parse_task("cartpole_swingup")
 ACTION_REPEAT = 50  # 20 steps an episode

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentic_ring.errors import ArgumentError, DataError
-from evals.common.intervals import Interval, mean_interval
-from evals.common.results import Figure, Results, figure_table, read_results, write_results
+from agentic_ring.results.intervals import Interval, mean_interval
+from agentic_ring.results.results_file import Figure, Results, figure_table, read_results, write_results
 
 CONFIG = {"task": "walker_run", "seed": 0, "model": {"layers": 3}}
 FIGURES = (

@@ -19,7 +19,7 @@ from rich.table import Table
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import provenance
-from evals.common.intervals import Interval
+from agentic_ring.results.intervals import Interval
 
 
 @dataclass(frozen=True)

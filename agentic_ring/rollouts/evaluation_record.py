@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
-from evals.rollouts.trials import TrialPolicy
+from agentic_ring.rollouts.trials import TrialPolicy
 
 FILE_NAME = "evaluation.npz"
 _MOST_BYTES = 1 << 30

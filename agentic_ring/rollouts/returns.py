@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.models.model import Model, Params
+from agentic_ring.results.intervals import Interval, mean_interval
+from agentic_ring.results.results_file import Figure
+from agentic_ring.rollouts.environments import shared_environments
+from agentic_ring.rollouts.evaluation_record import RecordingPolicy, Rollout
+from agentic_ring.rollouts.policies import in_context_policies, without_context
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_shown_trials
 from agentic_ring.run import EvaluationConfig, RunConfig
-from evals.common.intervals import Interval, mean_interval
-from evals.common.results import Figure
-from evals.rollouts.environments import shared_environments
-from evals.rollouts.evaluation_record import RecordingPolicy, Rollout
-from evals.rollouts.policies import in_context_policies, without_context
-from evals.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_shown_trials
 
 CONTEXT_MARGIN = 0.05
 """The context pays if the lower bound of its gain exceeds this share of the target."""

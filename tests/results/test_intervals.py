@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agentic_ring.errors import ArgumentError
-from evals.common.intervals import (
+from agentic_ring.results.intervals import (
     RESAMPLES,
     Interval,
     improvement_interval,
