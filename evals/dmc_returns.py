@@ -20,8 +20,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model
-from agentic_ring.policies.parameters import load_params
-from agentic_ring.policies.policy_folder import policy_folder, write_policy
+from agentic_ring.policies.policy_folder import load_params, policy_folder, write_policy
 from agentic_ring.results.results_file import Results, figure_table, write_results
 from agentic_ring.rollouts.evaluation_record import EvaluationRecord, read_record, write_record
 from agentic_ring.rollouts.returns import evaluate_returns

@@ -19,8 +19,7 @@ from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.parameters import load_params
-from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, write_policy
+from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, load_params, write_policy
 from agentic_ring.results.results_file import Results, read_results, short_number
 from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.run import RunConfig, load_config

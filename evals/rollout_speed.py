@@ -29,7 +29,7 @@ from rich.table import Table
 
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import ContextBytes
+from agentic_ring.inference.in_context_policy import ContextBytes
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from agentic_ring.errors import AgenticRingError, ConfigError
 from agentic_ring.extras import needs_extra
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained, save_pretrained
 from agentic_ring.models.transformer_config import TransformerConfig

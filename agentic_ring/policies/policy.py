@@ -8,11 +8,10 @@ from numpy.typing import ArrayLike
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model, Params
-from agentic_ring.policies.parameters import load_params
-from agentic_ring.policies.policy_folder import policy_folder
+from agentic_ring.policies.policy_folder import load_params, policy_folder
 from agentic_ring.run import RunConfig, load_config
 
 

@@ -26,6 +26,11 @@ from agentic_ring.run import RunConfig
 with needs_extra("models"):
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
+from typing import Literal
+
+from agentic_ring.training.checkpoint import SavedCheckpoints
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import abstract_state
 
 WEIGHTS = "model.safetensors"
 SHIPPED = Path(__file__).parent
@@ -128,3 +133,39 @@ def _digest(tensors: Mapping[str, np.ndarray]) -> str:
 
 def _described(array: np.ndarray | jax.Array | None) -> str:
     return "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+
+
+def checkpoint_step(run: Path, checkpoint: Literal["last", "best"]) -> int:
+    """The step of a run's checkpoint.
+
+    Raises:
+      CheckpointError: the run has no checkpoint.
+    """
+    saved = SavedCheckpoints(run / "checkpoints")
+    step = saved.last_step if checkpoint == "last" else saved.best_step
+    if step is None:
+        raise CheckpointError(f"{run} has no checkpoint; train it first")
+    return step
+
+
+def load_params(
+    run: Path, config: RunConfig, mesh: Mesh, checkpoint: Literal["last", "best"] = "last"
+) -> tuple[Params, int]:
+    """Loads the parameters of a run's checkpoint, or of a policy, onto ``mesh``; also returns their step.
+
+    Raises:
+      CheckpointError: the run has no checkpoint, it is damaged, or it does not fit the configuration; or the
+        best checkpoint of a policy is asked for, which has only one.
+      DataError: the weights of a policy are damaged.
+    """
+    model = Model(config.model)
+    if is_policy(run):
+        if checkpoint == "best":
+            raise CheckpointError(f"{run} is a policy with one set of weights; ask for its last checkpoint")
+        return read_policy(run, model, mesh)
+    step = checkpoint_step(run, checkpoint)
+    optimizer = make_optimizer(config.training.optimizer, config.training.steps)
+    with jax.set_mesh(mesh):
+        like = abstract_state(model, optimizer, mesh, config.model.transformer.rules)
+        state, _ = SavedCheckpoints(run / "checkpoints").restore(step, like)
+    return state.params, step

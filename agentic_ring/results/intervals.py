@@ -1,4 +1,4 @@
-"""Confidence intervals: percentile bootstrap of means and interquartile means, Wilson for proportions.
+"""95% confidence intervals: percentile bootstrap of means and interquartile means, Wilson for proportions.
 
 ``hierarchical_interval`` resamples training seeds and tasks within them; the others only the runs:
 
@@ -46,47 +46,39 @@ class Interval:
     n: int
 
 
-def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
+def mean_interval(values: ArrayLike) -> Interval:
     """Mean of independent runs with its bootstrap confidence interval.
 
     Args:
       values: [runs], one score per run.
-      confidence: nominal coverage of the interval, in (0, 1).
-      seed: seed of the resampling; the same seed gives the same interval.
 
     Raises:
-      ArgumentError: values are not one-dimensional, empty or not finite, or confidence is outside (0, 1).
+      ArgumentError: values are not one-dimensional, empty or not finite.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
         raise ArgumentError(f"values has shape {values.shape}; expected [runs], one score per run")
-    return _bootstrap(values[:, None], _means, confidence, seed)
+    return _bootstrap(values[:, None], _means)
 
 
-def interquartile_mean_interval(
-    scores: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval:
+def interquartile_mean_interval(scores: ArrayLike) -> Interval:
     """Interquartile mean over runs and tasks with its stratified bootstrap interval.
 
     It is the mean of the middle half of all scores, without the floor(n/4) lowest and highest.
 
     Args:
       scores: [runs, tasks]; all tasks must use the same scale.
-      confidence: nominal coverage of the interval, in (0, 1).
-      seed: seed of the resampling; the same seed gives the same interval.
 
     Raises:
-      ArgumentError: scores are not two-dimensional, empty or not finite, or confidence is outside (0, 1).
+      ArgumentError: scores are not two-dimensional, empty or not finite.
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 2:
         raise ArgumentError(f"scores has shape {scores.shape}; expected a matrix [runs, tasks]")
-    return _bootstrap(scores, interquartile_means, confidence, seed)
+    return _bootstrap(scores, interquartile_means)
 
 
-def improvement_interval(
-    scores: ArrayLike, over: ArrayLike, *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval:
+def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
     """Probability of improvement: that a run of one method beats a run of another, averaged over tasks.
 
     Ties count half (the Mann-Whitney statistic; arXiv 2108.13264, section 4.3). The runs of both methods
@@ -95,7 +87,6 @@ def improvement_interval(
     Args:
       scores: [runs, tasks] of the method.
       over: [runs, tasks] of the method that it is compared with, with as many runs.
-      confidence, seed: as in ``interquartile_mean_interval``.
 
     Raises:
       ArgumentError: the shapes differ or are not two-dimensional; otherwise as in that function.
@@ -106,12 +97,10 @@ def improvement_interval(
             f"scores has shape {scores.shape} and over {over.shape}; expected two matrices "
             "[runs, tasks] of the same shape"
         )
-    return _bootstrap(np.concatenate([scores, over], axis=1), _improvement, confidence, seed)
+    return _bootstrap(np.concatenate([scores, over], axis=1), _improvement)
 
 
-def hierarchical_interval(
-    scores: ArrayLike, statistic: Statistic, *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval:
+def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
     """A statistic of several quantities with its hierarchical bootstrap interval.
 
     Draws training seeds with replacement, and then tasks within each drawn seed, so that the interval covers
@@ -120,7 +109,6 @@ def hierarchical_interval(
     Args:
       scores: [quantities, seeds, tasks]; the tasks of different seeds need not be the same.
       statistic: reduces [..., quantities, seeds, tasks] to [...].
-      confidence, seed: as in ``interquartile_mean_interval``.
 
     Returns:
       The interval, whose ``n`` is seeds x tasks; without bounds for a single seed and task.
@@ -132,23 +120,22 @@ def hierarchical_interval(
     if scores.ndim != 3:
         raise ArgumentError(f"scores has shape {scores.shape}; expected [quantities, seeds, tasks]")
     scores = _checked(scores)
-    _check_confidence(confidence)
     value = float(statistic(scores))
     quantities, seeds, tasks = scores.shape
     if seeds * tasks == 1:
         return Interval(value, None, None, 1)
     units = scores.reshape(quantities, -1)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
 
     def resample(count: int) -> np.ndarray:
         drawn_seeds = generator.integers(seeds, size=(count, seeds, 1))
         drawn = tasks * drawn_seeds + generator.integers(tasks, size=(count, seeds, tasks))
         return statistic(np.moveaxis(units[:, drawn], 0, 1))
 
-    return Interval(value, *_percentiles(resample, scores.size, confidence), seeds * tasks)
+    return Interval(value, *_percentiles(resample, scores.size), seeds * tasks)
 
 
-def wilson_interval(successes: float, trials: int, *, confidence: float = CONFIDENCE) -> Interval:
+def wilson_interval(successes: float, trials: int) -> Interval:
     """Share of successes with Wilson's score interval.
 
     Unlike the bootstrap it is valid for few trials and for 0 or all successes, where resamples have no
@@ -156,12 +143,11 @@ def wilson_interval(successes: float, trials: int, *, confidence: float = CONFID
     failures with the same mean: the interval is then too wide, if anything.
 
     Raises:
-      ArgumentError: no trials, more successes than trials, or a confidence outside (0, 1).
+      ArgumentError: no trials, or more successes than trials.
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise ArgumentError(f"{successes} successes of {trials} trials; expected 0 to all, of 1 or more")
-    _check_confidence(confidence)
-    share, z = successes / trials, NormalDist().inv_cdf((1 + confidence) / 2)
+    share, z = successes / trials, NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     centre = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     low, high = ((centre + side) / (1 + z * z / trials) for side in (-reach, reach))
@@ -169,35 +155,29 @@ def wilson_interval(successes: float, trials: int, *, confidence: float = CONFID
     return Interval(share, low if successes else 0.0, high if successes < trials else 1.0, trials)
 
 
-def _bootstrap(scores: np.ndarray, statistic: Statistic, confidence: float, seed: int) -> Interval:
+def _bootstrap(scores: np.ndarray, statistic: Statistic) -> Interval:
     """Percentile bootstrap of a statistic of scores [runs, tasks], stratified by task."""
     scores = _checked(scores)
-    _check_confidence(confidence)
     value = float(statistic(scores))
     runs, tasks = scores.shape
     if runs == 1:
         return Interval(value, None, None, runs)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
 
     def resample(count: int) -> np.ndarray:
         drawn = generator.integers(runs, size=(count, runs, tasks))
         return statistic(scores[drawn, np.arange(tasks)])
 
-    return Interval(value, *_percentiles(resample, scores.size, confidence), runs)
+    return Interval(value, *_percentiles(resample, scores.size), runs)
 
 
-def _percentiles(resample: Callable[[int], np.ndarray], size: int, confidence: float) -> tuple[float, float]:
+def _percentiles(resample: Callable[[int], np.ndarray], size: int) -> tuple[float, float]:
     """Bounds of the estimates of all resamples of ``size`` scores each; ``resample`` makes some of them."""
     chunk = max(1, _CHUNK_SCORES // size)
     counts = (min(chunk, RESAMPLES - start) for start in range(0, RESAMPLES, chunk))
     estimates = np.concatenate([resample(count) for count in counts])
-    low, high = np.quantile(estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(estimates, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise ArgumentError(f"confidence is {confidence}; it must lie between 0 and 1, such as 0.95")
 
 
 def _checked(scores: np.ndarray) -> np.ndarray:

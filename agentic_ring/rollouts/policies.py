@@ -8,6 +8,7 @@ a CPU both need the same cores:
                      takes far longer than the environments do, and more rows read the prompt at once
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
 from agentic_ring.data.chain_loader import ChainLoader
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.inference import ContextBytes, InContextPolicy
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference.in_context_policy import ContextBytes, InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh, without_stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
-from agentic_ring.rollouts.windows import TrialWindowPolicy
 from agentic_ring.run import RunConfig
 from agentic_ring.terminal.progress import progress
 
@@ -104,6 +106,69 @@ def in_context_policies(
 def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
     """``count`` policies: this one and copies that share its prompt; their environments are numbered on."""
     return [policy, *(policy.fresh_copy(number * policy.num_environments) for number in range(1, count))]
+
+
+class TrialWindowPolicy:
+    """Acts as ``policy`` does with exactly the last ``trials`` trials in context, the current one included.
+
+    With a window of 1 every trial begins without context. A cache whose oldest entries are dropped does not
+    do: in the upper layers, a kept entry was computed from the dropped ones. Here the kept trials are encoded
+    again at the beginning of each trial, from position 0:
+
+        n = 3    trial 0   trial 1   trial 2   trial 3   trial 4
+        context  0         0 1       0 1 2       1 2 3       2 3 4      the last one is the current trial
+        encoded  -         -         -           1 2         2 3        the others are in the cache
+
+    Args:
+      policy: has no prompt, and holds the decisions of ``trials`` trials.
+      trials: number of trials n in the window.
+
+    Raises:
+      ConfigError: ``trials`` is below 1.
+    """
+
+    def __init__(self, policy: InContextPolicy, trials: int):
+        if trials < 1:
+            raise ConfigError(f"the window has {trials} trials; it must hold at least the current one")
+        self._policy = policy
+        self._earlier: deque[list[ChainSteps]] = deque(maxlen=trials - 1)
+        self._current: list[ChainSteps] = []
+        self._trials = trials
+        self._begun = 0
+
+    def begin_trial(self) -> None:
+        """Removes the oldest trial from a full window, and encodes the others again."""
+        if self._begun >= self._trials:
+            self._policy.start_over(as_prompt(self._earlier))
+        self._begun += 1
+        self._policy.begin_trial()
+
+    def act(self, observation: np.ndarray) -> ArrayLike:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        return self._policy.act(observation)
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Records the rewards float32 [E] of the last actions; ``last`` ends the trial."""
+        self._policy.receive(reward, last)
+        self._current.append(self._policy.last_step)
+        if last:
+            self._earlier.append(self._current)
+            self._current = []
+
+
+def as_prompt(trials: Sequence[list[ChainSteps]]) -> ChainSteps | None:
+    """The steps of trials as one prompt [E, S], counted from 0; None for no trials."""
+    steps = [step for trial in trials for step in trial]
+    if not steps:
+        return None
+    joined = ChainSteps.joined(steps)
+    shape = joined.position.shape
+    numbers = np.repeat(np.arange(len(trials), dtype=np.int32), [len(trial) for trial in trials])
+    return replace(
+        joined,
+        position=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        trajectory=np.broadcast_to(numbers, shape),
+    )
 
 
 def without_context(policies: Sequence[InContextPolicy]) -> list[TrialWindowPolicy]:

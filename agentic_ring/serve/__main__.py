@@ -10,7 +10,7 @@ from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_file import read_config, usable_context

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
-from agentic_ring.inference import Sampling
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.serve.generation import GeneratedText, TextGenerator
 from agentic_ring.serve.http_limits import BODY_SECONDS, BodyLimits
 from agentic_ring.serve.jobs import GenerationJob, GenerationRequest

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.inference import Sampling
 from agentic_ring.inference.detokenizer import AnswerText
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.serve.prompts import Prompt
 from agentic_ring.serve.request_queue import AbandonedError
 

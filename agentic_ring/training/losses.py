@@ -4,21 +4,24 @@ They are sums, not means, so that the losses of parts of a batch add up; the tra
 weight of the batch.
 """
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.data.chain_batch import ChainBatch
-from agentic_ring.models.agentic_transformer import AgenticTransformer
-from agentic_ring.models.behavior_cloning import BehaviorCloning
-from agentic_ring.models.decision_transformer import DecisionTransformer
-from agentic_ring.models.llama import Llama, TokenBatch
-from agentic_ring.models.windows import WindowBatch
+if TYPE_CHECKING:  # a job imports its own kind of model
+    from agentic_ring.data.chain_batch import ChainBatch
+    from agentic_ring.models.agentic_transformer import AgenticTransformer
+    from agentic_ring.models.behavior_cloning import BehaviorCloning
+    from agentic_ring.models.decision_transformer import DecisionTransformer
+    from agentic_ring.models.llama import Llama, TokenBatch
+    from agentic_ring.models.windows import WindowBatch
 
 COMPONENT_DEVIATION = 0.3
 """Standard deviation of each mixture component of the action."""
 
 
-def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
+def action_loss(model: "AgenticTransformer", batch: "ChainBatch") -> jax.Array:
     """Weighted sum of squared action errors, each averaged over the A action dimensions.
 
     With several mixture components it is -2 s^2 / A times the log likelihood of a mixture of Gaussians with
@@ -31,12 +34,12 @@ def action_loss(model: AgenticTransformer, batch: ChainBatch) -> jax.Array:
     return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_probs - errors / scale, axis=-1))
 
 
-def window_loss(model: BehaviorCloning | DecisionTransformer, batch: WindowBatch) -> jax.Array:
+def window_loss(model: "BehaviorCloning | DecisionTransformer", batch: "WindowBatch") -> jax.Array:
     """Weighted sum of squared action errors of windows."""
     errors = jnp.square(model(batch.windows) - batch.windows.action)
     return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))
 
 
-def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
+def token_loss(model: "Llama", batch: "TokenBatch") -> jax.Array:
     """Weighted sum of the cross entropy of each target token, in nats."""
     return jnp.sum(batch.weight * model.cross_entropy(batch))

@@ -11,9 +11,10 @@ from typing import Any
 from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference import Sampling, TextEngine
 from agentic_ring.inference.detokenizer import AnswerText, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.text_engine import TextEngine
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Tokens of a context and tokens of its continuation."""

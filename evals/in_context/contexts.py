@@ -20,7 +20,7 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import Pay
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.models.agentic_transformer import ChainSteps
 
 StoredPay = Literal["right_pay", "another_task", "zeroed", "shuffled"]

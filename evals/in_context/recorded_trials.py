@@ -13,11 +13,11 @@ from agentic_ring.data.families.environments import CueEnvironments, make_cue_en
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
-from agentic_ring.inference import InContextPolicy, Sampling
+from agentic_ring.inference.in_context_policy import InContextPolicy
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import ChainSteps
-from agentic_ring.rollouts.policies import RolloutPlan
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, as_prompt
 from agentic_ring.rollouts.trials import Cohort, run_shown_trials
-from agentic_ring.rollouts.windows import TrialWindowPolicy, as_prompt
 from agentic_ring.terminal.progress import progress
 from evals.in_context.rollouts import CueRolloutConfig, TrainedArm
 from evals.in_context.verdict import BLOCK

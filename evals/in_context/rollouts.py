@@ -29,12 +29,12 @@ from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import DataError, UnknownNameError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
-from agentic_ring.inference import InContextPolicy, Sampling
+from agentic_ring.inference.in_context_policy import InContextPolicy
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.rollouts.policies import RolloutPlan, with_copies
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, with_copies
 from agentic_ring.rollouts.trials import Cohort, TrialPolicy, ZeroRewardPolicy, run_shown_trials
-from agentic_ring.rollouts.windows import TrialWindowPolicy
 from evals.in_context.contexts import (
     STORED_PAYS,
     StoredContextPolicy,

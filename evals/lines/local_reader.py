@@ -16,8 +16,8 @@ from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.inference import DocumentBytes, TextEngine
 from agentic_ring.inference.ragged_batch import common_prefix_length
+from agentic_ring.inference.text_engine import DocumentBytes, TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields

@@ -16,7 +16,7 @@ from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.parameters import load_params
+from agentic_ring.policies.policy_folder import load_params
 from agentic_ring.results.results_file import Results, read_results
 from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.rollouts.policies import read_prompt

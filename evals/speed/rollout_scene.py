@@ -14,7 +14,7 @@ import numpy as np
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.tasks import Domain
 from agentic_ring.errors import AgenticRingError, ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params

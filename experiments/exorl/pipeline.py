@@ -20,8 +20,7 @@ from agentic_ring.files.run_folder import Stages, differing_fields
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.policies.parameters import checkpoint_step, load_params
-from agentic_ring.policies.policy_folder import is_policy, policy_folder
+from agentic_ring.policies.policy_folder import checkpoint_step, is_policy, load_params, policy_folder
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.rollouts.evaluation_record import EvaluationRecord, write_record

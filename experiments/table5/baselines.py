@@ -22,8 +22,7 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig
 from agentic_ring.training.loop import Measure, train
 from agentic_ring.training.losses import window_loss
-from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
-from agentic_ring.training.td3 import TD3State
+from agentic_ring.training.td3 import OfflineTD3Config, TD3State, train_td3
 from agentic_ring.training.train_config import TrainConfig
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.pipeline import DataFacts

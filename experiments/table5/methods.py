@@ -25,8 +25,7 @@ from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.rollouts.policies import in_context_policies
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.training.offline_td3 import OfflineTD3Config
-from agentic_ring.training.td3 import TD3State, act
+from agentic_ring.training.td3 import OfflineTD3Config, TD3State, act
 from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention

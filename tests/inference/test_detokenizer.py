@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.inference import Completion, Sampling
-from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
-from agentic_ring.inference.stop_strings import StopStringFilter
+from agentic_ring.inference.detokenizer import (
+    AnswerText,
+    IncrementalDetokenizer,
+    StopStringFilter,
+    generate_answers,
+)
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.text_engine import Completion
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece
 
 TEXTS = ["The capital of France is Paris.", "é, and 日本 🙂 after it", "line 12: <4821>\n\n  indented"]

@@ -12,7 +12,8 @@ from jax.sharding import AxisType, Mesh
 
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import ContextBytes, InContextPolicy, Sampling
+from agentic_ring.inference.in_context_policy import ContextBytes, InContextPolicy
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference import Sampling, TextEngine
 from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common_prefix_length
-from agentic_ring.inference.sampling import sample_next_token
+from agentic_ring.inference.sampling import Sampling, sample_next_token
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, load_pretrained
 from tests.models import llama_cases

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
 from agentic_ring.models.transformer_config import TransformerConfig
 from tests.data.text.tokenizers_for_tests import byte_level

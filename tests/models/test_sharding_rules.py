@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from agentic_ring.errors import MeshError
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import ShardingRules, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from tests.models.llama_cases import LENGTH, ROWS, VOCAB, logits, tokens, write_model

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentic_ring.inference import Sampling
 from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.jobs import GenerationJob, GenerationRequest
 from agentic_ring.serve.prompts import Prompt

@@ -11,8 +11,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from agentic_ring.training.offline_td3 import OfflineTD3Config, train_td3
-from agentic_ring.training.td3 import TD3Config, act
+from agentic_ring.training.td3 import OfflineTD3Config, TD3Config, act, train_td3
 
 BEST = 0.3
 LEARNER = TD3Config(hidden=64, batch=64, horizon=1, discount=0.0)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.prompt_process import PromptProcess

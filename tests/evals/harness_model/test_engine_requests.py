@@ -5,7 +5,8 @@ import pytest
 from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference import Sampling, TextEngine
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals.harness_model.engine_requests import Generation, HarnessRequests, chat_prompt
 from tests.data.text.tokenizers_for_tests import byte_level

@@ -8,7 +8,7 @@ import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, MissingExtraError
-from agentic_ring.inference import TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals import harness
 from tests.models.tiny_llama import write_tiny_model

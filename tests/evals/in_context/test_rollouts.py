@@ -9,7 +9,7 @@ import pytest
 
 from agentic_ring.data.families.cue_chains import measure_cue_scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from agentic_ring.inference import Sampling
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model

@@ -11,7 +11,7 @@ import pytest
 from agentic_ring.data.text.chat import chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.inference import Completion, TextEngine
+from agentic_ring.inference.text_engine import Completion, TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.results.results_file import read_results

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.results.rows import read_rows
 from evals import rollout_speed
 from evals.speed.rollout_scene import ActionsDifferError

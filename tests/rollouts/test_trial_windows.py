@@ -8,11 +8,11 @@ import pytest
 
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference import InContextPolicy
+from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model
-from agentic_ring.rollouts.windows import TrialWindowPolicy
+from agentic_ring.rollouts.policies import TrialWindowPolicy
 from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_params, tiny_config
 
 ENVIRONMENTS, DECISIONS, TRIALS = 2, 3, 5
