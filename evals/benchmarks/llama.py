@@ -79,8 +79,12 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
         logits, cache = peer.prefill(text)
         functions["prefill", PEER] = lambda: peer.prefill(text)
         functions["decode", PEER] = lambda: peer.decode(text[0], new_tokens, cache)
-        _check(f"logits after {cached} tokens", np.asarray(document.next_logits)[0], logits)
-        _check(f"tokens after {cached}", np.array(decode()), np.array(functions["decode", PEER]()))
+        difference = np.abs(np.asarray(document.next_logits)[0] - logits).max()
+        if not difference < LARGEST_DIFFERENCE or decode() != functions["decode", PEER]():
+            raise DisagreementError(
+                f"after {cached} tokens the logits differ by up to {difference:.2g}, or the next tokens do; "
+                "times can be compared only where they agree"
+            )
     times = dict(zip(functions, time_interleaved(rounds, *functions.values()), strict=True))
     encoding, answering = times["prefill", OURS], times["question", OURS]
     times["question", AGAIN] = [x + y for x, y in zip(encoding, answering, strict=True)]
@@ -95,14 +99,6 @@ def _line(phase: str, contender: str, times: dict[tuple[str, str], list[float]],
     ratios = {other: Spread.ratio(seconds, known) for other, known in others.items() if known}
     details = {"tokens": tokens, "tokens_per_second": tokens / Spread.of(seconds).median}
     return Line(phase, contender, Spread.of(seconds), "s", ratios, details)
-
-
-def _check(result: str, ours: np.ndarray, others: np.ndarray) -> None:
-    difference = np.abs(ours - others).max()
-    if not difference < LARGEST_DIFFERENCE:
-        raise DisagreementError(
-            f"{result} differ by up to {difference:.2g}; times can be compared only where they agree"
-        )
 
 
 class TorchLlama:

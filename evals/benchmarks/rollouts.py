@@ -1,12 +1,11 @@
 """Environment steps per second of a policy with a cached context, and of the environments only.
 
 The context of all environments is a prompt of stored trajectories, encoded and stored once, and the current
-trial of each. A step is a control step; the policy makes one decision per action repeat. Weights and prompt
-are random: speed does not depend on their values.
+trial of each. A step is a control step; the policy makes one decision per action repeat. Weights are
+random and the prompt is zeros: speed does not depend on their values.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ from agentic_ring.rollouts.policies import RolloutPlan, context_bytes, with_copi
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
 from evals.benchmarks.rows import Line
 
-RANDOM, CACHED, AGAIN = "random actions", "cached context", "encoding again"
+RANDOM, CACHED = "random actions", "cached context"
 
 
 def rollouts(
@@ -38,7 +37,6 @@ def rollouts(
     environments: int,
     trajectories: Sequence[int],
     decisions: int,
-    encode_again_up_to: int,
     rounds: int,
 ) -> list[Line]:
     """Times rollouts of an Agentic Transformer at several context lengths.
@@ -50,8 +48,6 @@ def rollouts(
       environments: number of environments that are stepped together.
       trajectories: numbers of trajectories in context, the current trial included.
       decisions: decisions per round.
-      encode_again_up_to: largest number of trajectories for which encoding the whole context again, for each
-        decision of each environment, is timed too: once per round, for one environment.
       rounds: number of timed rounds.
 
     Raises:
@@ -70,7 +66,7 @@ def rollouts(
     lines = []
     for count in trajectories:
         stored = (count - 1) * length
-        prompt = _random_steps(model.config, stored) if stored else None
+        prompt = _steps_of_zeros(model.config, stored) if stored else None
         plan = RolloutPlan.choose(make_mesh(), environments, stored * TOKENS_PER_STEP)
         scaling, share = Scaling((0.0,) * observed, (1.0,) * observed, 1, 1), environments // plan.policies
         policy = InContextPolicy(model, params, plan.mesh, scaling, 0.0, share, length, prompt)
@@ -83,42 +79,27 @@ def rollouts(
             for policies in contenders.values()
         ]
         functions = [_stepper(*pair, decisions) for pair in zip(contenders.values(), parts, strict=True)]
-        if count <= encode_again_up_to:
-            functions.append(_encoder(model, params, stored + length))
-        times = dict(zip((RANDOM, CACHED, AGAIN), time_interleaved(rounds, *functions), strict=False))
+        times = dict(zip(contenders, time_interleaved(rounds, *functions), strict=True))
         for environment in (each for part in parts for each in part):
             environment.close()
-        if AGAIN in times:  # one encoding per decision and environment, besides stepping the environments
-            pairs = zip(times[AGAIN], times[RANDOM], strict=True)
-            times[AGAIN] = [decisions * environments * again + stepping for again, stepping in pairs]
         size = context_bytes(contenders[CACHED])
         details = {"tokens": count * length * TOKENS_PER_STEP, "policies": plan.policies, **vars(size)}
         steps = decisions * environments * action_repeat
         for name, seconds in times.items():
-            ratios = {x: Spread.ratio(seconds, times[x]) for x in (RANDOM, CACHED) if x != name}
+            ratios = {x: Spread.ratio(seconds, times[x]) for x in (RANDOM,) if x != name}
             rate = Spread.of(steps / x for x in seconds)
             lines.append(Line(f"{count} trajectories", name, rate, "steps/s", ratios, details))
     return lines
 
 
-def _random_steps(config: AgenticTransformerConfig, length: int) -> ChainSteps:
-    """Random steps [1, length] in place of stored trajectories."""
-    random = np.random.default_rng(0)
-
-    def floats(*size: int) -> Any:
-        return random.normal(size=(1, length, *size)).astype(np.float32)
-
+def _steps_of_zeros(config: AgenticTransformerConfig, length: int) -> ChainSteps:
+    """Steps [1, length] in place of stored trajectories."""
+    zeros: Any = np.zeros((1, length), np.float32)
     place: Any = np.arange(length, dtype=np.int32)[None]
-    return ChainSteps(
-        return_to_go=floats(),
-        observation=floats(config.observation_dim),
-        action=np.tanh(floats(config.action_dim)),
-        reward=floats(),
-        completion=0 * floats(),
-        timestep=place % config.max_timestep,
-        trajectory=place // config.max_timestep,
-        position=place,
-    )
+    sizes = (config.observation_dim, config.action_dim)
+    observation, action = (np.repeat(zeros[..., None], size, axis=-1) for size in sizes)
+    timestep, trajectory = place % config.max_timestep, place // config.max_timestep
+    return ChainSteps(zeros, observation, action, zeros, zeros, timestep, trajectory, place)
 
 
 def _stepper(
@@ -136,12 +117,3 @@ def _stepper(
         return rewards
 
     return steps
-
-
-def _encoder(model: Model[AgenticTransformerConfig], params: Any, length: int) -> Callable[[], jax.Array]:
-    """A function that computes one action by encoding a context of ``length`` steps without a cache."""
-
-    def action(params: Any, steps: ChainSteps) -> jax.Array:
-        return model.bind(params)(steps, layout="contiguous")[0, -1]
-
-    return partial(jax.jit(action), params, _random_steps(model.config, length))

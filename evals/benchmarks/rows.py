@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what each measures, at which sizes, and what bounds its results.
+"""The rows of the benchmark: what each measures, at which sizes, and how its results are kept.
 
 A row names its function instead of importing it, so that a package which one row lacks stops no other, and
 so that the process which starts the rows leaves the devices to them.
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -35,6 +35,7 @@ class Line:
       unit: unit of the value.
       ratios: seconds over those of another contender in the same round, by its name; below 1 is faster.
       details: further numbers and words by name, as JSON has them.
+      limit: largest value that is right; None where any is.
       left_out: reason why there is no value.
     """
 
@@ -44,40 +45,8 @@ class Line:
     unit: str = "s"
     ratios: Mapping[str, Spread] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    limit: float | None = None
     left_out: str = ""
-
-
-class Goal(NamedTuple):
-    """A bound of a row's lines.
-
-    Attributes:
-      contender: contender that it applies to.
-      case: the case, or "" for all.
-      quantity: "value", the name of a detail, or the name of the contender of a ratio.
-      bound: the bound.
-      at_least: whether it is a lower bound.
-      everywhere: whether it applies to any device; otherwise to full sizes on an H100 or H200.
-    """
-
-    contender: str
-    case: str
-    quantity: str
-    bound: float
-    at_least: bool = False
-    everywhere: bool = False
-
-    def met_by(self, line: Line) -> bool | None:
-        """Whether a line reaches the bound; None for lines of other contenders and cases."""
-        if line.value is None or line.contender != self.contender or self.case not in ("", line.case):
-            return None
-        ratio = line.ratios.get(self.quantity)
-        value = line.value.median if self.quantity == "value" else line.details.get(self.quantity)
-        value = value if ratio is None else ratio.median
-        return value is not None and (value >= self.bound if self.at_least else value <= self.bound)
-
-    def __str__(self) -> str:
-        name = "" if self.quantity == "value" else f"{self.quantity} "
-        return f"{name}{'>=' if self.at_least else '<='} {self.bound:g}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +59,6 @@ class Row:
       function: MODULE:NAME in this package; called with the settings, returns the lines.
       settings: arguments of the function, as JSON has them.
       tiny: settings that differ at the sizes of ``--tiny``.
-      goals: bounds of the results.
       devices: number of devices, simulated on a CPU.
       threads: False for a CPU device that computes with one thread each.
       limit_seconds: longest time of the process.
@@ -101,7 +69,6 @@ class Row:
     function: str
     settings: Mapping[str, Any]
     tiny: Mapping[str, Any]
-    goals: Sequence[Goal] = ()
     devices: int = 1
     threads: bool = True
     limit_seconds: float = 3600.0
@@ -110,6 +77,10 @@ class Row:
     def needs_gpu(self) -> bool:
         """Whether its full sizes are those of a GPU."""
         return self.name.startswith("gpu/")
+
+    def sized(self, tiny: bool) -> dict[str, Any]:
+        """Returns the arguments of the function."""
+        return {**self.settings, **(self.tiny if tiny else {})}
 
 
 HEADS = {"heads": 4, "kv_heads": 4, "head_dim": 64}
@@ -125,12 +96,14 @@ def all_rows() -> list[Row]:
 
 
 def _attention_rows() -> Iterator[Row]:
+    strategies = ["ring", "all_gather", "ulysses", "ulysses_ring"]
+    contenders = [*strategies, "one device", "jax.nn", "ringattention"]
     for tokens in (8192, 32_768):
         yield Row(
             f"attention/{tokens}",
             "strategies of 8 devices, one device, jax.nn and ringattention",
-            "attention:strategies",
-            {"tokens": tokens, **HEADS, "devices": 8, "rounds": 5},
+            "attention:plain",
+            {"tokens": tokens, "devices": 8, "contenders": contenders, **HEADS, "rounds": 5},
             {"tokens": 16, "devices": 2, **HEADS_TINY},
             devices=8,
         )
@@ -147,7 +120,7 @@ def _attention_rows() -> Iterator[Row]:
     yield Row(
         "decode/524288",
         "one token with 512K in the cache, against reading the cache once",
-        "decode:decode",
+        "attention:decode",
         {"cached": 524_288, **dtypes, **HEADS, "rounds": 15, "calls": 1},
         {"cached": 64, "dtypes": ["int8"], **HEADS_TINY},
     )
@@ -161,23 +134,14 @@ def _model_rows() -> Iterator[Row]:
         {"model": "100M", "context": 4096, "precision": "float32", "layers": 12, "rounds": 3},
         TINY_STEP,
     )
-    demo = {"width": 128, "layers": 3, "rounds": 5}
-    tiny = {"width": 16, "layers": 1, "rounds": 1}
-    yield Row(
-        "train_step/chains",
-        "update of the main job's demo model on chains of 4 trajectories of 250 decisions",
-        "training:chain_update",
-        {"trajectories": 4, "decisions": 250, "chains": 2, **demo},
-        {"trajectories": 2, "decisions": 8, **tiny},
-    )
-    walker = {"task": "walker_run", "action_repeat": 4, "environments": 16, "decisions": 20, **demo}
-    cartpole = {"task": "cartpole_swingup", "action_repeat": 100, "environments": 2, "decisions": 2, **tiny}
+    walker = {"task": "walker_run", "action_repeat": 4, "environments": 16, "decisions": 20, "rounds": 5}
+    cartpole = {"task": "cartpole_swingup", "action_repeat": 100, "environments": 2, "decisions": 2}
     yield Row(
         "rollouts/walker_run",
-        "16 environments with random actions, with a cached context, and encoding it again",
+        "16 environments with random actions, and with a policy with trajectories in its cached context",
         "rollouts:rollouts",
-        {"trajectories": [4, 32, 128], "encode_again_up_to": 32, **walker},
-        {"trajectories": [2], **cartpole},
+        {"trajectories": [4, 32, 128], "width": 128, "layers": 3, **walker},
+        {"trajectories": [2], "width": 16, "layers": 1, **cartpole, "rounds": 1},
         devices=2,
     )
     for cached in (4096, 16_384):
@@ -198,38 +162,25 @@ def _gpu_rows() -> Iterator[Row]:
         yield Row(
             f"gpu/exactness/{kernel}",
             "output and gradients against the reference in float64, over the tolerance",
-            "gpu:exactness",
+            "exactness:exactness",
             {"kernel": kernel, "dtypes": ["bfloat16", dtype], **sizes},
             {"dtypes": [dtype], "tokens": 32, "head_dims": [8], "kv_heads": [2]},
-            [Goal(kernel, "", "value", 1.0, everywhere=True)],
             limit_seconds=90,
         )
-    goals = [
-        Goal("ring of 1", "", "one device", 1.03),
-        Goal("kernel", "forward", "tflops", 600, at_least=True),
-        Goal("kernel", "forward+backward", "tflops", 450, at_least=True),
-    ]
-    kernels = {"dtype": "bfloat16", "kernel": "cudnn", "jax_nn": "cudnn", "rounds": 5}
-    tiny_kernels = {"tokens": 32, "dtype": "float32", "kernel": "xla", "jax_nn": "xla"}
-    for tokens, head_dim, others in (
-        (16_384, 128, ["emulated ring of 8", "ringattention"]),
-        (16_384, 64, []),
-        (131_072, 128, []),
+    kernels = {"kv_heads": 16, "dtype": "bfloat16", "kernel": "cudnn", "jax_nn": "cudnn", "rounds": 5}
+    cpu = {"tokens": 32, "dtype": "float32", "kernel": "xla", "jax_nn": "xla", "calls": 1, **HEADS_TINY}
+    for tokens, head_dim, calls, others in (
+        (16_384, 128, 10, ["emulated ring of 8", "ringattention"]),
+        (16_384, 64, 20, []),
+        (131_072, 128, 1, []),
     ):
+        problem = {"tokens": tokens, "heads": 16, "head_dim": head_dim, "calls": calls, **kernels}
         yield Row(
             f"gpu/attention/{tokens}x{head_dim}",
-            "one kernel call, attention, rings on one GPU, and JAX's own cuDNN attention",
-            "gpu:kernel_and_ring",
-            {
-                "tokens": tokens,
-                "heads": 16,
-                "kv_heads": 16,
-                "head_dim": head_dim,
-                "others": others,
-                **kernels,
-            },
-            {**tiny_kernels, **HEADS_TINY},
-            goals if others else goals[:1],
+            "attention and a ring on one GPU, and JAX's own cuDNN attention",
+            "attention:plain",
+            {"contenders": ["one device", "ring", "jax.nn", *others], **problem},
+            cpu,
             limit_seconds=80,
         )
     for model, layers in (("1B", 16), ("8B", 8)):  # 8 layers of the 8B model take as long as the 1B model
@@ -239,7 +190,6 @@ def _gpu_rows() -> Iterator[Row]:
             "training:llama_update",
             {"model": model, "context": 131_072, "precision": "bfloat16", "layers": layers, "rounds": 2},
             TINY_STEP,
-            [Goal(model, "update", "value", 50, at_least=True)],
             limit_seconds=140,
         )
     dtypes = {"dtypes": ["bfloat16"], "query_dtypes": ["bfloat16", "float32"]}
@@ -247,10 +197,9 @@ def _gpu_rows() -> Iterator[Row]:
         yield Row(
             f"gpu/decode/{cached}",
             "one token with a bfloat16 cache and heads of Llama-3-8B, against reading the cache once",
-            "decode:decode",
+            "attention:decode",
             {"cached": cached, **dtypes, **HEADS_8B, "rounds": 15, "calls": 10},
             {"cached": 64, "calls": 1, **HEADS_TINY},
-            [Goal("bfloat16 cache", "", "reading the cache", 1.3)],
             limit_seconds=50,
         )
 
@@ -280,12 +229,10 @@ def measure(row: Row, tiny: bool, path: Path) -> None:
             f"{row.name} needs a GPU, and JAX finds {jax.default_backend()}; add --tiny to try the row here"
         )
     module, _, function = row.function.partition(":")
-    settings = sized_settings(row, tiny)
+    settings = row.sized(tiny)
     lines = getattr(importlib.import_module(f"evals.benchmarks.{module}"), function)(**settings)
     source = {"settings": json.dumps(settings), **origin_columns(provenance())}
-    hopper = any(name in jax.devices()[0].device_kind for name in ("H100", "H200"))
-    goals = [goal for goal in row.goals if goal.everywhere or (hopper and not tiny)]
-    found = [{"row": row.name, **_columns(line, goals), **source} for line in lines]
+    found = [{"row": row.name, **_columns(line), **source} for line in lines]
     kept = [other for other in read_rows(path) if other["row"] != row.name] if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
     write_rows(path, [*kept, *found])
@@ -293,48 +240,42 @@ def measure(row: Row, tiny: bool, path: Path) -> None:
         raise UnsupportedError("; ".join(dict.fromkeys(line.left_out for line in lines)))
 
 
-def sized_settings(row: Row, tiny: bool) -> dict[str, Any]:
-    """Returns the arguments of a row's function."""
-    return {**row.settings, **(row.tiny if tiny else {})}
-
-
-def _columns(line: Line, goals: Sequence[Goal]) -> dict[str, Any]:
-    verdicts = {str(goal): goal.met_by(line) for goal in goals if goal.met_by(line) is not None}
-    spread = {"value": None} if line.value is None else line.value.cells("value")
+def _columns(line: Line) -> dict[str, Any]:
+    none = dict.fromkeys(("value", "value_low", "value_high"))
+    spread = none if line.value is None else line.value.cells("value")
     return {
         "case": line.case,
         "contender": line.contender,
         **spread,
         "unit": line.unit,
         "ratios": json.dumps({name: [x.median, x.low, x.high] for name, x in line.ratios.items()}),
-        "goal": " and ".join(verdicts),
-        "met": all(verdicts.values()) if verdicts else "",
+        "limit": line.limit,
         "left_out": line.left_out,
         "details": json.dumps(line.details),
     }
 
 
+def is_wrong(line: Mapping[str, str]) -> bool:
+    """Whether a file's line has a value beyond its limit; NaN is."""
+    return bool(line["value"] and line["limit"]) and not float(line["value"]) <= float(line["limit"])
+
+
 def line_table(lines: Sequence[Mapping[str, str]]) -> TextTable:
     """Returns the table of a file's lines, with the contenders that were left out below it."""
-    shown = []
+    shown, notes = [], []
     for line in lines:
+        name = f"{line['row']}, {line['case']}, {line['contender']}"
         if line["left_out"]:
+            notes.append(f"{name}: left out, {line['left_out']}")
             continue
+        median, low, high = (float(line[column]) for column in ("value", "value_low", "value_high"))
         ratios = json.loads(line["ratios"]).items()
         shown.append(
             {
-                "row": line["row"],
-                "case": line["case"],
-                "contender": line["contender"],
-                "median": f"{float(line['value']):.4g} {line['unit']}",
-                "min to max": f"{float(line['value_low']):.4g} to {float(line['value_high']):.4g}",
-                "time over that of": ", ".join(f"{name} {ratio[0]:.2f}" for name, ratio in ratios),
-                "goal": f"{line['goal']}: {'yes' if line['met'] == 'True' else 'NO'}" if line["goal"] else "",
+                "row, case, contender": name,
+                "median": f"{median:.4g} {line['unit']}{' WRONG' if is_wrong(line) else ''}",
+                "min to max": f"{low:.4g} to {high:.4g}",
+                "time over that of": ", ".join(f"{other} {ratio[0]:.2f}" for other, ratio in ratios),
             }
         )
-    notes = [
-        f"{line['row']}, {line['contender']}, {line['case']}: left out, {line['left_out']}"
-        for line in lines
-        if line["left_out"]
-    ]
     return TextTable("Benchmark", shown, notes)
