@@ -19,13 +19,7 @@ from agentic_ring.attention.softmax import SoftmaxState
 
 @dataclass(frozen=True)
 class EmulatedRing:
-    """All hops of all devices of a ring, one after another on one device, without the transfers.
-
-    Attributes:
-      kernel: kernel that computes the tiles.
-      devices: number of devices of the ring.
-      mask: causal or full.
-    """
+    """A ring of ``devices`` whose tiles ``kernel`` computes; the mask is causal or full."""
 
     kernel: Kernel
     devices: int

@@ -89,16 +89,14 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
     encoding, answering = times["prefill", OURS], times["question", OURS]
     times["question", AGAIN] = [x + y for x, y in zip(encoding, answering, strict=True)]
     counts = {"prefill": cached, "decode": new_tokens, "question": QUESTION + ANSWER}
-    lines = [_line(phase, contender, times, counts[phase]) for phase, contender in times]
-    return lines if missing is None else [*lines, Line("prefill, decode", PEER, None, left_out=missing)]
-
-
-def _line(phase: str, contender: str, times: dict[tuple[str, str], list[float]], tokens: int) -> Line:
-    seconds = times[phase, contender]
-    others = {other: times.get((phase, other)) for other in (PEER, AGAIN) if other != contender}
-    ratios = {other: Spread.ratio(seconds, known) for other, known in others.items() if known}
-    details = {"tokens": tokens, "tokens_per_second": tokens / Spread.of(seconds).median}
-    return Line(phase, contender, Spread.of(seconds), "s", ratios, details)
+    lines = [] if missing is None else [Line("prefill, decode", PEER, None, left_out=missing)]
+    for (phase, contender), seconds in times.items():
+        others = {other: times.get((phase, other)) for other in (PEER, AGAIN) if other != contender}
+        ratios = {other: Spread.ratio(seconds, known) for other, known in others.items() if known}
+        spread, tokens = Spread.of(seconds), counts[phase]
+        details = {"tokens": tokens, "tokens_per_second": tokens / spread.median}
+        lines.append(Line(phase, contender, spread, "s", ratios, details))
+    return lines
 
 
 class TorchLlama:

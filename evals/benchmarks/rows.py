@@ -273,7 +273,7 @@ def line_table(lines: Sequence[Mapping[str, str]]) -> TextTable:
         shown.append(
             {
                 "row, case, contender": name,
-                "median": f"{median:.4g} {line['unit']}{' WRONG' if is_wrong(line) else ''}",
+                "value": f"{median:.4g} {line['unit']}{' WRONG' if is_wrong(line) else ''}",
                 "min to max": f"{low:.4g} to {high:.4g}",
                 "time over that of": ", ".join(f"{other} {ratio[0]:.2f}" for other, ratio in ratios),
             }
