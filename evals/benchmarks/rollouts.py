@@ -70,9 +70,10 @@ def rollouts(
         plan = RolloutPlan.choose(make_mesh(), environments, stored * TOKENS_PER_STEP)
         scaling, share = Scaling((0.0,) * observed, (1.0,) * observed, 1, 1), environments // plan.policies
         policy = InContextPolicy(model, params, plan.mesh, scaling, 0.0, share, length, prompt)
+        cached = with_copies(policy, plan.policies)
         contenders: dict[str, Sequence[TrialPolicy]] = {
             RANDOM: [RandomPolicy(environments, acted, 0)],
-            CACHED: with_copies(policy, plan.policies),
+            CACHED: cached,
         }
         parts = [
             shared_environments(parsed, 0, environments, len(policies), action_repeat)
@@ -82,7 +83,7 @@ def rollouts(
         times = dict(zip(contenders, time_interleaved(rounds, *functions), strict=True))
         for environment in (each for part in parts for each in part):
             environment.close()
-        size = context_bytes(contenders[CACHED])
+        size = context_bytes(cached)
         details = {"tokens": count * length * TOKENS_PER_STEP, "policies": plan.policies, **vars(size)}
         steps = decisions * environments * action_repeat
         for name, seconds in times.items():
@@ -97,7 +98,7 @@ def _steps_of_zeros(config: AgenticTransformerConfig, length: int) -> ChainSteps
     zeros: Any = np.zeros((1, length), np.float32)
     place: Any = np.arange(length, dtype=np.int32)[None]
     sizes = (config.observation_dim, config.action_dim)
-    observation, action = (np.repeat(zeros[..., None], size, axis=-1) for size in sizes)
+    observation, action = (zeros[..., None].repeat(size, axis=-1) for size in sizes)
     timestep, trajectory = place % config.max_timestep, place // config.max_timestep
     return ChainSteps(zeros, observation, action, zeros, zeros, timestep, trajectory, place)
 

@@ -241,18 +241,12 @@ def measure(row: Row, tiny: bool, path: Path) -> None:
 
 
 def _columns(line: Line) -> dict[str, Any]:
-    none = dict.fromkeys(("value", "value_low", "value_high"))
-    spread = none if line.value is None else line.value.cells("value")
-    return {
-        "case": line.case,
-        "contender": line.contender,
-        **spread,
-        "unit": line.unit,
-        "ratios": json.dumps({name: [x.median, x.low, x.high] for name, x in line.ratios.items()}),
-        "limit": line.limit,
-        "left_out": line.left_out,
-        "details": json.dumps(line.details),
-    }
+    columns: dict[str, Any] = dict.fromkeys(("case", "contender", "value", "value_low", "value_high"))
+    columns |= {"case": line.case, "contender": line.contender, "unit": line.unit}
+    columns |= {} if line.value is None else line.value.cells("value")
+    columns["ratios"] = json.dumps({name: [x.median, x.low, x.high] for name, x in line.ratios.items()})
+    columns |= {"limit": line.limit, "left_out": line.left_out, "details": json.dumps(line.details)}
+    return columns
 
 
 def is_wrong(line: Mapping[str, str]) -> bool:

@@ -98,7 +98,7 @@ def test_ringattention_computes_the_same():
     pytest.importorskip("ringattention")
     mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
     q, k, v, _ = replace(TINY, kv_heads=2).arrays(jax.NamedSharding(mesh, jax.P(None, "ring")))
-    segments = packed_row(16, 4)
+    segments = jax.numpy.asarray(packed_row(16, 4))
     theirs = jax.jit(partial(ringattention, mesh=mesh))(q, k, v, segments)
     np.testing.assert_allclose(theirs, attention(q, k, v, segment_ids=segments), atol=2e-6)
 
@@ -115,6 +115,8 @@ def test_functions_are_timed_interleaved_after_a_warm_up():
 def test_ratios_and_rates_of_attention_are_those_of_its_seconds():
     product, total = compare(TINY, [PRODUCT, SUM], ["sum"], rounds=3, directions=("forward",))
     assert total.ratios == {}
+    assert product.value
+    assert total.value
     assert product.value.low / total.value.high <= product.ratios["sum"].low <= product.ratios["sum"].high
     assert product.details["tflops"] == pytest.approx(TINY.flops("forward") / product.value.median / 1e12)
     # Two products of 2 T T H operations a head, half of the pairs; then five more of them.
@@ -201,5 +203,6 @@ def test_a_wrong_gradient_of_a_hop_is_beyond_the_tolerance(monkeypatch):
     monkeypatch.setitem(registry._KERNELS, "own output", OwnOutputKernel)
     for line in exactness("own output", ["float32"], tokens=32, head_dims=[8], kv_heads=[2]):
         assert line.details["output"] < 2e-6
+        assert line.value
         assert is_wrong({"value": str(line.value.median), "limit": str(line.limit)})
     assert is_wrong({"value": "nan", "limit": "1.0"})
