@@ -91,9 +91,7 @@ def is_measured(row: Row, tiny: bool, path: Path) -> bool:
     """Whether the file has the row with the same settings, measured at the commit that is checked out."""
     wanted = row.name, json.dumps(row.sized(tiny)), git_commit() or ""
     lines = read_rows(path) if path.exists() else []
-    return any(
-        (line["row"], line["settings"], line["commit"]) == wanted and not line["left_out"] for line in lines
-    )
+    return any((line["row"], line["settings"], line["commit"]) == wanted and line["value"] for line in lines)
 
 
 def measure_all(rows: Sequence[Row], tiny: bool, path: Path) -> int:
