@@ -60,10 +60,8 @@ def test_a_row_has_values_with_their_spread(lines, name):
     values = [line for line in of_row(lines, name) if not line["left_out"]]
     assert values
     for line in values:
-        low, median, high = (float(line[f"value{end}"]) for end in ("_low", "", "_high"))
-        assert 0 < low <= median <= high
+        assert 0 < float(line["value_low"]) <= float(line["value"]) <= float(line["value_high"])
         assert not is_wrong(line)
-        assert json.loads(line["settings"])
 
 
 def test_lines_say_where_they_come_from(lines):
@@ -126,9 +124,8 @@ def test_ratios_and_rates_of_attention_are_those_of_its_seconds():
 
 def test_what_does_not_fit_is_left_out_before_it_runs(monkeypatch):
     monkeypatch.setattr(device_memory, "HOST_SHARE", 1e-9)
-    assert [line.left_out for line in compare(TINY, [PRODUCT], [], rounds=1)] == [
-        "needs 0.0 GB of 0.0 GB"
-    ] * 2
+    for line in compare(TINY, [PRODUCT], [], rounds=1):
+        assert line.left_out == "needs 0.0 GB of 0.0 GB"
 
 
 def test_rows_are_listed_and_chosen_by_the_beginning_of_their_names(capsys):
@@ -136,10 +133,7 @@ def test_rows_are_listed_and_chosen_by_the_beginning_of_their_names(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(ROWS)
     assert benchmark.main(["--list", "--gpu-day"]) == 0
     assert {line.split("/")[0] for line in capsys.readouterr().out.splitlines()} == {"gpu"}
-    assert choose_rows(all_rows(), ["decode", "attention/8192"]) == [
-        ROWS["decode/524288"],
-        ROWS["attention/8192"],
-    ]
+    assert choose_rows(all_rows(), ["decode", "packed/"]) == [ROWS["decode/524288"], ROWS["packed/16384"]]
     with pytest.raises(UnknownNameError, match="'hops'"):
         benchmark.main(["hops"])
 
