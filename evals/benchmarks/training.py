@@ -50,7 +50,8 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
     config = step.config
     flops = step_flops(config.transformer, config.vocab_size, context, step.batch)
     spread = Spread.of(seconds)
-    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in vars(flops).items()}
+    counts = {"paper": flops.paper, "halved": flops.halved, "model": flops.model}
+    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in counts.items()}
     details |= {"seconds": spread.median, "tokens_per_second": context * step.batch / spread.median}
     details |= {"layers": config.transformer.layers, "loss": loss, "peak": source}
     details |= {"planned_bytes": PlannedMemory.of(running.compiled).total}
