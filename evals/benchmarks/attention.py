@@ -240,9 +240,13 @@ def packed(
                 details[name] = {"live": live_share(segments), "critical_path": imbalance(tiles)}
             name, peer = f"{packing}, ringattention, ring of {ring}", partial(ringattention, mesh=mesh)
             contenders.append(Contender.of(name, peer, sharding, (jax.device_put(segments, sharding),)))
-        references = [each.name for each in contenders if each.name.startswith("one document")]
-        found = compare(problem, contenders, references, rounds, directions=("forward+backward",))
-        lines += [replace(x, details={**x.details, **details.get(x.contender, {})}) for x in found]
+        names = [each.name for each in contenders]
+        for line in compare(problem, contenders, names, rounds, directions=("forward+backward",)):
+            packing, layout, _ = line.contender.split(", ")
+            references = (f"{packing}, zigzag, ", f"one document, {layout}, ")
+            ratios = {name: x for name, x in line.ratios.items() if name.startswith(references)}
+            more = details.get(line.contender, {})
+            lines.append(replace(line, ratios=ratios, details={**line.details, **more}))
     return lines
 
 

@@ -57,9 +57,8 @@ def of_row(lines, name):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_row_has_values_with_their_spread(lines, name):
-    values = [line for line in of_row(lines, name) if not line["left_out"]]
-    assert values
-    for line in values:
+    assert any(line["value"] for line in of_row(lines, name))
+    for line in (line for line in of_row(lines, name) if not line["left_out"]):
         assert 0 < float(line["value_low"]) <= float(line["value"]) <= float(line["value_high"])
         assert not is_wrong(line)
 
@@ -69,9 +68,7 @@ def test_lines_say_where_they_come_from(lines):
     measured = ["case", "contender", "value", "value_low", "value_high", "unit"]
     assert list(lines[0]) == ["row", *measured, "ratios", "limit", "left_out", "details", *origin]
     assert "cores" in lines[0]["hardware"]
-    table = line_table(lines).markdown()
-    assert "attention/8192, forward, ring |" in table
-    assert "* llama/4096, prefill, decode, transformers: left out" in table
+    assert "* llama/4096, prefill, decode, transformers: left out" in line_table(lines).markdown()
 
 
 def test_contenders_are_compared_in_the_same_case(lines):
@@ -81,9 +78,11 @@ def test_contenders_are_compared_in_the_same_case(lines):
     assert ratios["forward+backward", "jax.nn"] == {"one device"}
     again = json.loads(of_row(lines, "llama")[3]["ratios"])["encoding again"]
     assert 0 < again[0] < 1, "the question without the document takes less than with it"
-    packed = {line["contender"]: json.loads(line["details"]) for line in of_row(lines, "packed")}
-    assert packed["one document, zigzag, ring of 2"]["live"] == 1
-    assert packed["documents of 16, block_striped, ring of 2"]["critical_path"] >= 1
+    packed = {line["contender"]: line for line in of_row(lines, "packed")}
+    striped = packed["documents of 16, block_striped, ring of 2"]
+    others = {"documents of 16, zigzag, ring of 2", "one document, block_striped, ring of 2"}
+    assert set(json.loads(striped["ratios"])) == others
+    assert json.loads(striped["details"])["live"] < 1 <= json.loads(striped["details"])["critical_path"]
 
 
 def test_a_missing_peer_is_left_out_with_its_extra(lines):
@@ -142,8 +141,7 @@ def test_every_row_calls_its_function_rightly_and_a_gpu_day_takes_15_minutes():
     for row in ROWS.values():
         module, name = row.function.split(":")
         function = getattr(importlib.import_module(f"evals.benchmarks.{module}"), name)
-        for tiny in (False, True):
-            inspect.signature(function).bind(**row.sized(tiny))
+        inspect.signature(function).bind(**row.settings)
         assert json.loads(json.dumps(row.settings)) == row.settings, "what a file gives back is equal"
     assert sum(row.limit_seconds for row in ROWS.values() if row.needs_gpu) <= 15 * 60
 
