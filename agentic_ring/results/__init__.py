@@ -1,6 +1,1 @@
-"""Figures with intervals, and the files that hold them: results.json and tables of rows."""
-
-from agentic_ring.extras import needs_extra
-
-with needs_extra("models"):
-    import rich as rich
+"""Figures with intervals, files that hold them (results.json and tables of rows), and interleaved timing."""

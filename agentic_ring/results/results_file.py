@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from agentic_ring.errors import ArgumentError
+from agentic_ring.extras import needs_extra
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import provenance
 from agentic_ring.results.intervals import Interval
+
+with needs_extra("models"):
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results.timing import Spread, time_interleaved
 from evals.compile.hardware import hardware_of
-from evals.speed.interleaved import Spread, time_interleaved
 from evals.utilisation.measured_rates import Probe, rates, simulated
 from evals.utilisation.projection import Overlap, Step, project
 from evals.utilisation.rates import Rates

@@ -25,7 +25,7 @@ from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import Llama, LlamaConfig, TokenBatch
 from agentic_ring.models.transformer import Block
-from evals.speed.attention_benchmark import square_product, square_product_flops
+from agentic_ring.results.timing import square_product, square_product_flops
 from evals.utilisation.flops import BACKWARD, attention_forward, head_products, layer_products, layer_weights
 from evals.utilisation.projection import ATTENTION_BACKWARD, forwards, hop_bytes
 from evals.utilisation.rates import Rates

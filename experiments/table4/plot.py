@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results.timing import Spread
 from evals.common.plots import BLUE, ORANGE, save
-from evals.speed.interleaved import Spread
 from evals.utilisation.measured_mfu import MeasuredRow
 from experiments.table4.projection import ProjectedRow
 

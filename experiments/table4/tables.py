@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from agentic_ring.results.timing import Spread
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
-from evals.speed.interleaved import Spread
 from evals.utilisation.kernel_times import KernelTime
 from evals.utilisation.measured_mfu import Measurement
 from evals.utilisation.projection import Step

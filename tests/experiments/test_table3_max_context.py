@@ -8,7 +8,6 @@ from agentic_ring.results.rows import read_rows
 from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import Cell, Finding
 from experiments import paper, table3_max_context
-from experiments.context_growth import plot_growth
 from experiments.table3.plots import plot_contexts, plot_memory
 from experiments.table3.table import COLUMNS, table_rows, text_table
 from experiments.table3_max_context import all_rows, cell_compiler, findings_in, paper_precision
@@ -73,8 +72,7 @@ def test_pictures(done, tmp_path):
     rows = table_rows(ROWS, done)
     plot_contexts(tmp_path / "contexts.png", rows)
     plot_memory(tmp_path / "memory.png", rows)
-    plot_growth(tmp_path / "growth.png", "350M", {1: 1000, 2: 2100, 4: 4000})
-    for name in ("contexts.png", "memory.png", "growth.png"):
+    for name in ("contexts.png", "memory.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 

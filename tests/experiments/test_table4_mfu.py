@@ -3,10 +3,10 @@
 import pytest
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.results import timing
 from agentic_ring.results.rows import read_rows
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
-from evals.speed import attention_benchmark
 from evals.utilisation import measured_rates
 from evals.utilisation.rates import PUBLISHED
 from experiments import paper, table4_mfu
@@ -18,7 +18,7 @@ from tests.commands import exit_status
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
+    monkeypatch.setattr(timing, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 

@@ -12,7 +12,7 @@ from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.layers import FeedForward
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.compile.collective_schedule import parse
+from tests.compiled_schedule import parse
 
 MESHES = [
     None,

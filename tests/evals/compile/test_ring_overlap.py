@@ -1,18 +1,18 @@
-"""Overlap of transfers with compute, in the text of a schedule and in compiled ring attention."""
+"""Overlap of a ring's transfers with compute, in the text of a schedule and in a program for a TPU."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from evals.compile.collective_schedule import exposed, parse, transfers
+from agentic_ring.attention import attention
+from agentic_ring.mesh import MeshShape, make_mesh
 from evals.compile.compile_target import CompilerMissingError, compile_target
-from evals.ring_overlap import AttentionProblem
+from tests.compiled_schedule import Hop, hops, parse
 
-PROGRAM = """\
-HloModule jit_f, is_scheduled=true
-
-%product (a: bf16[8,8], b: bf16[8,8]) -> f32[8,8] {
+SCHEDULE = """\
+%product (a: bf16[8,8]) -> f32[8,8] {
   %a = bf16[8,8]{1,0} parameter(0)
-  %b = bf16[8,8]{1,0} parameter(1)
-  ROOT %dot.1 = f32[8,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %dot.1 = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 
 %condition (state: (s32[], bf16[2,8,8])) -> pred[] {
@@ -29,7 +29,6 @@ HloModule jit_f, is_scheduled=true
 channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, metadata={op_name="jit(f)/ppermute"}
   %scores = f32[8,8]{1,0} fusion(%block, %block), kind=kOutput, calls=%product
   %kernel = f32[8,8]{1,0} custom-call(%block), custom_call_target="tpu_custom_call"
-  %moved = f32[8,8]{1,0} custom-call(%block), custom_call_target="AllocateBuffer"
   %arrived = bf16[2,8,8]{2,1,0} collective-permute-done(%send)
   ROOT %next = (s32[], bf16[2,8,8]{2,1,0}) tuple(%count, %arrived)
 }
@@ -45,35 +44,32 @@ source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, metadata={op_name="jit(f)/transpo
 """
 
 
-def test_what_stands_between_start_and_done():
-    home, halves, send = transfers(PROGRAM)
-    assert (send.times, send.matmuls, send.backward, send.cycle) == (3, 2, False, 4)
-    assert (send.array, send.size) == ("bf16[2,8,8]", 256)
-    assert send.meanwhile == {"fusion": 1, "custom-call": 2}
-    assert (home.times, home.hidden, home.backward, home.cycle) == (1, False, True, 4)
-    assert (halves.hidden, halves.cycle) == (False, 0)
-    assert [transfer.name for transfer in exposed(PROGRAM, ring=4)] == ["home"]
-
-
-def test_products_in_a_loop_count_as_often_as_it_runs():
-    program = parse(PROGRAM)
-    loop = next(step for step in program.computations["main"] if step.opcode == "while")
-    assert program.trips(loop) == 3
-    assert program.matmuls(loop) == 6
+def test_what_a_schedule_runs_while_an_array_travels():
+    late, overlapped = hops(parse(SCHEDULE), ring=4)
+    assert late == Hop(times=1, backward=True, floats=True, products=0)
+    assert overlapped == Hop(times=3, backward=False, floats=True, products=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["2x2", "4x4"])
-def test_every_hop_on_a_tpu_overlaps_compute(topology):
+def test_every_hop_on_a_tpu_overlaps_compute():
     """Except the final transfer of dK and dV, after which nothing is left to compute."""
     try:
-        target = compile_target("v5e", topology)
+        target = compile_target("v5e", "4x4")
     except CompilerMissingError as error:
         pytest.skip(str(error))
     ring = len(target.devices)
-    text = AttentionProblem(16 * 1024, ring, heads=4, key_heads=2).compile(target).as_text()
-    hops = [transfer for transfer in transfers(text) if transfer.cycle == ring]
-    assert sum(hop.times for hop in hops if not hop.backward) >= ring - 1
-    late = exposed(text, ring)
-    assert all(transfer.backward and transfer.times == 1 for transfer in late)
+    mesh = make_mesh(MeshShape(ring=ring), devices=target.devices)
+    sequence = jax.NamedSharding(mesh, jax.P(None, "ring"))
+    q, k = (
+        jax.ShapeDtypeStruct((1, 16 * 1024, heads, 128), jnp.bfloat16, sharding=sequence) for heads in (4, 2)
+    )
+
+    def both(q, k, v, d_output):
+        output, transpose = jax.vjp(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy="ring"), q, k, v)
+        return output, transpose(d_output)
+
+    found = list(hops(parse(target.compile(jax.jit(both).lower(q, k, k, q)).as_text()), ring))
+    assert sum(hop.times for hop in found if not hop.backward) >= ring - 1
+    late = [hop for hop in found if hop.floats and not hop.products]
     assert len(late) <= 1
+    assert all(hop.backward and hop.times == 1 for hop in late)

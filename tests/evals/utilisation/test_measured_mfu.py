@@ -9,9 +9,9 @@ from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.results import timing
 from agentic_ring.results.rows import write_rows
-from evals.speed import attention_benchmark
-from evals.speed.interleaved import Spread, time_interleaved
+from agentic_ring.results.timing import Spread, time_interleaved
 from evals.utilisation import measured_mfu, measured_rates
 from evals.utilisation.measured_mfu import Candidate, known_peak, measure
 from evals.utilisation.measured_rates import Probe, probes, rates
@@ -85,7 +85,7 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
 
 @pytest.mark.slow
 def test_every_part_of_a_step_runs_and_is_counted(monkeypatch, tmp_path):
-    monkeypatch.setattr(attention_benchmark, "MATMUL", {"cpu": 64})
+    monkeypatch.setattr(timing, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(measured_rates, "MEMORY_BYTES", 2**12)
     stack = replace(STACK, kv_heads=1, ffn_chunk=4)
     found = probes(LlamaConfig(stack, vocab_size=10, loss_chunk=4), 16, make_mesh(MeshShape(ring=8)))

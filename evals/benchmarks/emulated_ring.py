@@ -1,57 +1,29 @@
-"""A kernel without the code around it, and the hops of a ring one after another, on one device."""
+"""All hops of a ring one after another on one device: the speed that a ring can reach.
+
+A ring that overlaps its transfers takes as long as its hops. What they add to one kernel call are smaller
+tiles, merges in float32, and the sums of gradients.
+"""
 
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Kernel, Saved, Tile
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention import MaskSpec
+from agentic_ring.attention.kernels.interface import Kernel, Saved
+from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries, Sums
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState
 
 
 @dataclass(frozen=True)
-class OneCall:
-    """One call of a kernel for the whole sequence, without the code around it.
-
-    Attributes:
-      kernel: the kernel.
-      mask: which keys a query attends to.
-    """
-
-    kernel: Kernel
-    mask: MaskSpec = MaskSpec(causal=True)
-
-    def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> SoftmaxState:
-        """Computes attention of q, k, v [B, T, N or K, H]; the output has q's dtype."""
-        state = self.kernel.forward(self._tile(q, k, v))
-        return state._replace(output=state.output.astype(q.dtype))
-
-    def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
-        """Computes the output and the gradients, in q's dtype."""
-        saved = Saved.of(*self.forward(q, k, v), d_output)
-        gradients = self.kernel.backward(self._tile(q, k, v), saved)
-        return saved.output, *(gradient.astype(q.dtype) for gradient in gradients)
-
-    def _tile(self, q: jax.Array, k: jax.Array, v: jax.Array) -> Tile:
-        return Tile(q, k, v, HopMask(self.mask, TokenLabels(), TokenLabels()), _scores(q))
-
-
-@dataclass(frozen=True)
 class EmulatedRing:
-    """All hops of all devices of a ring, one after another on one device, without the transfers.
-
-    Attributes:
-      kernel: kernel that computes the tiles.
-      devices: number of devices of the ring.
-      mask: causal or full.
-    """
+    """A ring of ``devices`` whose tiles ``kernel`` computes; the mask is causal or full."""
 
     kernel: Kernel
     devices: int
-    mask: MaskSpec = MaskSpec(causal=True)
+    mask: MaskSpec
 
     @property
     def _hop(self) -> Hop:

@@ -1,4 +1,4 @@
-"""Interleaved benchmarking of several functions.
+"""Interleaved timing of several functions, and the matrix product that their rates are compared with.
 
 The speed of a shared machine changes while it is measured. Functions that run one after the other in
 every round meet the same changes. The ratio of two functions is therefore taken within each round, and
@@ -7,11 +7,17 @@ the median of these ratios is more reliable than the ratio of two medians.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+MATMUL = {"cpu": 2048}
+"""Rows and columns of the reference product's matrices, by platform."""
+MATMUL_ELSEWHERE = 8192
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,11 @@ class Spread:
         """Summarises at least one value."""
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
+    def ratio(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Spread":
+        """Summarises the ratios of the same round."""
+        return cls.of(x / y for x, y in zip(numerators, denominators, strict=True))
 
     def cells(self, name: str) -> dict[str, float]:
         """The cells of a CSV file's row: ``name`` is the median, with _low and _high the others."""
@@ -54,3 +65,18 @@ def time_interleaved(
             jax.block_until_ready(function())
             times.append((time.perf_counter() - start) / calls)
     return [times[warm_up:] for times in seconds]
+
+
+def square_product(dtype: Any) -> Callable[[], Any]:
+    """Returns a function that computes the reference product on one device."""
+    square = jnp.ones((_matmul_size(), _matmul_size()), dtype, device=jax.devices()[0])
+    return partial(jax.jit(jnp.matmul), square, square)
+
+
+def square_product_flops() -> float:
+    """Returns the operations of the reference product."""
+    return 2 * _matmul_size() ** 3
+
+
+def _matmul_size() -> int:
+    return MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)

@@ -1,1 +1,0 @@
-"""Bugs that users of ring attention met in other packages, as cases that any implementation can run."""
