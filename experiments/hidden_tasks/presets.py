@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from jax.sharding import Mesh
+import jax
 
 from agentic_ring.data.families.cue_chains import CueChainConfig
 from agentic_ring.data.families.family import Family
 from agentic_ring.data.families.ranked_trials import RankingConfig
-from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
@@ -91,16 +90,13 @@ class Preset:
             action_modes=6,
         )
 
-    def training(self, trials: int, share: float, family: Family, mesh: Mesh, seed: int) -> TrainConfig:
-        """How to train on chains of so many trials, with this share of a variant's tokens."""
-        shards = batch_shards(mesh)
+    def training(self, trials: int, share: float, family: Family, seed: int) -> TrainConfig:
+        """How to train on chains of so many trials, on one device with this share of a variant's tokens."""
         chain_tokens = trials * family.decisions * self.model(family).tokens_per_step
-        batch_size = shards * max(1, round(self.tokens_per_update / chain_tokens / shards))
+        batch_size = max(1, round(self.tokens_per_update / chain_tokens))
         steps = max(1, round(share * self.tokens / (batch_size * chain_tokens)))
-        parts = 1
-        if mesh.devices.flat[0].platform == "cpu":
-            rows = rows_per_shard(batch_size, mesh)
-            parts = gcd(rows, max(1, rows * chain_tokens // PART_TOKENS))
+        on_cpu = jax.default_backend() == "cpu"
+        parts = gcd(batch_size, max(1, batch_size * chain_tokens // PART_TOKENS)) if on_cpu else 1
         warmup = self.optimizer.warmup_of(steps)
         optimizer = replace(self.optimizer, warmup_steps=warmup, accumulation=parts)
         return TrainConfig(steps, batch_size, optimizer, self.checkpoint_every, log_every=10, seed=seed)

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike
 
 from agentic_ring.data.families.cue_chains import CueChainConfig
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
-from agentic_ring.data.families.environments import make_cue_environments
+from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import Family, RewardKind
 from agentic_ring.data.scaling import Scaling
@@ -141,7 +141,7 @@ def case_returns(
     share = len(tasks) // len(acting)
     parts = (tasks[first : first + share] for first in range(0, len(tasks), share))
     cohorts = [
-        Cohort(policy, make_cue_environments(family, part, trained.chains.reward_kind, shows_goal))
+        Cohort(policy, CueEnvironments(part, trained.chains.reward_kind, shows_goal))
         for policy, part in zip(acting, parts, strict=True)
     ]
     label = f"{case.condition}, K = {case.cues}, {case.region}"
@@ -230,7 +230,7 @@ def stored_context(
         if reward_kind == "coin":
             found = coins < found
         if condition == "zeroed":
-            found = 0.0
+            found = np.zeros_like(found)
         if condition == "shuffled":
             found = found[random.permutation(trials)]
         reward[row] = found

@@ -20,7 +20,7 @@ from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, read_config
-from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
+from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.results.results_file import Figure, Results, write_results
@@ -64,7 +64,6 @@ class VariantConfig:
     store: str
     """Path of the explored trials."""
     ranking: RankingConfig
-    mesh: MeshShape
     scaling: Scaling
     model: AgenticTransformerConfig
     stages: tuple[VariantStage, ...]
@@ -91,11 +90,6 @@ class VariantCell:
         return [sys.executable, str(SCRIPT), "--cell", self.variant, str(self.seed), "--output", str(output)]
 
 
-def variant_mesh() -> Mesh:
-    """The mesh of one variant: one device."""
-    return make_mesh(MeshShape(ring=1), jax.devices()[:1])
-
-
 def resolve_variant(
     preset: Preset,
     variant: Variant,
@@ -105,7 +99,7 @@ def resolve_variant(
     reward_kind: RewardKind = "dense",
 ) -> VariantConfig:
     """Everything that decides the result of a variant; ``scaling`` is that of the store."""
-    family, mesh = store.family, variant_mesh()
+    family = store.family
     kinds = (
         (variant.first_trials or variant.trials, FIRST_SHARE, variant.first_cues or variant.cues, 0.0),
         (variant.trials, 1 - FIRST_SHARE, variant.cues, CueChainConfig.graded),
@@ -122,7 +116,7 @@ def resolve_variant(
                 reward_kind=reward_kind,
                 seed=len(kinds) * seed + number,
             ),
-            preset.training(trials, share, family, mesh, seed),
+            preset.training(trials, share, family, seed),
         )
         for number, (trials, share, cues, graded) in enumerate(kinds)
     )
@@ -131,7 +125,6 @@ def resolve_variant(
         preset=preset.name,
         store=str(store.path),
         ranking=preset.ranking,
-        mesh=MeshShape(**mesh.shape),
         scaling=scaling,
         model=preset.model(family),
         stages=stages,
@@ -139,8 +132,9 @@ def resolve_variant(
     )
 
 
-def train_variant(config: VariantConfig, mesh: Mesh, directory: Path) -> TrainedModel:
-    """Trains a variant in its stages, from the newest checkpoint if there is one."""
+def train_variant(config: VariantConfig, directory: Path) -> TrainedModel:
+    """Trains a variant on one device in its stages, from the newest checkpoint if there is one."""
+    mesh = make_mesh(MeshShape(ring=1), jax.devices()[:1])
     params = train_stages(directory, len(config.stages), partial(_train_stage, config, mesh))
     return TrainedModel(Model(config.model), params, mesh, config.scaling, config.stages[-1].chains)
 
@@ -178,12 +172,11 @@ def run_cell(cell: VariantCell, output: Path) -> None:
     """
     directory = cell.folder(output)
     config = read_config(directory, VariantConfig)
-    mesh = mesh_on_first_devices(config.mesh)
     with only_writer(directory):
         stages = Stages()
         stages.keep_in(directory)
         with stages.stage("training"):
-            model = train_variant(config, mesh, directory)
+            model = train_variant(config, directory)
         with stages.stage("evaluation"), ExplorationStore.open(config.store) as store:
             returns = {
                 case: kept_returns(

@@ -87,17 +87,16 @@ class Target:
       measure: computes it; raises ``NotMeasuredError``.
       required: what the claim needs.
       aim: what we hope for.
+      everywhere: whether another body than point_mass, or another kind of reward, must meet it too.
       aim_measure: another quantity for the aim; None is ``measure``.
-      everywhere: whether another body than point_mass, or another kind of reward than "dense", must meet it
-        too.
     """
 
     name: str
     measure: Measure
     required: Bound
     aim: Bound
-    aim_measure: Measure | None = None
     everywhere: bool = False
+    aim_measure: Measure | None = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ class Check:
 
     target: Target
     found: Interval | None
-    met: bool
-    aim_met: bool
+    met: bool = False
+    aim_met: bool = False
 
     @property
     def result(self) -> str:
@@ -180,9 +179,12 @@ def _worst_seed(returns: Returns) -> Interval:
     return Interval(float(interquartile_means(gains[:, None]).min()), None, None, len(gains))
 
 
-def _smallest_step(returns: Returns, axis: tuple[int, ...]) -> Interval:
-    means = np.stack([scores(returns, Case(name, CUES)).mean(axis=axis) for name in VARIANTS])
-    return Interval(float(np.diff(means, axis=0).min()), None, None, len(VARIANTS))
+def _smallest_step(axis: int | tuple[int, int]) -> Measure:
+    def measure(returns: Returns) -> Interval:
+        means = np.stack([scores(returns, Case(name, CUES)).mean(axis=axis) for name in VARIANTS])
+        return Interval(float(np.diff(means, axis=0).min()), None, None, len(VARIANTS))
+
+    return measure
 
 
 def _right_over_corrupted(returns: Returns) -> Interval:
@@ -201,9 +203,7 @@ def _unseen_over_seen(returns: Returns) -> Interval:
 
 
 def _fewest(axis: int) -> Measure:
-    return lambda returns: Interval(
-        float(min(found.shape[axis] for found in returns.values())), None, None, 1
-    )
+    return lambda returns: Interval(float(min(each.shape[axis] for each in returns.values())), None, None, 1)
 
 
 TARGETS = (
@@ -222,10 +222,10 @@ TARGETS = (
     Target("n=128 minus n=4", _gain("n4"), Bound(least=0.40), Bound(least=0.60)),
     Target(
         "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)",
-        lambda returns: _smallest_step(returns, (0, 1)),
+        _smallest_step((0, 1)),
         _ABOVE_ZERO,
         _ABOVE_ZERO,
-        lambda returns: _smallest_step(returns, (1,)),
+        aim_measure=_smallest_step(1),
     ),
     Target(
         "K=1: distance of n=128 and n=32", _distance(1), Bound(most=0.05), Bound(most=0.02), everywhere=True
@@ -274,40 +274,25 @@ class Verdict:
         """Table for ``rich.print``: a row for each target."""
         columns = "target", "found", "required", "aim", "result"
         table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for row in self.rows():
-            table.add_row(*row)
+        for check in self.checks:
+            target, aim_met = check.target, " (met)" if check.aim_met else ""
+            found = "" if check.found is None else _in_words(check.found)
+            table.add_row(target.name, found, str(target.required), f"{target.aim}{aim_met}", check.result)
         return table
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The columns of each target's row as text."""
-        return [
-            (
-                check.target.name,
-                in_words(check.found),
-                str(check.target.required),
-                f"{check.target.aim}{' (met)' if check.aim_met else ''}",
-                check.result,
-            )
-            for check in self.checks
-        ]
 
     def figures(self) -> list[Figure]:
         """Each measured target, and whether it is met as 1 or 0."""
-        return [
-            figure
-            for check in self.checks
-            if check.found is not None
-            for figure in (
-                Figure.from_interval(f"target/{check.target.name}", check.found, "score"),
-                Figure(f"target/{check.target.name}/met", float(check.met), "1 = yes"),
-            )
-        ] + [Figure("target/all_met", float(self.claimed), "1 = yes")]
+        figures = []
+        for check in self.checks:
+            if check.found is not None:
+                name = f"target/{check.target.name}"
+                figures.append(Figure.from_interval(name, check.found, "score"))
+                figures.append(Figure(f"{name}/met", float(check.met), "1 = yes"))
+        return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 
 
-def in_words(interval: Interval | None) -> str:
-    """The value with its interval, such as "0.876 (0.76 to 0.977)"; empty for None."""
-    if interval is None:
-        return ""
+def _in_words(interval: Interval) -> str:
+    """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
     if interval.low is None or interval.high is None:
         return short_number(interval.value)
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
@@ -315,14 +300,14 @@ def in_words(interval: Interval | None) -> str:
 
 def judge(returns: Returns, family: str = "point_mass", kind: RewardKind = "dense") -> Verdict:
     """Compares the returns of all variants with the targets for a family and a kind of reward."""
+
+    def check(target: Target) -> Check:
+        try:
+            found = target.measure(returns)
+            aimed = found if target.aim_measure is None else target.aim_measure(returns)
+        except NotMeasuredError:
+            return Check(target, None)
+        return Check(target, found, target.required.met(found), target.aim.met(aimed))
+
     every = (family, kind) == ("point_mass", "dense")
-    return Verdict(tuple(_check(target, returns) for target in TARGETS if every or target.everywhere))
-
-
-def _check(target: Target, returns: Returns) -> Check:
-    try:
-        found = target.measure(returns)
-        aimed = found if target.aim_measure is None else target.aim_measure(returns)
-    except NotMeasuredError:
-        return Check(target, None, met=False, aim_met=False)
-    return Check(target, found, target.required.met(found), target.aim.met(aimed))
+    return Verdict(tuple(check(target) for target in TARGETS if every or target.everywhere))

@@ -25,7 +25,7 @@ def recipes() -> dict[str, tuple[OptimizerConfig, int]]:
     mesh = make_mesh()
     runs = {f"exorl-{name}": preset.training(1000, mesh) for name, preset in EXORL_PRESETS.items()}
     for name, preset in HIDDEN_TASK_PRESETS.items():
-        runs[f"in_context-{name}"] = preset.training(128, 0.7, FAMILIES["point_mass"], mesh, seed=0)
+        runs[f"in_context-{name}"] = preset.training(128, 0.7, FAMILIES["point_mass"], seed=0)
     for name, preset in FINETUNE_PRESETS.items():
         for number, stage in enumerate(preset.stages):
             runs[f"finetune-{name}-{number}"] = preset.training(stage, mesh, seed=0)

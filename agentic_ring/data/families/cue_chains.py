@@ -174,9 +174,8 @@ class CueChains:
         demonstration = occurrence >= poor[cue]
         goal = goals[cue]
         rewarded = np.where(demonstration, goal, self._mislead(goals, number)[cue])
-        trial = np.where(
-            demonstration, self._draw_demonstrations(random, goal), self._draw_poor(random, rewarded)
-        )
+        good = _draw_from(random, ranked.demonstrations, goal)
+        trial = np.where(demonstration, good, self._draw_poor(random, rewarded))
         reward = self.store.rewards(trial, ranked.goals[rewarded])
         # Poor trials of each cue, in ascending return, to the positions of that cue's poor trials.
         positions = np.flatnonzero(~demonstration)
@@ -202,14 +201,10 @@ class CueChains:
         pool = len(self.ranked.goals)
         return (goal + random.integers(1, pool, size=len(goal))) % pool
 
-    def _draw_demonstrations(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
-        """Draws a demonstration for each goal [n], from any start cell."""
-        return _draw_from(random, self.ranked.demonstrations, goal)
-
     def _draw_poor(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         """Draws a graded trial, a distractor or a random trial for each goal [n]."""
         config, size = self.config, len(goal)
-        distractors = self._draw_demonstrations(random, self._draw_others(random, goal))
+        distractors = _draw_from(random, self.ranked.demonstrations, self._draw_others(random, goal))
         graded = _draw_from(random, self.ranked.graded, goal)
         anything = random.integers(self.store.num_trials, size=size)
         kind = random.random(size)

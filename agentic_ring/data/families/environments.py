@@ -23,14 +23,32 @@ with needs_extra("rl"):
 
 
 class CueEnvironments(VectorEnv):
-    """E environments, each with a task of its own, whose trials run in lock-step.
+    """One environment for each of E tasks, whose trials run in lock-step.
 
     An observation is the body's (``family.body_dim`` entries), the code of the trial's cue (4), and the
     cue's goal divided by ``family.goal_scale`` if ``shows_goal``, else zeros (``family.goal_dim``).
+
+    Args:
+      tasks: E tasks of one family.
+      reward_kind: kind of reward.
+      shows_goal: whether each cue's goal is observed, for the oracle.
+
+    Raises:
+      ArgumentError: there is no task.
+      ConfigError: the tasks are of several families.
+      UnknownNameError: there is no such kind of reward.
     """
 
-    def __init__(self, family: Family, tasks: Sequence[CueTask], reward_kind: RewardKind, shows_goal: bool):
-        self.family, self.tasks = family, tuple(tasks)
+    def __init__(self, tasks: Sequence[CueTask], reward_kind: RewardKind = "dense", shows_goal: bool = False):
+        if not tasks:
+            raise ArgumentError("there are no tasks; give one for each environment")
+        families = dict.fromkeys(task.family.name for task in tasks)
+        if len(families) > 1:
+            raise ConfigError(f"the tasks are of {', '.join(families)}; environments need one family")
+        if reward_kind not in REWARD_KINDS:
+            raise UnknownNameError("kind of reward", reward_kind, REWARD_KINDS)
+        self.family = family = tasks[0].family
+        self.tasks = tuple(tasks)
         self._reward_kind: RewardKind = reward_kind
         self._shows_goal = shows_goal
         self._physics = [family.load_physics() for _ in tasks]
@@ -106,32 +124,6 @@ class CueEnvironments(VectorEnv):
 
     def _observations(self) -> np.ndarray:
         return np.concatenate([self.family.observe(self._states), self._shown], axis=1)
-
-
-def make_cue_environments(
-    family: Family, tasks: Sequence[CueTask], reward_kind: RewardKind = "dense", shows_goal: bool = False
-) -> CueEnvironments:
-    """Makes environments of cue tasks: one for each task.
-
-    Args:
-      family: body of all tasks.
-      tasks: E tasks.
-      reward_kind: kind of reward.
-      shows_goal: whether each cue's goal is observed, for the oracle.
-
-    Raises:
-      ArgumentError: there is no task.
-      ConfigError: a task is of another family.
-      UnknownNameError: there is no such kind of reward.
-    """
-    if not tasks:
-        raise ArgumentError("there are no tasks; give one for each environment")
-    others = {task.family.name for task in tasks} - {family.name}
-    if others:
-        raise ConfigError(f"the environments are of {family.name}, a task is of {others.pop()}; draw it anew")
-    if reward_kind not in REWARD_KINDS:
-        raise UnknownNameError("kind of reward", reward_kind, REWARD_KINDS)
-    return CueEnvironments(family, tasks, reward_kind, shows_goal)
 
 
 class PhysicsRollout:

@@ -5,7 +5,7 @@ import pytest
 
 from agentic_ring.data.families.bodies import FAMILIES, PointMass, family_named
 from agentic_ring.data.families.cue_task import draw_cue_task
-from agentic_ring.data.families.environments import make_cue_environments
+from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.family import CODES, Family
 from agentic_ring.errors import AgenticRingError, ArgumentError
 
@@ -45,10 +45,10 @@ def test_environments_repeat_a_trial_exactly_whatever_came_before(family: Family
         assert [bool(step[3].all()) for step in steps] == [False] * (family.decisions - 1) + [True]
         return np.stack([first, *(step[0] for step in steps)]), np.stack([step[1] for step in steps])
 
-    environments = make_cue_environments(family, tasks)
+    environments = CueEnvironments(tasks)
     observed, rewards = trial(environments, 5)
     trial(environments, 6)
-    for again in (environments, make_cue_environments(family, tasks)):
+    for again in (environments, CueEnvironments(tasks)):
         observed_again, rewards_again = trial(again, 5)
         np.testing.assert_array_equal(observed_again, observed)
         np.testing.assert_array_equal(rewards_again, rewards)
@@ -72,7 +72,7 @@ def test_a_coin_is_1_as_often_as_the_dense_reward_says():
     assert len(np.unique(coins)) == coins.size
     shares = [0.1, 0.5, 0.9]
     np.testing.assert_allclose([(coins < odds).mean() for odds in shares], shares, atol=0.03)
-    dense, coin = (make_cue_environments(POINT_MASS, [task], kind) for kind in ("dense", "coin"))
+    dense, coin = (CueEnvironments([task], kind) for kind in ("dense", "coin"))
     for trial in range(5):
         dense.reset(options={"trial": trial})
         coin.reset(options={"trial": trial})
@@ -84,7 +84,7 @@ def test_a_coin_is_1_as_often_as_the_dense_reward_says():
 @families
 def test_the_oracle_observes_the_goal_of_the_cue(family: Family):
     task = draw_cue_task(family, 4, 1)
-    observed, _ = make_cue_environments(family, [task], shows_goal=True).reset(options={"trial": 2})
+    observed, _ = CueEnvironments([task], shows_goal=True).reset(options={"trial": 2})
     shown = task.goals[task.cue(2)] / family.goal_scale
     np.testing.assert_array_equal(observed[0, family.body_dim :][4:], shown.astype(np.float32))
     np.testing.assert_array_equal(observed[0, family.body_dim :][:4], task.codes[task.cue(2)])
@@ -102,12 +102,9 @@ def test_the_oracle_observes_the_goal_of_the_cue(family: Family):
         (lambda: PointMass(tuple(range(25))), "all 25 regions"),
         (lambda: PointMass((25,)), r"\[25\]"),
         (lambda: draw_cue_task(PointMass(()), 1, 0, "unseen"), "held out"),
-        (lambda: make_cue_environments(POINT_MASS, []), "no tasks"),
-        (lambda: make_cue_environments(POINT_MASS, [draw_cue_task(POINT_MASS, 1, 0)], "gold"), "'gold'"),  # pyright: ignore
-        (
-            lambda: make_cue_environments(POINT_MASS, [draw_cue_task(family_named("reacher"), 1, 0)]),
-            "reacher",
-        ),
+        (lambda: CueEnvironments([]), "no tasks"),
+        (lambda: CueEnvironments([draw_cue_task(POINT_MASS, 1, 0)], "gold"), "'gold'"),  # pyright: ignore
+        (lambda: CueEnvironments([draw_cue_task(each, 1, 0) for each in FAMILIES.values()]), "reacher"),
     ],
 )
 def test_bad_input_is_named(call, named: str):

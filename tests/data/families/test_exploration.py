@@ -8,7 +8,7 @@ import pytest
 
 from agentic_ring.data.families.bodies import FAMILIES, family_named
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
-from agentic_ring.data.families.environments import make_cue_environments
+from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore, ExploredTrials, write_exploration
 from agentic_ring.data.families.family import Family, RewardKind
 from agentic_ring.data.families.ranked_trials import BANDS, RankingConfig, rank_trials
@@ -34,7 +34,7 @@ def test_relabelled_rewards_equal_those_of_the_environments(family: Family, kind
     tasks = [CueTask(family, codes, goal[None], 0) for goal in goals]
     starts = iter(store.physics[trials, 0])
     monkeypatch.setattr(CueTask, "start", lambda task, trial: next(starts))
-    environments = make_cue_environments(family, tasks, kind)
+    environments = CueEnvironments(tasks, kind)
     observed = [environments.reset()[0]]
     rewards = []
     for actions in store.actions[trials].swapaxes(0, 1):
