@@ -16,10 +16,10 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from agentic_ring.data.families import Family, family_named
+from agentic_ring.data.families.bodies import family_named
+from agentic_ring.data.families.environments import PhysicsRollout
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
-from agentic_ring.data.families.family import TRIAL_DECISIONS
-from agentic_ring.data.families.physics_rollout import PhysicsRollout
+from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
 from agentic_ring.data.store_folder import data_root
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.terminal.cli import optional_flag, run
@@ -35,8 +35,8 @@ class ExploreConfig:
     """Settings of an exploration.
 
     Attributes:
-      family: Task family to explore: point_mass, reacher or cheetah; or such as point_mass-128 with 128
-        decisions a trial.
+      family: Task family to explore: point_mass or reacher; or such as point_mass-128 with 128 decisions a
+        trial.
       trials: Number of trials. Default: 200,000.
       seed: Seed of initial states and actions. Default: 0.
       data: Data folder. Default: $AGENTIC_RING_DATA or ./data.
@@ -56,9 +56,8 @@ class ExploreConfig:
 
 def draw_actions(family: Family, random: np.random.Generator, trials: int) -> np.ndarray:
     """Draws held random actions, float32 [trials, D, A]."""
-    shared = family.noise.shared or range(family.action_dim)
-    shape = trials, TRIAL_DECISIONS, len(set(shared))
-    drawn = (family.noise.gain * random.uniform(-1, 1, shape)).clip(-1, 1)[..., shared]
+    shape = trials, TRIAL_DECISIONS, family.action_dim
+    drawn = (family.noise.gain * random.uniform(-1, 1, shape)).clip(-1, 1)
     drawn[random.random(drawn.shape[:2]) < family.noise.idle] = 0
     redrawn = random.random(drawn.shape[:2]) < family.noise.redraw
     redrawn[:, 0] = True

@@ -4,9 +4,8 @@
     python evals/report.py runs/walker_run-demo-seed0 runs/walker_run-demo-seed1 --output report.html
 
 shows results beside the paper's figures, curves of trials and controls, training loss, training data,
-attention over trials, images of the first and last trial, and provenance. For a run of
-experiments/in_context.py it shows learning curves, regret, controls and the verdict. The page needs no
-server, network or script. A part that is not available is left out, and the page says why.
+attention over trials, images of the first and last trial, and provenance. The page needs no server, network
+or script. A part that is not available is left out, and the page says why.
 """
 
 from collections.abc import Sequence

@@ -47,11 +47,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Strip:
-    """Frames of one trial of one environment; trials are counted from 1. ``note`` ends the caption."""
+    """Frames of one trial of one environment; trials are counted from 1."""
 
     trial: int
     frames: Sequence[Frame]
-    note: str = ""
 
 
 class RenderingError(AgenticRingError, RuntimeError):

@@ -10,10 +10,8 @@ import jinja2
 import numpy as np
 
 from agentic_ring.results.results_file import Figure, short_number
-from evals.in_context.verdict import COLUMNS
 from evals.report_page.attention_over_trials import TrialAttention
 from evals.report_page.charts import attention_chart, attention_course, data_chart, loss_chart
-from evals.report_page.cue_charts import cue_attention_chart, return_charts, same_cue_shares
 from evals.report_page.run_data import ReportedRun
 from evals.report_page.trial_charts import trials_chart
 
@@ -23,13 +21,8 @@ TILES = {
     "return/context_gain": "gain from context",
     "return/random_policy": "random policy",
     "return/data_best": "best of the data",
-    "return/n128/last16": "last 16 trials, n = 128",
-    "return/n32/last16": "last 16 trials, n = 32",
-    "return/n4/last16": "last 16 trials, n = 4",
-    "return/oracle": "learned oracle",
-    "return/random": "random actions",
 }
-"""Label of each figure at the top of a run whose task is not hidden."""
+"""Label of each figure at the top."""
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
@@ -49,19 +42,14 @@ def page(runs: Sequence[ReportedRun]) -> str:
         rows=_result_rows(runs),
         paper=any(figure.paper is not None for run in runs for figure in run.results.figures),
         loss=loss_chart(_losses(runs)),
-        verdict_columns=COLUMNS,
         differing=_differing_settings(runs),
         style=(Path(__file__).parent / "page.css").read_text(),
     )
 
 
 def _losses(runs: Sequence[ReportedRun]) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """Losses by the name of their curve, which tells the run where an in-context run stands beside others."""
-    return {
-        curve if curve == run.name or len(runs) == 1 else f"{run.name}, {curve}": rows
-        for run in runs
-        for curve, rows in run.metrics.items()
-    }
+    """Losses by the name of the run."""
+    return {run.name: run.metrics for run in runs if run.metrics}
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
@@ -70,9 +58,7 @@ def _title(runs: Sequence[ReportedRun]) -> str:
 
 
 def _task(run: ReportedRun) -> str:
-    """The run's task, or the family of its tasks."""
-    config = run.results.config
-    return str(config.get("task", config.get("family", run.name)))
+    return str(run.results.config.get("task", run.name))
 
 
 def _top(runs: Sequence[ReportedRun]) -> float | None:
@@ -86,17 +72,12 @@ def _top(runs: Sequence[ReportedRun]) -> float | None:
 def _shown(run: ReportedRun, top: float | None) -> dict[str, Any]:
     """The values of one run that the template reads."""
     results, attention, first_trial = run.results, run.attention, run.prompt_trajectories
-    recorded = run.cues and run.cues.recorded
     return {
         "name": run.name,
         "results": results,
         "tiles": _tiles(results.figures),
         "missing": run.missing,
         "film": run.film,
-        "curves": run.cues and return_charts(run.cues.returns, run.name),
-        "verdict": run.cues and run.cues.verdict,
-        "cue_attention": recorded and cue_attention_chart(recorded, run.name),
-        "same_cue": recorded and same_cue_shares(recorded),
         "trials": trials_chart(results.figures, run.name, top),
         "data": run.record and data_chart(run.record, results.figures, run.name),
         "attention": attention and attention_chart(attention, first_trial, run.name),
@@ -132,14 +113,8 @@ def _line_break_parts(text: str) -> list[str]:
 
 
 def _result_rows(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """A row for each figure that any run has; ``cells`` has one figure or None per run.
-
-    Targets of an in-context run have a table of their own.
-    """
-    by_run = [
-        {f.name: f for f in run.results.figures if not (run.cues and f.name.startswith("target/"))}
-        for run in runs
-    ]
+    """A row for each figure that any run has; ``cells`` has one figure or None per run."""
+    by_run = [{f.name: f for f in run.results.figures} for run in runs]
     rows = []
     for name in dict.fromkeys(name for figures in by_run for name in figures):
         cells: list[Figure | None] = [figures.get(name) for figures in by_run]

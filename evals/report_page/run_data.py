@@ -3,7 +3,7 @@
 Only ``results.json`` is required. For every other part that is absent, ``missing`` gives the reason.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from agentic_ring.rollouts.policies import read_prompt
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import read_metrics
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
-from evals.report_page.cue_run import CueRun, is_cue_run, read_arm_losses, read_cue_run
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
 
 FRAMES = 8
@@ -40,23 +39,21 @@ class ReportedRun:
     Attributes:
       name: name of the run on the page.
       results: content of ``results.json``.
-      metrics: logged steps that have a loss, by the name of their curve.
+      metrics: logged steps that have a loss.
       record: content of ``evaluation.npz``.
       attention: attention of the last checkpoint over the recorded trials.
       prompt_trajectories: number of stored trajectories before the first trial.
       film: first and last trial of the recorded environment.
-      cues: what only an in-context run has; None for another run.
       missing: reason for each absent part: ``loss``, ``record``, ``attention``, ``film``.
     """
 
     name: str
     results: Results
-    metrics: Mapping[str, Sequence[dict[str, Any]]]
+    metrics: Sequence[dict[str, Any]]
     record: EvaluationRecord | None
     attention: TrialAttention | None
     prompt_trajectories: int
     film: Sequence[Strip]
-    cues: CueRun | None
     missing: dict[str, str]
 
 
@@ -72,12 +69,6 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         )
     results = read_results(directory / "results.json")
     missing: dict[str, str] = {}
-    if is_cue_run(directory):
-        cues, losses = read_cue_run(directory, results, missing), read_arm_losses(directory, results)
-        if not losses:
-            missing["loss"] = f"{directory / 'arms'} contains no losses"
-        film = cues.film(results.config["family"])
-        return ReportedRun(name, results, losses, None, None, 0, film, cues, missing)
 
     def part(name: str, make: Callable[[], Part]) -> Part | None:
         try:
@@ -103,8 +94,7 @@ def read_run(directory: Path, name: str) -> ReportedRun:
         prompt = config.evaluation.prompt_trajectories
         attention = part("attention", lambda: run_attention(directory, config, record))
         film = part("film", lambda: filmstrip(config, record))
-    losses = {name: metrics} if metrics else {}
-    return ReportedRun(name, results, losses, record, attention, prompt, film or (), None, missing)
+    return ReportedRun(name, results, metrics, record, attention, prompt, film or (), missing)
 
 
 def run_attention(directory: Path, config: RunConfig, record: EvaluationRecord) -> TrialAttention:

@@ -1,22 +1,20 @@
 """The learning-rate schedule, for runs of any length."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.data.families import FAMILIES
+from agentic_ring.data.families.bodies import FAMILIES
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from agentic_ring.training.train_step import init_state
-from experiments.cue_runs.presets import CUE_PRESETS
 from experiments.exorl.presets import PRESETS as EXORL_PRESETS
 from experiments.finetune.presets import PRESETS as FINETUNE_PRESETS
+from experiments.hidden_tasks.presets import PRESETS as HIDDEN_TASK_PRESETS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.train_retriever import STAGES
 from tests.models.tiny_agentic_transformer import tiny_config
@@ -26,9 +24,8 @@ def recipes() -> dict[str, tuple[OptimizerConfig, int]]:
     """Optimiser and number of updates of every preset."""
     mesh = make_mesh()
     runs = {f"exorl-{name}": preset.training(1000, mesh) for name, preset in EXORL_PRESETS.items()}
-    for name, preset in CUE_PRESETS.items():
-        family = replace(FAMILIES["point_mass"], decisions=preset.decisions)
-        runs[f"in_context-{name}"] = preset.training(preset.arms[0].stages()[-1], family, mesh, seed=0)
+    for name, preset in HIDDEN_TASK_PRESETS.items():
+        runs[f"in_context-{name}"] = preset.training(128, 0.7, FAMILIES["point_mass"], seed=0)
     for name, preset in FINETUNE_PRESETS.items():
         for number, stage in enumerate(preset.stages):
             runs[f"finetune-{name}-{number}"] = preset.training(stage, mesh, seed=0)

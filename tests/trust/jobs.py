@@ -26,12 +26,12 @@ from evals import line_retrieval
 from evals.compile.llama_step import Shape
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
 from experiments.common import cells
-from experiments.cue_runs import presets as cue_presets
-from experiments.cue_runs.cells import run_cell as run_cue_cell
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.hidden_tasks import presets as hidden_presets
+from experiments.hidden_tasks.variants import run_cell as run_hidden_cell
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
@@ -101,23 +101,23 @@ def _evaluate_in_two_environments(module: Any) -> None:
 
 
 def shrink_in_context() -> None:
-    demo = cue_presets.CUE_PRESETS["demo"]
-    cue_presets.CUE_PRESETS["demo"] = replace(
+    demo = hidden_presets.PRESETS["demo"]
+    hidden_presets.PRESETS["demo"] = replace(
         demo,
-        arms=(
-            replace(cue_presets.N128, trials=4, earlier=(cue_presets.Stage(2, 0.3),)),
-            replace(cue_presets.ORACLE, cues=(1,)),
+        variants=(
+            replace(hidden_presets.N128, trials=4, first_trials=2),
+            replace(hidden_presets.ORACLE, cues=(1,)),
         ),
         transformer=TINY["transformer"],
         tokens=4096,
         tokens_per_update=512,
         checkpoint_every=2,
-        ranking=RankingConfig(goals=20, leaders=1),
+        ranking=RankingConfig(goals=20, demonstrations=1),
         tasks=2,
         trials=3,
         measured=1,
     )
-    cells.run_cells = _runs_here(run_cue_cell)
+    cells.run_cells = _runs_here(run_hidden_cell)
 
 
 def _runs_here(run: Callable[[Any, Path], None]) -> Any:

@@ -1,30 +1,30 @@
 """Chains of trials of cue tasks, composed of explored trials that are relabelled for the goals of a task.
 
     cue      a    b    a    a    c    b    a    ...     drawn at random for every trial
-    trial    poor LEAD poor LEAD poor LEAD LEAD         for each cue: poor trials in ascending return, leaders
-    loss     0    4    0    4    0    1    1            on leaders only, more on the first one of each cue
-                                                        and only where an action is chosen, not held
+    trial    poor DEMO poor DEMO poor DEMO DEMO         for each cue: poor trials in ascending return, then
+                                                        demonstrations
+    loss     0    4    0    4    0    1    1            on demonstrations only, more on the first one of each
+                                                        cue, and only where an action is chosen, not held
 
-Poor trials are partly successful for the cue's goal, or leaders for other goals (decoys), or random. A decoy
-looks purposeful and pays nothing. Behind poor trials a first leader teaches to search, behind leaders the
-others teach to repeat what paid.
+Poor trials are partly successful for the cue's goal, or demonstrations for other goals (distractors), or
+random. A distractor looks purposeful and earns nothing. Behind poor trials a first demonstration teaches to
+search, behind demonstrations the others teach to repeat what was rewarded.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.families.cue_task import check_cues, draw_codes
 from agentic_ring.data.families.exploration import ExplorationStore
-from agentic_ring.data.families.family import CODE_BITS, PAYS, Pay
+from agentic_ring.data.families.family import CODE_BITS, REWARD_KINDS, RewardKind
 from agentic_ring.data.families.ranked_trials import RankedTrials
 from agentic_ring.data.scaling import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 
 _CHAIN, _COIN, _MISLEADING = range(3)
-"""Purposes of random numbers, so that neither the pay nor misleading cues change what else is drawn."""
+"""Purposes of random numbers, so that neither coins nor misleading cues change what else is drawn."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,16 @@ class CueChainConfig:
       trials: number of trials n in a chain.
       cues: numbers of cues K, of which each chain draws one.
       poor: largest number of poor trials of a cue. A cue that occurs m times in a chain has 0 to
-        min(poor, m - 1) of them, each number with equal probability, so that a leader always follows.
-      action_repeat: number of the family's decisions that one step of a chain spans, which pays their mean
-        reward; explored actions are held for all of them.
-      graded, decoys: shares of partly successful trials and of decoys among the poor trials; the rest are
-        random.
-      misleading: share of the cues whose poor trials are drawn and paid for another goal, so that a model
+        min(poor, m - 1) of them, each number with equal probability, so that a demonstration always follows.
+      action_repeat: number of the family's decisions that one step of a chain spans, whose reward is the mean
+        of theirs; explored actions are held for all of them.
+      graded, distractors: shares of partly successful trials and of distractors among the poor trials; the
+        rest are random.
+      misleading: share of the cues whose poor trials are drawn and rewarded for another goal, so that a model
         learns to leave what its context says once rewards speak against it.
-      first_leader_weight: loss weight of the first leader of each cue; that of the others is 1.
-      loss: trials that bear loss: "leaders", or "all" with weight 1 (algorithm distillation).
-      told: show each cue's goal beside its code, for the learned oracle.
-      pay: how decisions are paid; trials are ranked by the dense reward in any case.
+      first_demonstration_weight: loss weight of the first demonstration of each cue; that of the others is 1.
+      shows_goal: whether each cue's goal is observed beside its code, for the oracle.
+      reward_kind: kind of reward; trials are ranked by the dense one in any case.
       seed: seed of the chains.
     """
 
@@ -56,19 +55,17 @@ class CueChainConfig:
     poor: int = 6
     action_repeat: int = 1
     graded: float = 0.5
-    decoys: float = 0.25
+    distractors: float = 0.25
     misleading: float = 0.0
-    first_leader_weight: float = 4.0
-    loss: Literal["leaders", "all"] = "leaders"
-    told: bool = False
-    pay: Pay = "dense"
+    first_demonstration_weight: float = 4.0
+    shows_goal: bool = False
+    reward_kind: RewardKind = "dense"
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "trials", "action_repeat")
-        check_choice(self, "loss", ("leaders", "all"))
-        check_choice(self, "pay", PAYS)
-        check_positive(self, "first_leader_weight")
+        check_choice(self, "reward_kind", REWARD_KINDS)
+        check_positive(self, "first_demonstration_weight")
         if not 0 <= self.misleading <= 1:
             raise ConfigError(f"misleading is {self.misleading}; as a share of the cues it must be 0 to 1")
         if not self.cues:
@@ -77,10 +74,10 @@ class CueChainConfig:
             check_cues(cues)
         if self.seed < 0 or self.poor < 0:
             raise ConfigError(f"seed is {self.seed} and poor is {self.poor}; both must be 0 or more")
-        if min(self.graded, self.decoys) < 0 or self.graded + self.decoys > 1:
+        if min(self.graded, self.distractors) < 0 or self.graded + self.distractors > 1:
             raise ConfigError(
-                f"graded is {self.graded} and decoys is {self.decoys}; as shares of the poor trials they "
-                "must be 0 or more and at most 1 together"
+                f"graded is {self.graded} and distractors is {self.distractors}; as shares of the poor "
+                "trials they must be 0 or more and at most 1 together"
             )
 
 
@@ -91,20 +88,20 @@ class CueChainPlan:
     Attributes:
       trial: int, numbers of explored trials.
       goal: int, numbers of the goals in the pool, each that of the trial's cue.
-      paid: int, numbers of the goals that the trials are paid for; other ones for poor trials that mislead.
+      rewarded_goal: int, numbers of the goals that rewards are for; others where poor trials mislead.
       cue: int, below K.
       code: float32 [n, 4].
-      leader: bool, whether the trial is a leader.
-      first: bool, whether it is the first leader of its cue.
-      reward: float64 [n, D], as each of the family's decisions is paid.
+      demonstration: bool, whether the trial is a demonstration.
+      first: bool, whether it is the first demonstration of its cue.
+      reward: float64 [n, D], reward of each of the family's decisions.
     """
 
     trial: np.ndarray
     goal: np.ndarray
-    paid: np.ndarray
+    rewarded_goal: np.ndarray
     cue: np.ndarray
     code: np.ndarray
-    leader: np.ndarray
+    demonstration: np.ndarray
     first: np.ndarray
     reward: np.ndarray
 
@@ -174,25 +171,27 @@ class CueChains:
         count = np.bincount(cue, minlength=cues)
         poor = random.integers(np.minimum(config.poor, np.maximum(count - 1, 0)) + 1)
         occurrence = _occurrence(cue, count)
-        leader = occurrence >= poor[cue]
+        demonstration = occurrence >= poor[cue]
         goal = goals[cue]
-        paid = np.where(leader, goal, self._believed(goals, number)[cue])
-        trial = np.where(leader, self._draw_leaders(random, goal), self._draw_poor(random, paid))
-        reward = self.store.rewards(trial, ranked.goals[paid])
-        # Poor trials of each cue, in ascending return, to the places of that cue's poor trials.
-        places = np.flatnonzero(~leader)
-        places = places[np.argsort(cue[places], kind="stable")]
-        ascending = places[np.lexsort((reward[places].sum(axis=1), cue[places]))]
-        trial[places], reward[places] = trial[ascending], reward[ascending]
-        if config.pay == "sparse":
-            reward = self.store.rewards(trial, ranked.goals[paid], "sparse")
-        elif config.pay == "coin":
+        rewarded = np.where(demonstration, goal, self._mislead(goals, number)[cue])
+        good = _draw_from(random, ranked.demonstrations, goal)
+        trial = np.where(demonstration, good, self._draw_poor(random, rewarded))
+        reward = self.store.rewards(trial, ranked.goals[rewarded])
+        # Poor trials of each cue, in ascending return, to the positions of that cue's poor trials.
+        positions = np.flatnonzero(~demonstration)
+        positions = positions[np.argsort(cue[positions], kind="stable")]
+        ascending = positions[np.lexsort((reward[positions].sum(axis=1), cue[positions]))]
+        trial[positions], reward[positions] = trial[ascending], reward[ascending]
+        if config.reward_kind == "sparse":
+            reward = self.store.rewards(trial, ranked.goals[rewarded], "sparse")
+        elif config.reward_kind == "coin":
             coins = np.random.default_rng((config.seed, _COIN, number)).random(reward.shape)
             reward = (coins < reward).astype(np.float64)
-        return CueChainPlan(trial, goal, paid, cue, codes[cue], leader, occurrence == poor[cue], reward)
+        first = occurrence == poor[cue]
+        return CueChainPlan(trial, goal, rewarded, cue, codes[cue], demonstration, first, reward)
 
-    def _believed(self, goals: np.ndarray, number: int) -> np.ndarray:
-        """The goals [K] that poor trials of each cue are paid for: of some cues another than theirs."""
+    def _mislead(self, goals: np.ndarray, number: int) -> np.ndarray:
+        """Returns the goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
         random = np.random.default_rng((self.config.seed, _MISLEADING, number))
         others = self._draw_others(random, goals)
         return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
@@ -202,43 +201,31 @@ class CueChains:
         pool = len(self.ranked.goals)
         return (goal + random.integers(1, pool, size=len(goal))) % pool
 
-    def _draw_leaders(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
-        """Draws a leader for each goal [n], from any start cell."""
-        leaders = self.ranked.leaders
-        _, cells, ranks = leaders.shape
-        return leaders[goal, random.integers(cells, size=len(goal)), random.integers(ranks, size=len(goal))]
-
     def _draw_poor(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
-        """Draws a graded trial, a decoy or a random trial for each goal [n]."""
-        config, graded = self.config, self.ranked.graded
-        size = len(goal)
-        decoys = self._draw_leaders(random, self._draw_others(random, goal))
-        some = graded[
-            goal, random.integers(graded.shape[1], size=size), random.integers(graded.shape[2], size=size)
-        ]
+        """Draws a graded trial, a distractor or a random trial for each goal [n]."""
+        config, size = self.config, len(goal)
+        distractors = _draw_from(random, self.ranked.demonstrations, self._draw_others(random, goal))
+        graded = _draw_from(random, self.ranked.graded, goal)
         anything = random.integers(self.store.num_trials, size=size)
         kind = random.random(size)
-        return np.where(
-            kind < config.graded, some, np.where(kind < config.graded + config.decoys, decoys, anything)
-        )
+        below = config.graded, config.graded + config.distractors
+        return np.where(kind < below[0], graded, np.where(kind < below[1], distractors, anything))
 
     def load(self, plan: CueChainPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         store, config = self.store, self.config
         family = store.family
-        places = self.order[columns]
-        held = places < len(plan.trial) * self._steps
-        step = np.where(held, places, 0)
+        positions = self.order[columns]
+        held = positions < len(plan.trial) * self._steps
+        step = np.where(held, positions, 0)
         index, timestep = np.divmod(step * config.action_repeat, family.decisions)
         reward = plan.reward.reshape(-1, config.action_repeat)[step].mean(axis=1)
         state = store.physics[plan.trial[index], timestep * family.substeps]
-        shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.told
+        shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.shows_goal
         observation = np.concatenate([family.observe(state), plan.code[index], shown.astype(np.float32)], 1)
-        weight = np.where(plan.first, config.first_leader_weight, plan.leader)
-        if config.loss == "all":
-            weight = np.ones(len(weight))
+        weight = np.where(plan.first, config.first_demonstration_weight, plan.demonstration)
         chosen = timestep % family.hold == 0
-        zeros = np.zeros(len(places), np.float32)
+        zeros = np.zeros(len(positions), np.float32)
         return {
             "observation": _where(held, self._scaling.observation(observation)),
             "action": _where(held, store.actions[plan.trial[index], timestep]),
@@ -248,7 +235,7 @@ class CueChains:
             "weight": _where(held & chosen, weight[index]),
             "timestep": np.where(held, timestep, 0).astype(np.int32),
             "trajectory": np.where(held, index, 0).astype(np.int32),
-            "position": np.where(held, places, -1).astype(np.int32),
+            "position": np.where(held, positions, -1).astype(np.int32),
         }
 
 
@@ -258,6 +245,12 @@ def _occurrence(cue: np.ndarray, count: np.ndarray) -> np.ndarray:
     before = np.empty_like(cue)
     before[by_cue] = np.arange(len(cue)) - (np.cumsum(count) - count)[cue[by_cue]]
     return before
+
+
+def _draw_from(random: np.random.Generator, table: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """Draws one of the entries [A, B] of ``table`` [M, A, B] for each goal [n]."""
+    _, groups, ranks = table.shape
+    return table[goal, random.integers(groups, size=len(goal)), random.integers(ranks, size=len(goal))]
 
 
 def _where(held: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Hidden tasks: a map from K cues to K goals. A trial shows one cue, and only that cue's goal pays."""
+"""Hidden tasks: a map from K cues to K goals. A trial shows one cue, and only that cue's goal is rewarded."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class CueTask:
         return self.family.draw_starts(self._random(_START, trial), 1)[0]
 
     def coin(self, trial: int, decision: int) -> float:
-        """Returns a number in [0, 1); a decision paid by a coin earns 1 if its dense reward is above it."""
+        """Returns a number in [0, 1); a coin's reward is 1 if the dense reward is above it."""
         return self._random(_COIN, trial, decision).random()
 
     def _random(self, purpose: int, *numbers: int) -> np.random.Generator:

@@ -1,7 +1,7 @@
-"""Environments of cue tasks, stepped together: dm_control's own physics, one decision a step.
+"""Physics of a family's body: environments of cue tasks, and many trials whose actions are known.
 
-The environments are stepped one after another in this process. MuJoCo takes all physics steps of a sub-step
-in one call.
+The environments are stepped one after another in this process with dm_control's own physics, one decision a
+step; MuJoCo takes all physics steps of a sub-step in one call. ``PhysicsRollout`` steps trials in threads.
 """
 
 from collections.abc import Sequence
@@ -10,27 +10,47 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.families.cue_task import CueTask
-from agentic_ring.data.families.family import PAYS, Family, Pay
+from agentic_ring.data.families.family import REWARD_KINDS, Family, RewardKind
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 
 with needs_extra("rl"):
     import gymnasium
+    import mujoco
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
+    from mujoco.rollout import Rollout
 
 
 class CueEnvironments(VectorEnv):
-    """E environments, each with a task of its own, whose trials run in lock-step.
+    """One environment for each of E tasks, whose trials run in lock-step.
 
     An observation is the body's (``family.body_dim`` entries), the code of the trial's cue (4), and the
-    cue's goal divided by ``family.goal_scale`` if ``told``, else zeros (``family.goal_dim``).
+    cue's goal divided by ``family.goal_scale`` if ``shows_goal``, else zeros (``family.goal_dim``).
+
+    Args:
+      tasks: E tasks of one family.
+      reward_kind: kind of reward.
+      shows_goal: whether each cue's goal is observed, for the oracle.
+
+    Raises:
+      ArgumentError: there is no task.
+      ConfigError: the tasks are of several families.
+      UnknownNameError: there is no such kind of reward.
     """
 
-    def __init__(self, family: Family, tasks: Sequence[CueTask], pay: Pay, told: bool):
-        self.family, self.tasks = family, tuple(tasks)
-        self.pay: Pay = pay
-        self._told = told
+    def __init__(self, tasks: Sequence[CueTask], reward_kind: RewardKind = "dense", shows_goal: bool = False):
+        if not tasks:
+            raise ArgumentError("there are no tasks; give one for each environment")
+        families = dict.fromkeys(task.family.name for task in tasks)
+        if len(families) > 1:
+            raise ConfigError(f"the tasks are of {', '.join(families)}; environments need one family")
+        if reward_kind not in REWARD_KINDS:
+            raise UnknownNameError("kind of reward", reward_kind, REWARD_KINDS)
+        self.family = family = tasks[0].family
+        self.tasks = tuple(tasks)
+        self._reward_kind: RewardKind = reward_kind
+        self._shows_goal = shows_goal
         self._physics = [family.load_physics() for _ in tasks]
         self.num_envs = len(tasks)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -58,7 +78,7 @@ class CueEnvironments(VectorEnv):
         cues = [task.cue(self._trial) for task in self.tasks]
         self._goals = np.stack([task.goals[cue] for task, cue in zip(self.tasks, cues, strict=True)])
         codes = [task.codes[cue] for task, cue in zip(self.tasks, cues, strict=True)]
-        shown = self._goals / self.family.goal_scale if self._told else np.zeros_like(self._goals)
+        shown = self._goals / self.family.goal_scale if self._shows_goal else np.zeros_like(self._goals)
         self._shown = np.concatenate([codes, shown], axis=1).astype(np.float32)
         self._states = np.stack([task.start(self._trial) for task in self.tasks])
         for physics, state in zip(self._physics, self._states, strict=True):
@@ -90,8 +110,8 @@ class CueEnvironments(VectorEnv):
                 physics.step(family.physics_steps)
                 states[substep] = physics.get_state()
         self._states = path[:, -1]
-        rewards = family.rewards(path, self._goals, self.pay)[:, 0]
-        if self.pay == "coin":
+        rewards = family.rewards(path, self._goals, self._reward_kind)[:, 0]
+        if self._reward_kind == "coin":
             coins = [task.coin(self._trial, self._decision) for task in self.tasks]
             rewards = (np.array(coins) < rewards).astype(np.float64)
         self._decision += 1
@@ -106,27 +126,30 @@ class CueEnvironments(VectorEnv):
         return np.concatenate([self.family.observe(self._states), self._shown], axis=1)
 
 
-def make_cue_environments(
-    family: Family, tasks: Sequence[CueTask], pay: Pay = "dense", told: bool = False
-) -> CueEnvironments:
-    """Makes environments of cue tasks: one for each task.
+class PhysicsRollout:
+    """Steps bodies through decisions; the results do not depend on the number of threads.
 
     Args:
-      family: body of all tasks.
-      tasks: E tasks.
-      pay: how a decision is paid.
-      told: show each cue's goal, for the oracle.
-
-    Raises:
-      ArgumentError: there is no task.
-      ConfigError: a task is of another family.
-      UnknownNameError: there is no such pay.
+      family: the body.
+      threads: number of threads; 0 steps in the calling one.
     """
-    if not tasks:
-        raise ArgumentError("there are no tasks; give one for each environment")
-    others = {task.family.name for task in tasks} - {family.name}
-    if others:
-        raise ConfigError(f"the environments are of {family.name}, a task is of {others.pop()}; draw it anew")
-    if pay not in PAYS:
-        raise UnknownNameError("pay", pay, PAYS)
-    return CueEnvironments(family, tasks, pay, told)
+
+    def __init__(self, family: Family, threads: int = 0):
+        self._family = family
+        self._model = family.load_physics().model.ptr
+        self._data = [mujoco.MjData(self._model) for _ in range(max(1, threads))]  # pyright: ignore[reportAttributeAccessIssue]
+        self._rollout = Rollout(nthread=threads)
+
+    def paths(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Returns the states at the start and after each reward sub-step, float64 [N, D x substeps + 1, P].
+
+        Args:
+          states: initial states [N, P].
+          actions: actions [N, D, A] in [-1, 1], held for a decision each.
+        """
+        every = self._family.physics_steps
+        states = np.asarray(states, np.float64)
+        time_and_state = np.concatenate([np.zeros((len(states), 1)), states], axis=1)
+        control = np.asarray(actions, np.float64).repeat(self._family.substeps * every, axis=1)
+        stepped = np.asarray(self._rollout.rollout(self._model, self._data, time_and_state, control)[0])
+        return np.concatenate([states[:, None], stepped[:, every - 1 :: every, 1:]], axis=1)

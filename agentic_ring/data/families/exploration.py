@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agentic_ring.data.families import family_named
-from agentic_ring.data.families.family import Family, Pay
+from agentic_ring.data.families.bodies import family_named
+from agentic_ring.data.families.family import Family, RewardKind
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.errors import ConfigError
 
@@ -89,18 +89,18 @@ class ExplorationStore(SealedReader):
         """Returns the body's observation at each decision of ``trials`` [...]: float32 [..., D, O]."""
         return self.family.observe(self.physics[trials][..., : -1 : self.family.substeps, :])
 
-    def rewards(self, trials: np.ndarray, goals: np.ndarray, pay: Pay = "dense") -> np.ndarray:
-        """Returns the rewards that the environments pay for the same starts and actions, with no difference.
+    def rewards(self, trials: np.ndarray, goals: np.ndarray, kind: RewardKind = "dense") -> np.ndarray:
+        """Returns exactly the rewards that the environments give for the same starts and actions.
 
         Args:
           trials: int [...].
           goals: float64 [..., G], one for each trial.
-          pay: how a decision is paid; for "coin" the result holds the probabilities of being paid 1.
+          kind: kind of reward; for "coin" the result holds the probabilities of a reward of 1.
 
         Returns:
           float64 [..., D].
         """
-        return self.family.rewards(self.physics[trials], goals, pay)
+        return self.family.rewards(self.physics[trials], goals, kind)
 
     def require_family(self, name: str) -> None:
         """Raises a ``ConfigError`` if the trials are of another family than the one with this name."""

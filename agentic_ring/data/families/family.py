@@ -1,14 +1,14 @@
 """What a task family is: a body of dm_control, goals, and a reward that falls with the error to the goal.
 
 A trial is a fixed number of decisions. A decision holds one action for several reward sub-steps, each of
-several physics steps, and pays the mean reward of its sub-steps:
+several physics steps, and its reward is the mean over its sub-steps:
 
     trial     |  decision 0             |  decision 1             | ...
     physics   x0      x1      x2        x3      x4      x5        x6      states that are stored
               | 10 steps      | 10 steps      (point_mass: 3 sub-steps of 10 physics steps)
 
 A reward is a function of a sub-step's first and last state and the goal, and of nothing else. So stored
-states can be relabelled for any goal, and give exactly the rewards that an environment pays.
+states can be relabelled for any goal, with exactly the rewards that an environment gives.
 """
 
 from abc import ABC, abstractmethod
@@ -23,10 +23,10 @@ from agentic_ring.errors import ConfigError
 if TYPE_CHECKING:
     from dm_control.mujoco import Physics
 
-Pay = Literal["dense", "sparse", "coin"]
-"""How a decision is paid: "dense", the mean of a reward that falls with the error; "sparse", the share of
+RewardKind = Literal["dense", "sparse", "coin"]
+"""Reward of a decision: "dense", the mean of a reward that falls with the error; "sparse", the share of
 sub-steps with full reward; "coin", 1 with the probability that is the dense reward, else 0."""
-PAYS: tuple[Pay, ...] = get_args(Pay)
+REWARD_KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
 TRIAL_DECISIONS = 8
 """Decisions of a trial, and of the exploring actions, where a family's name does not say another number."""
 Region = Literal["seen", "unseen"]
@@ -41,13 +41,11 @@ class HeldNoise:
       redraw: probability that a decision draws a new action.
       idle: probability that a drawn action is 0.
       gain: all others are uniform in [-gain, gain], clipped to [-1, 1].
-      shared: for each actuator the number of the random number that moves it; None is one for each actuator.
     """
 
     redraw: float
     idle: float
     gain: float
-    shared: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,17 +177,17 @@ class Family(ABC):
             drawn = np.concatenate([drawn, goals[unseen == (region == "unseen")]])
         return drawn[:count]
 
-    def rewards(self, paths: np.ndarray, goals: np.ndarray, pay: Pay) -> np.ndarray:
-        """Returns the rewards of decisions, float64 [..., T]; for "coin" the probabilities to be paid 1.
+    def rewards(self, paths: np.ndarray, goals: np.ndarray, kind: RewardKind) -> np.ndarray:
+        """Returns the rewards of decisions, float64 [..., T]; for "coin" the probabilities of a reward of 1.
 
         Args:
           paths: states float32 [..., T x substeps + 1, P] of T consecutive decisions, from the first
             decision's start to the last one's end.
           goals: float64 [..., G].
-          pay: how a decision is paid.
+          kind: kind of reward.
         """
         error = self.error(self.outcomes(paths), goals[..., None, :])
-        reward = (error <= self.near) if pay == "sparse" else self.dense(error)
+        reward = (error <= self.near) if kind == "sparse" else self.dense(error)
         return reward.reshape(*reward.shape[:-1], -1, self.substeps).mean(axis=-1)
 
     def outcomes(self, paths: np.ndarray) -> np.ndarray:

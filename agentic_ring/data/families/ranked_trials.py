@@ -1,7 +1,7 @@
-"""Which explored trials are good, partly successful or useless for each goal of a pool of seen goals.
+"""Ranking of explored trials: the best and the partly successful ones for each goal of a pool of seen goals.
 
-Leaders are the best trials for a goal *and* a cell of initial states: without the cells the best would be
-those that started near the goal.
+Demonstrations are the best trials for a goal *and* a cell of initial states: without the cells the best would
+be those that started near the goal.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ number."""
 _GRADED = 64
 """Graded trials that are kept for each goal and band."""
 _GOALS_AT_A_TIME, _TRIALS_AT_A_TIME = 20, 8192
-_VERSION = 1
+_VERSION = 2
 _MOST_BYTES = 2**30
 
 
@@ -39,18 +39,20 @@ class RankingConfig:
 
     Attributes:
       goals: number of goals in the pool.
-      leaders: number of best trials for each goal and start cell.
+      demonstrations: number of best trials for each goal and start cell.
       seed: seed of the pool and of the choice of graded trials.
     """
 
     goals: int = 1000
-    leaders: int = 8
+    demonstrations: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "goals", "leaders")
+        check_at_least_one(self, "goals", "demonstrations")
         if self.goals < 2:
-            raise ConfigError(f"goals is {self.goals}; decoys are good at another goal, so use 2 or more")
+            raise ConfigError(
+                f"goals is {self.goals}; distractors are good at another goal, so use 2 or more"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +61,13 @@ class RankedTrials:
 
     Attributes:
       goals: float64 [M, G].
-      leaders: int32 [M, C, L], the L best trials of each of C start cells, the best one first.
+      demonstrations: int32 [M, C, L], the L best trials of each of C start cells, the best one first.
       graded: int32 [M, 4, 64], trials whose dense return lies in each of the ``BANDS``; where a band has no
         trial, those of the nearest lower band, or else of the nearest higher one.
     """
 
     goals: np.ndarray
-    leaders: np.ndarray
+    demonstrations: np.ndarray
     graded: np.ndarray
 
 
@@ -81,29 +83,20 @@ def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()
     path = _cache_path(store, config)
     if path.exists():
         try:
-            arrays = read_npz(path, _MOST_BYTES)
-            return RankedTrials(**arrays)
+            return RankedTrials(**read_npz(path, _MOST_BYTES))
         except (DataError, TypeError) as error:
             raise DataError(f"{path}: {error}; delete it, and it will be computed again") from error
     ranked = _rank(store, config)
     with replacing(path) as beside, beside.open("wb") as file:
-        np.savez(file, goals=ranked.goals, leaders=ranked.leaders, graded=ranked.graded)
+        np.savez(file, **vars(ranked))
     return ranked
 
 
 def _cache_path(store: ExplorationStore, config: RankingConfig) -> Path:
     family = store.family
-    settings = (
-        _VERSION,
-        store.digest,
-        family.held_out,
-        family.start_cells,
-        family.near,
-        family.far,
-        BANDS,
-        _GRADED,
-    )
-    named = json.dumps([*settings, config.goals, config.leaders, config.seed])
+    of_family = (family.held_out, family.start_cells, family.near, family.far)
+    of_ranking = (config.goals, config.demonstrations, config.seed)
+    named = json.dumps([_VERSION, store.digest, *of_family, BANDS, _GRADED, *of_ranking])
     digest = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
     return store.path.with_name(f"{store.path.stem}-ranked-{digest}.npz")
 
@@ -111,27 +104,29 @@ def _cache_path(store: ExplorationStore, config: RankingConfig) -> Path:
 def _rank(store: ExplorationStore, config: RankingConfig) -> RankedTrials:
     random = np.random.default_rng(config.seed)
     goals = store.family.draw_goals(random, config.goals, "seen")
-    order, bounds = _cells(store, config.leaders)
+    order, bounds = _cells(store, config.demonstrations)
     bands = store.family.hold * np.array(BANDS)
-    leaders, graded = [], []
+    demonstrations, graded = [], []
     with progress("ranking trials", config.goals) as advance:
         for returns in _returns(store, order, goals):
-            best = [first + _best(returns[first:end], config.leaders) for first, end in pairwise(bounds)]
-            leaders.append(order[np.stack(best)])
+            best = [
+                first + _best(returns[first:end], config.demonstrations) for first, end in pairwise(bounds)
+            ]
+            demonstrations.append(order[np.stack(best)])
             graded.append(order[_graded(returns, random, bands, goals[len(graded)])])
             advance(len(graded), "goals")
-    return RankedTrials(goals, np.stack(leaders).astype(np.int32), np.stack(graded).astype(np.int32))
+    return RankedTrials(goals, *(np.stack(each).astype(np.int32) for each in (demonstrations, graded)))
 
 
-def _cells(store: ExplorationStore, leaders: int) -> tuple[np.ndarray, np.ndarray]:
+def _cells(store: ExplorationStore, least: int) -> tuple[np.ndarray, np.ndarray]:
     """The trials in the order of their start cells, and the bounds of the cells in that order, [C + 1]."""
     family = store.family
     cell = family.start_cell(store.physics[:, 0])
     counts = np.bincount(cell, minlength=family.start_cells)
-    if counts.min() < leaders:
+    if counts.min() < least:
         raise DataError(
             f"{store.path} has {store.num_trials:,} trials, of which {counts.min()} begin in start cell "
-            f"{counts.argmin()}; {leaders} are needed, so explore with more --trials"
+            f"{counts.argmin()}; {least} are needed, so explore with more --trials"
         )
     return np.argsort(cell, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 

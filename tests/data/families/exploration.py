@@ -18,5 +18,5 @@ def explored(family: str, trials: int = 2000) -> ExplorationStore:
 
 @cache
 def ranked(family: str) -> RankedTrials:
-    """Its ranking for a pool of 60 goals, with 3 leaders for each start cell."""
-    return rank_trials(explored(family), RankingConfig(goals=60, leaders=3))
+    """Its ranking for a pool of 60 goals, with 3 demonstrations for each start cell."""
+    return rank_trials(explored(family), RankingConfig(goals=60, demonstrations=3))

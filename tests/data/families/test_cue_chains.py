@@ -1,13 +1,11 @@
-"""Chains of cue tasks: composition, loss, layouts, and that nothing but rewards tells the goals."""
+"""Chains of cue tasks: composition, loss and layouts."""
 
 import jax
 import numpy as np
 import pytest
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.data.families import FAMILIES
 from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains, measure_cue_scaling
-from agentic_ring.data.families.leak_probe import probe_goals
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.data.families.exploration import explored, ranked
@@ -21,7 +19,7 @@ def chains(
     return CueChains(store, ranked(family), config, measure_cue_scaling(store), ring, layout)
 
 
-def test_each_cue_has_ascending_poor_trials_and_then_leaders():
+def test_each_cue_has_ascending_poor_trials_and_then_demonstrations():
     made = chains(48)
     poor_counts, seen_cues = set(), set()
     for number in range(60):
@@ -31,58 +29,60 @@ def test_each_cue_has_ascending_poor_trials_and_then_leaders():
         for cue in cues:
             own = plan.cue == cue
             assert len(np.unique(plan.goal[own])) == len(np.unique(plan.code[own], axis=0)) == 1
-            leader, returns = plan.leader[own], plan.reward[own].sum(1)
-            poor = int((~leader).sum())
+            demonstration, returns = plan.demonstration[own], plan.reward[own].sum(1)
+            poor = int((~demonstration).sum())
             poor_counts.add(poor)
             assert poor <= min(6, own.sum() - 1)
-            assert leader[poor:].all()
+            assert demonstration[poor:].all()
             assert (np.diff(returns[:poor]) >= 0).all()
             np.testing.assert_array_equal(np.flatnonzero(plan.first[own]), [poor])
-            cells = made.ranked.leaders[plan.goal[own][0]]
-            assert np.isin(plan.trial[own][leader], cells).all()
+            cells = made.ranked.demonstrations[plan.goal[own][0]]
+            assert np.isin(plan.trial[own][demonstration], cells).all()
         assert len(np.unique(plan.code, axis=0)) == len(cues)
     assert poor_counts == set(range(7))
     assert len(seen_cues) > 5
 
 
-def test_poor_trials_are_graded_decoys_and_random_in_the_declared_shares():
+def test_poor_trials_are_graded_distractors_and_random_in_the_declared_shares():
     store, ranking = explored("point_mass"), ranked("point_mass")
     made, kinds = chains(64), []
     for number in range(100):
         plan = made.plan(number)
-        for trial, goal in zip(plan.trial[~plan.leader], plan.goal[~plan.leader], strict=True):
-            others = np.delete(ranking.leaders, goal, axis=0)
+        poor = ~plan.demonstration
+        for trial, goal in zip(plan.trial[poor], plan.goal[poor], strict=True):
+            others = np.delete(ranking.demonstrations, goal, axis=0)
             kinds.append((trial in ranking.graded[goal], trial in others))
-    graded, decoys = np.mean(kinds, axis=0)
-    # A graded or random trial may also be a leader for another goal, in a pool as small as this one.
-    shared = np.isin(np.arange(store.num_trials), ranking.leaders).mean()
+    graded, distractors = np.mean(kinds, axis=0)
+    # In a pool as small as this one, a graded or random trial may also be a demonstration for another goal.
+    shared = np.isin(np.arange(store.num_trials), ranking.demonstrations).mean()
     assert abs(graded - 0.5) < 0.08
-    assert 0.25 < decoys < 0.25 + 0.75 * shared + 0.08
+    assert 0.25 < distractors < 0.25 + 0.75 * shared + 0.08
 
 
-def test_poor_trials_of_misleading_cues_are_those_of_another_goal_with_its_pay():
-    plain, misleading = (chains(48, graded=1.0, decoys=0.0, misleading=share) for share in (0.0, 0.5))
+def test_poor_trials_of_misleading_cues_are_those_of_another_goal_with_its_rewards():
+    plain, misleading = (chains(48, graded=1.0, distractors=0.0, misleading=share) for share in (0.0, 0.5))
     misled = []
     for number in range(40):
         plan, right = misleading.plan(number), plain.plan(number)
-        np.testing.assert_array_equal(right.paid, right.goal)
-        for field in ("goal", "cue", "code", "leader", "first"):
+        demonstration = plan.demonstration
+        np.testing.assert_array_equal(right.rewarded_goal, right.goal)
+        for field in ("goal", "cue", "code", "demonstration", "first"):
             np.testing.assert_array_equal(getattr(plan, field), getattr(right, field))
-        np.testing.assert_array_equal(plan.trial[plan.leader], right.trial[plan.leader])
-        np.testing.assert_array_equal(plan.paid[plan.leader], plan.goal[plan.leader])
-        paid = misleading.store.rewards(plan.trial, misleading.ranked.goals[plan.paid])
-        np.testing.assert_array_equal(plan.reward, paid)
-        for trial, goal in zip(plan.trial[~plan.leader], plan.paid[~plan.leader], strict=True):
+        np.testing.assert_array_equal(plan.trial[demonstration], right.trial[demonstration])
+        np.testing.assert_array_equal(plan.rewarded_goal[demonstration], plan.goal[demonstration])
+        rewards = misleading.store.rewards(plan.trial, misleading.ranked.goals[plan.rewarded_goal])
+        np.testing.assert_array_equal(plan.reward, rewards)
+        for trial, goal in zip(plan.trial[~demonstration], plan.rewarded_goal[~demonstration], strict=True):
             assert trial in misleading.ranked.graded[goal]
-        for cue in np.unique(plan.cue[~plan.leader]):
-            own = ~plan.leader & (plan.cue == cue)
-            (believed,) = np.unique(plan.paid[own])
+        for cue in np.unique(plan.cue[~demonstration]):
+            own = ~demonstration & (plan.cue == cue)
+            (believed,) = np.unique(plan.rewarded_goal[own])
             misled.append(believed != plan.goal[own][0])
     assert 0.4 < np.mean(misled) < 0.6
 
 
 def test_fields_are_those_of_the_planned_trials():
-    store, made = explored("point_mass"), chains(6, pay="sparse")
+    store, made = explored("point_mass"), chains(6, reward_kind="sparse")
     plan = made.plan(3)
     fields = made.load(plan, slice(0, made.length))
     scaling = measure_cue_scaling(store)
@@ -91,13 +91,12 @@ def test_fields_are_those_of_the_planned_trials():
     np.testing.assert_array_equal(fields["observation"][:, 4:8], plan.code.repeat(8, axis=0))
     assert not fields["observation"][:, 8:].any()
     np.testing.assert_array_equal(fields["action"], store.actions[plan.trial].reshape(48, 2))
-    paid = store.rewards(plan.trial, made.ranked.goals[plan.goal], "sparse")
-    np.testing.assert_array_equal(fields["reward"], paid.ravel().astype(np.float32))
-    weight = np.where(plan.first, 4.0, plan.leader)
+    rewards = store.rewards(plan.trial, made.ranked.goals[plan.goal], "sparse")
+    np.testing.assert_array_equal(fields["reward"], rewards.ravel().astype(np.float32))
+    weight = np.where(plan.first, 4.0, plan.demonstration)
     np.testing.assert_array_equal(fields["weight"], weight.repeat(8))
     np.testing.assert_array_equal(fields["timestep"], np.tile(np.arange(8), 6))
     np.testing.assert_array_equal(fields["trajectory"], np.arange(6).repeat(8))
-    assert (chains(6, loss="all").load(plan, slice(0, 48))["weight"] == 1).all()
 
 
 def test_a_step_may_span_the_decisions_of_an_explored_action():
@@ -109,61 +108,51 @@ def test_a_step_may_span_the_decisions_of_an_explored_action():
         np.testing.assert_array_equal(steps[name], decisions[name][::4])
     for part in range(4):  # one action for all of them
         np.testing.assert_array_equal(steps["action"], decisions["action"][part::4])
-    paid = decisions["reward"].reshape(48, 4)
-    assert (paid[:, 0] != paid[:, 3]).any()
-    np.testing.assert_allclose(steps["reward"], paid.mean(axis=1), rtol=1e-6)
+    assert not np.delete(decisions["weight"], np.s_[::4]).any()  # loss only where an action is chosen
+    assert steps["weight"].any()
+    rewards = decisions["reward"].reshape(48, 4)
+    assert (rewards[:, 0] != rewards[:, 3]).any()
+    np.testing.assert_allclose(steps["reward"], rewards.mean(axis=1), rtol=1e-6)
 
 
-def test_only_places_where_an_action_is_chosen_bear_loss():
-    made = chains(6, family="point_mass-32", loss="all")
-    fields = made.load(made.plan(3), slice(0, made.length))
-    np.testing.assert_array_equal(np.flatnonzero(fields["weight"]), np.arange(0, made.length, 4))
-    actions = fields["action"].reshape(-1, 4, 2)
-    np.testing.assert_array_equal(actions, np.broadcast_to(actions[:, :1], actions.shape))
-
-
-def test_the_oracle_is_told_the_goal_and_nothing_else_changes():
-    blind, told = chains(1), chains(1, told=True)
-    plan = told.plan(5)
+def test_the_oracle_observes_the_goal_and_nothing_else_changes():
+    blind, oracle = chains(1), chains(1, shows_goal=True)
+    plan = oracle.plan(5)
     np.testing.assert_array_equal(plan.trial, blind.plan(5).trial)
-    assert plan.leader.all()
-    hidden, shown = (made.load(plan, slice(0, 8))["observation"] for made in (blind, told))
+    assert plan.demonstration.all()
+    hidden, shown = (made.load(plan, slice(0, 8))["observation"] for made in (blind, oracle))
     np.testing.assert_array_equal(hidden[:, :8], shown[:, :8])
-    goal = (told.ranked.goals[plan.goal[0]] / told.store.family.goal_scale).astype(np.float32)
+    goal = (oracle.ranked.goals[plan.goal[0]] / oracle.store.family.goal_scale).astype(np.float32)
     np.testing.assert_array_equal(shown[:, 8:], np.broadcast_to(goal, (8, 2)))
 
 
-def test_coins_pay_the_trials_that_are_drawn_without_them():
-    dense, coins = (list(map(chains(32, pay=pay).plan, range(40))) for pay in ("dense", "coin"))
-    odds, paid = (np.stack([plan.reward for plan in plans]) for plans in (dense, coins))
+def test_coins_reward_the_trials_that_are_drawn_without_them():
+    dense, coins = (list(map(chains(32, reward_kind=kind).plan, range(40))) for kind in ("dense", "coin"))
+    odds, rewards = (np.stack([plan.reward for plan in plans]) for plans in (dense, coins))
     np.testing.assert_array_equal(dense[7].trial, coins[7].trial)
-    assert set(np.unique(paid)) == {0.0, 1.0}
-    assert abs(paid.mean() - odds.mean()) < 0.01
-    assert (paid[odds == 0] == 0).all()
-    assert (paid[odds == 1] == 1).all()
+    assert set(np.unique(rewards)) == {0.0, 1.0}
+    assert abs(rewards.mean() - odds.mean()) < 0.01
+    assert (rewards[odds == 0] == 0).all()
+    assert (rewards[odds == 1] == 1).all()
 
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_batches_hold_the_same_chains_on_any_ring(layout):
-    made = {ring: chains(5, ring, layout) for ring in (1, 8)}
-    for ring, loader in made.items():
-        mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
-        pipeline = ChainPipeline(loader, loader.plan, 2, mesh)
-        next(pipeline)
-        batch = next(pipeline)
-        for row in range(2):
-            whole = made[1].load(made[1].plan(2 + row), slice(0, made[1].length))
-            position = np.asarray(batch.steps.position[row])
-            assert len(position) == loader.length
-            places = np.where(position < 0, np.argmin(whole["position"]), position)
-            assert sorted(position[position >= 0]) == list(range(40))
-            weight = np.asarray(batch.weight[row])
-            np.testing.assert_array_equal(weight, np.where(position < 0, 0, whole["weight"][places]))
-            for name in ("observation", "action", "reward", "timestep", "trajectory"):
-                field = np.asarray(getattr(batch.steps, name)[row])
-                held = position >= 0
-                np.testing.assert_array_equal(field[held], whole[name][position[held]])
-                assert not field[~held].any()
+    loader, whole = chains(5, 8, layout), chains(5)
+    pipeline = ChainPipeline(loader, loader.plan, 2, make_mesh(MeshShape(ring=8), jax.devices()[:8]))
+    next(pipeline)
+    batch = next(pipeline)
+    for row in range(2):
+        expected = whole.load(whole.plan(2 + row), slice(0, 40))
+        position = np.asarray(batch.steps.position[row])
+        held = position >= 0
+        assert len(position) == loader.length
+        assert sorted(position[held]) == list(range(40))
+        fields = {"weight": batch.weight} | vars(batch.steps)
+        for name in ("weight", "observation", "action", "reward", "timestep", "trajectory"):
+            field = np.asarray(fields[name][row])
+            np.testing.assert_array_equal(field[held], expected[name][position[held]])
+            assert not field[~held].any()
 
 
 def test_plans_are_functions_of_seed_and_number():
@@ -173,40 +162,28 @@ def test_plans_are_functions_of_seed_and_number():
     assert any((one.plan(4).trial != changed.trial).any() for changed in (other.plan(4), one.plan(5)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_but_rewards_tells_the_goals_behind_random_trials(family: str):
-    made = chains(128, family=family, graded=0.0, decoys=0.0, cues=(16,))
-    probe = probe_goals(made, 250)
-    assert probe.contexts > 2000
-    assert probe.without_rewards < 0.02
-    assert probe.with_rewards > 0.15
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("changes", "named"),
     [
-        (lambda: chains(4, cues=(4, 17)), "cues is 17.*1 to 16"),
-        (lambda: chains(4, cues=()), "cues is empty"),
-        (lambda: chains(0), "trials is 0"),
-        (lambda: chains(4, action_repeat=0), "action_repeat is 0"),
-        (lambda: chains(4, action_repeat=2), "held for 1 decisions; use a divisor of 1"),
-        (lambda: chains(2001), "2001 trials.*only 2000.*shorter chains"),
-        (lambda: chains(4, pay="gold"), "unknown pay 'gold'"),
-        (lambda: chains(4, loss="none"), "unknown loss 'none'"),
-        (lambda: chains(4, graded=0.8, decoys=0.3), "graded is 0.8 and decoys is 0.3"),
-        (lambda: chains(4, misleading=1.1), "misleading is 1.1; as a share of the cues it must be 0 to 1"),
-        (lambda: chains(4, poor=-1), "poor is -1"),
-        (lambda: chains(4, first_leader_weight=0.0), "first_leader_weight is 0.0"),
-        (lambda: probe_goals(chains(1), 4), "probe more chains"),
+        ({"cues": (4, 17)}, "cues is 17"),
+        ({"cues": ()}, "cues is empty"),
+        ({"trials": 0}, "trials is 0"),
+        ({"trials": 2001}, "2001 trials"),
+        ({"action_repeat": 2}, "action_repeat is 2"),
+        ({"reward_kind": "gold"}, "gold"),
+        ({"graded": 0.8, "distractors": 0.3}, "graded is 0.8"),
+        ({"misleading": 1.1}, "misleading is 1.1"),
+        ({"poor": -1}, "poor is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"first_demonstration_weight": 0.0}, "first_demonstration_weight is 0.0"),
     ],
 )
-def test_bad_input_is_named(call, message: str):
-    with pytest.raises(AgenticRingError, match=message):
-        call()
+def test_bad_settings_are_named(changes, named: str):
+    with pytest.raises(AgenticRingError, match=named):
+        chains(**{"trials": 4} | changes)
 
 
 def test_a_store_of_another_family_is_refused():
     store = explored("point_mass")
-    config = CueChainConfig("reacher", 4)
-    with pytest.raises(AgenticRingError, match=r"holds trials of point_mass.*--family reacher"):
-        CueChains(store, ranked("point_mass"), config, measure_cue_scaling(store), 1)
+    with pytest.raises(AgenticRingError, match="point_mass, but chains of reacher"):
+        CueChains(store, ranked("point_mass"), CueChainConfig("reacher", 4), measure_cue_scaling(store), 1)

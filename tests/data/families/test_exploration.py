@@ -1,4 +1,4 @@
-"""Explored trials: relabelled exactly as dm_control's environments pay, ranked once, and read back."""
+"""Explored trials: relabelled with exactly the rewards of the environments, ranked once, and read back."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,24 +6,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agentic_ring.data.families import FAMILIES, Family, family_named
+from agentic_ring.data.families.bodies import FAMILIES, family_named
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
-from agentic_ring.data.families.environments import make_cue_environments
+from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore, ExploredTrials, write_exploration
-from agentic_ring.data.families.family import Pay
+from agentic_ring.data.families.family import Family, RewardKind
 from agentic_ring.data.families.ranked_trials import BANDS, RankingConfig, rank_trials
 from agentic_ring.errors import AgenticRingError
 from data_prep.explore import ExploreConfig, draw_actions, explore, explore_parts
 from tests.data.families.exploration import explored, ranked
 
-families = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-
 
 @pytest.mark.parametrize(
-    "family", [*FAMILIES.values(), family_named("point_mass-16")], ids=lambda family: family.name
+    ("family", "kind"),
+    [
+        (FAMILIES["reacher"], "dense"),
+        (FAMILIES["point_mass"], "sparse"),
+        (family_named("point_mass-16"), "dense"),
+    ],
+    ids=lambda each: getattr(each, "name", each),
 )
-@pytest.mark.parametrize("pay", ["dense", "sparse"])
-def test_relabelled_rewards_equal_what_the_environments_pay(family: Family, pay: Pay, monkeypatch):
+def test_relabelled_rewards_equal_those_of_the_environments(family: Family, kind: RewardKind, monkeypatch):
     store = explored(family.name)
     # Goals that the trials come near, where the reward changes with the state.
     trials, goals = ranked(family.name).graded[:16, 3, 0], ranked(family.name).goals[:16]
@@ -31,23 +34,23 @@ def test_relabelled_rewards_equal_what_the_environments_pay(family: Family, pay:
     tasks = [CueTask(family, codes, goal[None], 0) for goal in goals]
     starts = iter(store.physics[trials, 0])
     monkeypatch.setattr(CueTask, "start", lambda task, trial: next(starts))
-    environments = make_cue_environments(family, tasks, pay)
+    environments = CueEnvironments(tasks, kind)
     observed = [environments.reset()[0]]
-    paid = []
+    rewards = []
     for actions in store.actions[trials].swapaxes(0, 1):
         observation, reward, *_ = environments.step(actions)
         observed.append(observation)
-        paid.append(reward)
-    relabelled = store.rewards(trials, goals, pay)
-    np.testing.assert_array_equal(relabelled, np.stack(paid, 1))
+        rewards.append(reward)
+    relabelled = store.rewards(trials, goals, kind)
+    np.testing.assert_array_equal(relabelled, np.stack(rewards, 1))
     assert 0 < relabelled.mean() < 1
     bodies = np.stack(observed[:-1], 1)[..., : family.body_dim]
     np.testing.assert_array_equal(store.observations(trials), bodies)
     np.testing.assert_array_equal(environments.physics_states(), store.physics[trials, -1])
 
 
-@families
-def test_trials_do_not_depend_on_the_number_of_threads(family: Family):
+def test_trials_do_not_depend_on_the_number_of_threads():
+    family = family_named("reacher")
     one, other = (next(explore_parts(family, 40, 3, threads)) for threads in (1, 2))
     np.testing.assert_array_equal(one.physics, other.physics)
     np.testing.assert_array_equal(one.actions, other.actions)
@@ -64,20 +67,6 @@ def test_actions_are_held_and_idle_as_often_as_declared():
     assert np.abs(actions).max() == 1
 
 
-def test_the_joints_of_a_leg_move_together_and_each_pose_of_the_cheetah_is_a_cell():
-    family = family_named("cheetah")
-    actions = draw_actions(family, np.random.default_rng(0), 500)
-    back, front = actions[..., :3], actions[..., 3:]
-    for leg in (back, front):
-        np.testing.assert_array_equal(leg, leg[..., :1].repeat(3, axis=-1))
-    assert (back != front).mean() > 0.5
-    starts = family.draw_starts(np.random.default_rng(0), 1000)
-    cells = family.start_cell(starts)
-    assert len(np.unique(cells)) == family.start_cells == len(np.unique(starts, axis=0))
-    for cell in range(family.start_cells):
-        assert len(np.unique(starts[cells == cell], axis=0)) == 1
-
-
 def test_trials_of_more_decisions_last_as_long_and_hold_their_actions_longer():
     family, long = family_named("reacher"), family_named("reacher-24")
     assert long.decisions * long.physics_steps == 8 * family.substeps * family.physics_steps
@@ -85,25 +74,6 @@ def test_trials_of_more_decisions_last_as_long_and_hold_their_actions_longer():
     np.testing.assert_array_equal(ours, theirs.repeat(3, axis=1))
     longer, parts = (next(explore_parts(each, 20, 3, 1)) for each in (long, family))
     np.testing.assert_array_equal(longer.physics, parts.physics)
-    for cheetah in (family_named("cheetah"), family_named("cheetah-16")):
-        at_one_metre_per_second = 0.01 * cheetah.physics_steps * np.arange(4.0)[:, None]
-        np.testing.assert_allclose(cheetah.outcome(at_one_metre_per_second), 1)
-
-
-def test_chains_refuse_trials_with_another_number_of_decisions(tmp_path: Path):
-    path = explore(ExploreConfig("point_mass-16", 40, data=tmp_path))
-    with ExplorationStore.open(path) as store:
-        assert store.family.decisions == 16
-        with pytest.raises(AgenticRingError, match=r"trials of point_mass-16, but chains of point_mass are"):
-            store.require_family("point_mass")
-
-
-@pytest.mark.parametrize(
-    "name", ["point_mass-12", "point_mass-0", "point_mass-8", "point_mass-016", "ant-16"]
-)
-def test_other_numbers_of_decisions_are_refused(name: str):
-    with pytest.raises(AgenticRingError, match=r"multiple of 8|unknown family"):
-        family_named(name)
 
 
 def test_a_ranking_holds_the_best_of_each_start_cell_and_graded_trials_of_each_band():
@@ -111,10 +81,12 @@ def test_a_ranking_holds_the_best_of_each_start_cell_and_graded_trials_of_each_b
     family = store.family
     cells = family.start_cell(store.physics[:, 0])
     assert not np.isin(family.region(ranking.goals), family.held_out).any()
-    for goal, leaders, graded in zip(ranking.goals[:5], ranking.leaders, ranking.graded, strict=False):
+    for goal, demonstrations, graded in zip(
+        ranking.goals[:5], ranking.demonstrations, ranking.graded, strict=False
+    ):
         returns = store.rewards(np.arange(store.num_trials), np.broadcast_to(goal, (store.num_trials, 2)))
         returns = returns.sum(axis=1)
-        for cell, best in enumerate(leaders):
+        for cell, best in enumerate(demonstrations):
             assert (cells[best] == cell).all()
             expected = np.sort(returns[cells == cell])[::-1][: len(best)]
             np.testing.assert_allclose(returns[best], expected, atol=1e-5)
@@ -125,34 +97,34 @@ def test_a_ranking_holds_the_best_of_each_start_cell_and_graded_trials_of_each_b
 
 def test_a_ranking_is_computed_once_for_a_store_and_its_settings(tmp_path: Path, capsys):
     with ExplorationStore.open(explore(ExploreConfig("point_mass", 2000, data=tmp_path))) as store:
-        config = RankingConfig(goals=3, leaders=2)
+        config = RankingConfig(goals=3, demonstrations=2)
         first = rank_trials(store, config)
         (cached,) = store.path.parent.glob("*ranked*")
         assert "ranking trials" in capsys.readouterr().err
         again = rank_trials(store, config)
         assert "ranking trials" not in capsys.readouterr().err
-        for name in ("goals", "leaders", "graded"):
+        for name in ("goals", "demonstrations", "graded"):
             np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
-        rank_trials(store, RankingConfig(goals=3, leaders=2, seed=1))
+        rank_trials(store, RankingConfig(goals=3, demonstrations=2, seed=1))
         assert len(list(store.path.parent.glob("*ranked*"))) == 2
         cached.write_bytes(cached.read_bytes()[:-100])
-        with pytest.raises(AgenticRingError, match=f"{cached.name}.*delete it"):
+        with pytest.raises(AgenticRingError, match=cached.name):
             rank_trials(store, config)
 
 
 def test_stores_that_cannot_serve_are_refused(tmp_path: Path):
-    with pytest.raises(AgenticRingError, match=r"no exploration store.*data_prep.explore"):
+    with pytest.raises(AgenticRingError, match=r"absent\.h5"):
         ExplorationStore.open(tmp_path / "absent.h5")
     with (
         ExplorationStore.open(explore(ExploreConfig("point_mass", 60, data=tmp_path))) as small,
-        pytest.raises(AgenticRingError, match=r"60 trials, of which .* start cell .* more --trials"),
+        pytest.raises(AgenticRingError, match="60 trials"),
     ):
         rank_trials(small)
     # The file says point_mass, its states are of another size.
     stranger = SimpleNamespace(name="point_mass", decisions=8, substeps=3, physics_dim=6, action_dim=2)
     part = ExploredTrials(np.zeros((2, 25, 6), np.float32), np.zeros((2, 8, 2), np.float32))
     write_exploration(tmp_path / "s.h5", stranger, 2, 0, [part])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(AgenticRingError, match=r"physics have shape \(2, 25, 6\).*\(2, 25, 4\)"):
+    with pytest.raises(AgenticRingError, match=r"physics have shape \(2, 25, 6\)"):
         ExplorationStore.open(tmp_path / "s.h5")
     for settings in (
         {"family": "ant"},

@@ -126,7 +126,7 @@ def _read_store(path: Path, verify: bool) -> Any:
         return [store.domain.name, store.collector, list(store.episodes())]
 
 
-_RANKING = RankingConfig(goals=2, leaders=1)
+_RANKING = RankingConfig(goals=2, demonstrations=1)
 
 
 @cache

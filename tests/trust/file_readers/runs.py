@@ -10,7 +10,6 @@ import numpy as np
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.scaling import Scaling
-from agentic_ring.errors import DataError
 from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -21,11 +20,11 @@ from agentic_ring.rollouts.evaluation_record import EvaluationRecord, Rollout, r
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
-from evals.in_context.rollouts import CueRolloutConfig, kept_returns
 from evals.lines.evaluation_run import LineRunConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.rates import PUBLISHED, read_rates
 from experiments.context_length import Point, read_point, write_point
+from experiments.hidden_tasks.rollouts import kept_returns, read_returns
 from tests.trust.file_readers.reader import FileReader
 
 SCALING = Scaling((0.0,) * 5, (1.0,) * 5, 2.0, 100.0)
@@ -94,19 +93,9 @@ def _evaluation(folder: Path) -> Path:
     return folder / "evaluation.npz"
 
 
-_ROLLOUT = CueRolloutConfig("point_mass", cues=4, tasks=2, trials=5)
-
-
 def _returns(folder: Path) -> Path:
-    kept_returns(folder / "returns.npz", _ROLLOUT, lambda: np.random.default_rng(0).random((2, 5)))
+    kept_returns(folder / "returns.npz", 2, lambda: np.random.default_rng(0).random((2, 5)))
     return folder / "returns.npz"
-
-
-def _read_returns(path: Path) -> Any:
-    def absent() -> np.ndarray:
-        raise DataError(f"{path} does not exist")
-
-    return kept_returns(path, _ROLLOUT, absent)
 
 
 def _point(folder: Path) -> Path:
@@ -143,7 +132,7 @@ RUN_READERS = (
     FileReader("metrics.jsonl", _metrics, read_metrics, "rows"),
     FileReader("results.json", _results, read_results),
     FileReader("evaluation.npz", _evaluation, lambda path: read_record(path.parent)),
-    FileReader("returns of a rollout", _returns, _read_returns),
+    FileReader("returns of a rollout", _returns, lambda path: read_returns(path, 2)),
     FileReader("point of a context curve", _point, read_point),
     FileReader("rates.csv", _rates, read_rates, "legal"),
     FileReader("profile of kernels", _profile, lambda path: kernel_times(path.parents[3])),

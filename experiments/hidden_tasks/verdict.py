@@ -1,11 +1,12 @@
 """Pre-registered targets of the experiment on trained context length, and their verdict.
 
-The unit is a training seed and a task. A score is a return over the learned oracle's mean return, of the same
-training seed, number of cues and regions: the oracle has the same leaders and is told the goal. Every
-quantity is the interquartile mean over the units, of paired differences where arms or blocks of trials are
-compared; the order of the arms is that of their means. Intervals are 95% and hierarchical, over seeds and
-tasks within them. A target whose arms were not trained is not met. The levels were set for point_mass with
-dense rewards; what another body or pay must show is the gain over n = 32, the controls and unseen regions.
+The unit is a training seed and a task. A score is a return over the oracle's mean return, of the same
+training seed, number of cues and regions: the oracle has the same demonstrations and observes the goal. Every
+quantity is the interquartile mean over the units, of paired differences where variants or blocks of trials
+are compared; the order of the variants is that of their means. Intervals are 95% and hierarchical, over seeds
+and tasks within them. A target whose variants were not trained is not met. The levels were set for point_mass
+with dense rewards; what another body or kind of reward must show is the gain over n = 32, the controls and
+unseen regions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,28 +17,28 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agentic_ring.data.families import Pay, Region
+from agentic_ring.data.families.family import Region, RewardKind
 from agentic_ring.results.intervals import Interval, hierarchical_interval, interquartile_means
 from agentic_ring.results.results_file import Figure, short_number
 
 ORACLE = "oracle"
 ONLINE = "online"
-RIGHT_PAY, NOTHING = "right_pay", "nothing"
-SPOILED = ("another_task", "zeroed", "shuffled")
+RIGHT_REWARDS, NOTHING = "right_pay", "nothing"
+CORRUPTED = ("another_task", "zeroed", "shuffled")
 CUES = 16
 """Number of cues at which a longer context is needed."""
 BLOCK = 16
 """Trials in a block, whose mean return is judged."""
 _SMALLEST = 1e-6
 """Smallest divisor, so that ratios stay finite where nothing is earned."""
-ARMS = ("n1", "n4", "n16", "n32", "n128")
-"""Arms in the order that their returns must have."""
+VARIANTS = ("n1", "n4", "n16", "n32", "n128")
+"""Variants in the order that their returns must have."""
 
 
 class Case(NamedTuple):
     """One setting of the rollouts; its returns are float64 [seeds, tasks, trials]."""
 
-    arm: str
+    variant: str
     cues: int
     condition: str = ONLINE
     region: Region = "seen"
@@ -52,13 +53,7 @@ class NotMeasuredError(LookupError):
 
 @dataclass(frozen=True)
 class Bound:
-    """What an interval must satisfy.
-
-    Attributes:
-      least: smallest allowed value.
-      low: the lower bound must be above it.
-      most: largest allowed value.
-    """
+    """What an interval must satisfy: a value from ``least`` to ``most``, and a lower bound above ``low``."""
 
     least: float | None = None
     low: float | None = None
@@ -73,14 +68,13 @@ class Bound:
         )
 
     def __str__(self) -> str:
-        parts = (
-            ("at least", self.least),
-            ("lower bound above", self.low),
-            ("at most", self.most),
-        )
+        if self == _ABOVE_ZERO:
+            return "above 0"
+        parts = (("at least", self.least), ("lower bound above", self.low), ("at most", self.most))
         return ", ".join(f"{words} {number:g}" for words, number in parts if number is not None)
 
 
+_ABOVE_ZERO = Bound(least=float(np.nextafter(0.0, 1.0)))
 Measure = Callable[[Returns], Interval]
 
 
@@ -93,26 +87,26 @@ class Target:
       measure: computes it; raises ``NotMeasuredError``.
       required: what the claim needs.
       aim: what we hope for.
+      everywhere: whether another body than point_mass, or another kind of reward, must meet it too.
       aim_measure: another quantity for the aim; None is ``measure``.
-      everywhere: whether another body than point_mass, or another pay than "dense", must meet it too.
     """
 
     name: str
     measure: Measure
     required: Bound
     aim: Bound
-    aim_measure: Measure | None = None
     everywhere: bool = False
+    aim_measure: Measure | None = None
 
 
 @dataclass(frozen=True)
 class Check:
-    """A target and what was found; ``found`` is None where an arm is missing."""
+    """A target and what was found; ``found`` is None where a variant is missing."""
 
     target: Target
     found: Interval | None
-    met: bool
-    aim_met: bool
+    met: bool = False
+    aim_met: bool = False
 
     @property
     def result(self) -> str:
@@ -185,41 +179,36 @@ def _worst_seed(returns: Returns) -> Interval:
     return Interval(float(interquartile_means(gains[:, None]).min()), None, None, len(gains))
 
 
-def _smallest_step(returns: Returns, axis: tuple[int, ...]) -> Interval:
-    means = np.stack([scores(returns, Case(arm, CUES)).mean(axis=axis) for arm in ARMS])
-    return Interval(float(np.diff(means, axis=0).min()), None, None, len(ARMS))
+def _smallest_step(axis: int | tuple[int, int]) -> Measure:
+    def measure(returns: Returns) -> Interval:
+        means = np.stack([scores(returns, Case(name, CUES)).mean(axis=axis) for name in VARIANTS])
+        return Interval(float(np.diff(means, axis=0).min()), None, None, len(VARIANTS))
+
+    return measure
 
 
-def _spoiled(returns: Returns, compute: Callable[[Returns, Case], np.ndarray]) -> list[np.ndarray]:
-    return [compute(returns, _long(condition=condition)) for condition in SPOILED]
+def _right_over_corrupted(returns: Returns) -> Interval:
+    corrupted = [block(returns, _long(condition=condition)) for condition in CORRUPTED]
+    return _ratio(block(returns, _long(condition=RIGHT_REWARDS)), corrupted)
 
 
-def _right_over_spoiled(returns: Returns) -> Interval:
-    return _ratio(block(returns, _long(condition=RIGHT_PAY)), _spoiled(returns, block))
-
-
-def _spoiled_from_nothing(returns: Returns) -> Interval:
+def _corrupted_from_nothing(returns: Returns) -> Interval:
     nothing = scores(returns, _long(condition=NOTHING))
-    far = (abs(level(each - nothing).value) for each in _spoiled(returns, scores))
-    return Interval(max(far), None, None, nothing.size)
+    differences = (scores(returns, _long(condition=condition)) - nothing for condition in CORRUPTED)
+    return Interval(max(abs(level(each).value) for each in differences), None, None, nothing.size)
 
 
 def _unseen_over_seen(returns: Returns) -> Interval:
     return _ratio(block(returns, _long(region="unseen")), [block(returns, _long())])
 
 
-def _seeds(returns: Returns) -> Interval:
-    return Interval(float(min(found.shape[0] for found in returns.values())), None, None, 1)
+def _fewest(axis: int) -> Measure:
+    return lambda returns: Interval(float(min(each.shape[axis] for each in returns.values())), None, None, 1)
 
 
-def _tasks(returns: Returns) -> Interval:
-    return Interval(float(min(found.shape[1] for found in returns.values())), None, None, 1)
-
-
-_ABOVE_ZERO = Bound(least=float(np.nextafter(0.0, 1.0)))
 TARGETS = (
-    Target("training seeds", _seeds, Bound(least=3), Bound(least=5), everywhere=True),
-    Target("tasks", _tasks, Bound(least=32), Bound(least=32), everywhere=True),
+    Target("training seeds", _fewest(0), Bound(least=3), Bound(least=5), everywhere=True),
+    Target("tasks", _fewest(1), Bound(least=32), Bound(least=32), everywhere=True),
     Target(
         "K=16, n=128, trials 113-128",
         lambda returns: level(scores(returns, _long())),
@@ -233,10 +222,10 @@ TARGETS = (
     Target("n=128 minus n=4", _gain("n4"), Bound(least=0.40), Bound(least=0.60)),
     Target(
         "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)",
-        lambda returns: _smallest_step(returns, (0, 1)),
+        _smallest_step((0, 1)),
         _ABOVE_ZERO,
         _ABOVE_ZERO,
-        lambda returns: _smallest_step(returns, (1,)),
+        aim_measure=_smallest_step(1),
     ),
     Target(
         "K=1: distance of n=128 and n=32", _distance(1), Bound(most=0.05), Bound(most=0.02), everywhere=True
@@ -246,14 +235,14 @@ TARGETS = (
     ),
     Target(
         "112 random trials: right over best spoiled",
-        _right_over_spoiled,
+        _right_over_corrupted,
         Bound(least=2),
         Bound(least=3),
         everywhere=True,
     ),
     Target(
         "112 random trials: spoiled from no context",
-        _spoiled_from_nothing,
+        _corrupted_from_nothing,
         Bound(most=0.05),
         Bound(most=0.05),
         everywhere=True,
@@ -264,10 +253,6 @@ TARGETS = (
 )
 
 
-COLUMNS = ("target", "found", "required", "aim", "result")
-"""Columns of the verdict's table."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """What was found for each target, in their order."""
@@ -276,73 +261,53 @@ class Verdict:
 
     @property
     def claimed(self) -> bool:
-        """Whether every target is met, so that a longer trained context may be said to pay."""
+        """Whether every target is met, so that a longer trained context may be said to help."""
         return all(check.met for check in self.checks)
 
     def __str__(self) -> str:
         if self.claimed:
-            return "verdict: a longer trained context pays where the task holds more than a shorter one can"
+            return "verdict: a longer trained context helps where the task holds more than a shorter one can"
         missed = [check.target.name for check in self.checks if not check.met]
         return f"verdict: NOT shown; {len(missed)} of {len(self.checks)} targets are not met"
 
     def table(self) -> Table:
         """Table for ``rich.print``: a row for each target."""
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for column in COLUMNS:
-            table.add_column(column)
-        for row in self.rows():
-            table.add_row(*row)
+        columns = "target", "found", "required", "aim", "result"
+        table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for check in self.checks:
+            target, aim_met = check.target, " (met)" if check.aim_met else ""
+            found = "" if check.found is None else _in_words(check.found)
+            table.add_row(target.name, found, str(target.required), f"{target.aim}{aim_met}", check.result)
         return table
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The ``COLUMNS`` of each target as text."""
-        return [
-            (
-                check.target.name,
-                in_words(check.found),
-                _words(check.target.required),
-                f"{_words(check.target.aim)}{' (met)' if check.aim_met else ''}",
-                check.result,
-            )
-            for check in self.checks
-        ]
 
     def figures(self) -> list[Figure]:
         """Each measured target, and whether it is met as 1 or 0."""
-        return [
-            figure
-            for check in self.checks
-            if check.found is not None
-            for figure in (
-                Figure.from_interval(f"target/{check.target.name}", check.found, "score"),
-                Figure(f"target/{check.target.name}/met", float(check.met), "1 = yes"),
-            )
-        ] + [Figure("target/all_met", float(self.claimed), "1 = yes")]
+        figures = []
+        for check in self.checks:
+            if check.found is not None:
+                name = f"target/{check.target.name}"
+                figures.append(Figure.from_interval(name, check.found, "score"))
+                figures.append(Figure(f"{name}/met", float(check.met), "1 = yes"))
+        return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 
 
-def _words(bound: Bound) -> str:
-    return "above 0" if bound == _ABOVE_ZERO else str(bound)
-
-
-def in_words(interval: Interval | None) -> str:
-    """The value with its interval, such as "0.876 (0.76 to 0.977)"; empty for None."""
-    if interval is None:
-        return ""
+def _in_words(interval: Interval) -> str:
+    """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
     if interval.low is None or interval.high is None:
         return short_number(interval.value)
     return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
 
 
-def judge(returns: Returns, family: str = "point_mass", pay: Pay = "dense") -> Verdict:
-    """Compares the returns of all arms, in tasks of a family that are paid so, with the targets of both."""
-    every = (family, pay) == ("point_mass", "dense")
-    return Verdict(tuple(_check(target, returns) for target in TARGETS if every or target.everywhere))
+def judge(returns: Returns, family: str = "point_mass", kind: RewardKind = "dense") -> Verdict:
+    """Compares the returns of all variants with the targets for a family and a kind of reward."""
 
+    def check(target: Target) -> Check:
+        try:
+            found = target.measure(returns)
+            aimed = found if target.aim_measure is None else target.aim_measure(returns)
+        except NotMeasuredError:
+            return Check(target, None)
+        return Check(target, found, target.required.met(found), target.aim.met(aimed))
 
-def _check(target: Target, returns: Returns) -> Check:
-    try:
-        found = target.measure(returns)
-        aimed = found if target.aim_measure is None else target.aim_measure(returns)
-    except NotMeasuredError:
-        return Check(target, None, met=False, aim_met=False)
-    return Check(target, found, target.required.met(found), target.aim.met(aimed))
+    every = (family, kind) == ("point_mass", "dense")
+    return Verdict(tuple(check(target) for target in TARGETS if every or target.everywhere))

@@ -5,17 +5,19 @@ import pytest
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
-from evals.in_context.verdict import TARGETS, Case, Verdict, judge
+from experiments.hidden_tasks.verdict import TARGETS, Case, Verdict, judge
 
 SEEDS, TASKS, TRIALS = 3, 32, 128
 ORACLE = 4.0
 RISE = {"n1": (0.3, 0.32), "n4": (0.3, 0.36), "n16": (0.3, 0.5), "n32": (0.3, 0.66), "n128": (0.25, 0.95)}
-"""Score of each arm in the first and in the last trial."""
+"""Score of each variant in the first and in the last trial."""
 CONTROLS = {"right_pay": 0.6, "another_task": 0.2, "zeroed": 0.21, "shuffled": 0.19, "nothing": 0.2}
+LAST, STEP = "K=16, n=128, trials 113-128", "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"
+RATIO, CORRUPTED = "112 random trials: right over best spoiled", "112 random trials: spoiled from no context"
 
 
 def made_up(**changes: float) -> dict[Case, np.ndarray]:
-    """Returns that meet every target; ``changes`` are added to the scores of an arm or a condition."""
+    """Returns that meet every target; ``changes`` are added to the scores of a variant or a condition."""
     random = np.random.default_rng(0)
 
     def returns(score: np.ndarray | float, change: float) -> np.ndarray:
@@ -25,9 +27,9 @@ def made_up(**changes: float) -> dict[Case, np.ndarray]:
     found = {}
     for cues in (1, 4, 16):
         found[Case("oracle", cues)] = np.full((SEEDS, TASKS, TRIALS), ORACLE)
-        for arm, ends in RISE.items():
+        for variant, ends in RISE.items():
             curve = np.linspace(*ends, TRIALS) if cues == 16 else np.full(TRIALS, 0.98)
-            found[Case(arm, cues)] = returns(curve, changes.get(arm, 0.0))
+            found[Case(variant, cues)] = returns(curve, changes.get(variant, 0.0))
     found[Case("n128", 16, region="unseen")] = 0.98 * found[Case("n128", 16)] + changes.get("unseen", 0.0)
     for condition, score in CONTROLS.items():
         flat = np.full(16, score)
@@ -44,77 +46,64 @@ def test_returns_that_meet_every_target_are_claimed():
     assert verdict.claimed
     assert not missed(verdict)
     assert {check.result for check in verdict.checks} == {"pass"}
-    last = next(check for check in verdict.checks if check.target.name == "K=16, n=128, trials 113-128")
+    last = next(check for check in verdict.checks if check.target.name == LAST)
     assert last.found is not None
     assert last.found.value == pytest.approx(0.9086, abs=0.01)
     assert last.found.low is not None
     assert last.found.high is not None
     assert last.found.low < last.found.value < last.found.high
-    assert "a longer trained context pays" in str(verdict)
+    assert "NOT" not in str(verdict)
     assert verdict.figures()[-1].value == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        (
-            {"n32": 0.2},
-            {"n=128 minus n=32", "K=1: distance of n=128 and n=32", "K=4: distance of n=128 and n=32"},
-        ),
-        ({"n4": 0.3}, {"n=128 minus n=4", "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"}),
-        ({"n1": 0.1}, {"smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"}),
-        ({"zeroed": 0.15}, {"112 random trials: right over best spoiled"}),
-        ({"zeroed": 0.06}, {"112 random trials: spoiled from no context"}),
-        ({"nothing": 0.08}, {"112 random trials: spoiled from no context"}),
+        ({"n32": 0.2}, {"n=128 minus n=32", *(f"K={k}: distance of n=128 and n=32" for k in (1, 4))}),
+        ({"n4": 0.3}, {"n=128 minus n=4", STEP}),
+        ({"n1": 0.1}, {STEP}),
+        ({"zeroed": 0.15}, {RATIO}),
+        ({"zeroed": 0.06}, {CORRUPTED}),
+        ({"nothing": 0.08}, {CORRUPTED}),
         ({"unseen": -0.6}, {"unseen over seen regions"}),
-        ({"n128": -0.2}, {"K=16, n=128, trials 113-128", "n=128 minus n=4"}),
+        ({"n128": -0.2}, {LAST, "n=128 minus n=4"}),
     ],
 )
 def test_each_target_can_be_missed(changes, names):
     assert names <= missed(judge(made_up(**changes)))
 
 
-def test_a_flat_curve_rises_neither_at_first_nor_late():
+def test_a_flat_curve_and_one_bad_seed_are_seen():
     found = made_up()
     found[Case("n128", 16)] = np.full((SEEDS, TASKS, TRIALS), 0.9 * ORACLE)
-    assert {"last 16 minus first 16 trials", "last 16 minus trials 49-64"} <= missed(judge(found))
-
-
-def test_one_bad_seed_is_seen():
-    found = made_up()
     found[Case("n128", 16)][1] = found[Case("n32", 16)][1] - 0.1
-    names = missed(judge(found))
-    assert "n=128 minus n=32, worst seed" in names
+    names = {"last 16 minus first 16 trials", "last 16 minus trials 49-64", "n=128 minus n=32, worst seed"}
+    assert names <= missed(judge(found))
 
 
-def test_arms_and_seeds_that_are_missing_are_not_a_pass():
-    demo = {case: found[:1] for case, found in made_up().items() if case.arm not in ("n1", "n16")}
+def test_variants_and_seeds_that_are_missing_are_not_a_pass():
+    demo = {case: found[:1] for case, found in made_up().items() if case.variant not in ("n1", "n16")}
     verdict = judge(demo)
     results = {check.target.name: check.result for check in verdict.checks}
     assert results["training seeds"] == "MISSED"
-    assert results["smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"] == "not measured"
+    assert results[STEP] == "not measured"
     assert results["n=128 minus n=32"] == "pass"
     assert not verdict.claimed
     assert "NOT shown; 2 of 14" in str(verdict)
     assert verdict.table().row_count == len(TARGETS)
 
 
-@pytest.mark.parametrize(("family", "pay"), [("reacher", "dense"), ("point_mass", "coin")])
-def test_another_body_or_pay_is_judged_by_the_gain_over_32_controls_and_unseen_regions(family, pay):
-    def two_arms(**changes: float) -> dict[Case, np.ndarray]:
-        found = {
-            case: each for case, each in made_up(**changes).items() if case.arm not in ("n1", "n4", "n16")
-        }
+@pytest.mark.parametrize(("family", "kind"), [("reacher", "dense"), ("point_mass", "coin")])
+def test_another_body_or_reward_is_judged_by_the_gain_over_32_controls_and_unseen_regions(family, kind):
+    def two_variants(**changes: float) -> dict[Case, np.ndarray]:
+        all_of_them = made_up(**changes)
+        found = {case: each for case, each in all_of_them.items() if case.variant not in ("n1", "n4", "n16")}
         return found | {Case("oracle", 16): np.full((SEEDS, TASKS, TRIALS), 1.4 * ORACLE)}
 
-    verdict = judge(two_arms(), family, pay)
-    assert verdict.claimed
-    assert {"n=128 minus n=32", "n=128 minus n=32, worst seed", "unseen over seen regions"} <= {
-        check.target.name for check in verdict.checks
-    }
-    assert not judge(two_arms()).claimed
+    assert judge(two_variants(), family, kind).claimed
+    assert not judge(two_variants()).claimed
     for changes in ({"n32": 0.2}, {"zeroed": 0.15}, {"unseen": -0.6}):
-        assert not judge(two_arms(**changes), family, pay).claimed
+        assert not judge(two_variants(**changes), family, kind).claimed
 
 
 def test_the_hierarchical_interval_has_the_chance_of_seeds():
@@ -139,5 +128,5 @@ def test_the_hierarchical_interval_pairs_quantities():
         lambda drawn: (drawn[..., 0, :, :] - drawn[..., 1, :, :]).mean(axis=(-2, -1)),
     )
     assert (found.low, found.high) == pytest.approx((1, 1))
-    with pytest.raises(ArgumentError, match="quantities, seeds, tasks"):
+    with pytest.raises(ArgumentError, match="quantities"):
         hierarchical_interval([1.0], lambda drawn: drawn)

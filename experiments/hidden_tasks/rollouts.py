@@ -1,0 +1,307 @@
+"""Returns of each trial of trained models in cue tasks, kept in files.
+
+Conditions of a model that was trained on chains of n trials:
+
+online        trials one after another, the last n in context, the current one included
+likeliest     the same with the likeliest action instead of a sampled one
+window_32     the same with the last 32 trials in context
+no_rewards    online, but all rewards that the model receives are 0
+no_context    each trial without context
+nothing       the first of these trials, as many as behind stored contexts
+random        uniform actions, without a model
+
+Each trial behind the same stored trials of random actions, with right or corrupted rewards:
+
+right_pay     the task's rewards for these trials
+another_task  those of another task, with other goals
+zeroed        0
+shuffled      the right rewards, each trial's given to another trial of the context
+
+Random trials are chosen without regard to any goal, so that only their rewards tell the task.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import ArrayLike
+
+from agentic_ring.data.families.cue_chains import CueChainConfig
+from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
+from agentic_ring.data.families.environments import CueEnvironments
+from agentic_ring.data.families.exploration import ExplorationStore
+from agentic_ring.data.families.family import Family, RewardKind
+from agentic_ring.data.scaling import Scaling
+from agentic_ring.errors import ConfigError, DataError, UnknownNameError, check_at_least_one
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
+from agentic_ring.inference.in_context_policy import InContextPolicy
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
+from agentic_ring.models.model import Model, Params
+from agentic_ring.rollouts.policies import RolloutPlan, with_copies
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
+from agentic_ring.rollouts.windows import TrialWindowPolicy
+from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
+
+RANDOM = "random"
+LONGEST = "n128"
+"""The variant with all controls."""
+STORED = (RIGHT_REWARDS, *CORRUPTED)
+"""Conditions behind stored trials."""
+ONLINE_CONTROLS = ("no_context", "no_rewards", "window_32", "likeliest")
+CONDITIONS = (ONLINE, *ONLINE_CONTROLS, NOTHING, RANDOM, *STORED)
+_CONTEXT = 100
+"""Purpose of random numbers, other than those of ``CueTask``."""
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Size of the rollouts of a model.
+
+    Attributes:
+      tasks: number of tasks E, which run in lock-step.
+      first_seed: seed of the first task; the others have the next ones.
+      trials: number of trials in a row.
+      measured: number of trials behind a stored context, each with only that context.
+      stored: number of stored trials in a context; fewer if it is shorter.
+      temperature: temperature of the mixture that actions are sampled from.
+    """
+
+    tasks: int = 32
+    first_seed: int = 10_000
+    trials: int = 128
+    measured: int = 16
+    stored: int = 112
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "tasks", "trials", "measured", "stored")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model: its weights, the mesh, scaling and chains of its training."""
+
+    model: Model[AgenticTransformerConfig]
+    params: Params
+    mesh: Mesh
+    scaling: Scaling
+    chains: CueChainConfig
+
+
+def variant_cases(variant: str, family: Family) -> list[Case]:
+    """The rollouts of a variant, the main one first, and random actions in the tasks of the oracle."""
+    cases = [Case(variant, cues) for cues in (CUES, 4, 1)]
+    if variant == LONGEST:
+        cases += [Case(variant, CUES, condition) for condition in (*STORED, NOTHING, *ONLINE_CONTROLS)]
+        if family.held_out:
+            cases.append(Case(variant, CUES, region="unseen"))
+    if variant == ORACLE:
+        cases.append(Case(variant, CUES, RANDOM))
+    return cases
+
+
+def case_returns(
+    trained: TrainedModel, config: RolloutConfig, case: Case, store: ExplorationStore
+) -> np.ndarray:
+    """Rolls out a trained model in a case.
+
+    Args:
+      trained: the model.
+      config: tasks and trials.
+      case: condition, number of cues K, and where the goals lie.
+      store: explored trials of the family, for stored contexts.
+
+    Returns:
+      Returns float64 [E, trials]; [E, measured] for stored contexts and "nothing".
+
+    Raises:
+      ConfigError: the store is of another family, or too small for a context; or there is no other task whose
+        rewards could be taken.
+      UnknownNameError: there is no such condition.
+    """
+    if case.condition not in CONDITIONS:
+        raise UnknownNameError("condition", case.condition, CONDITIONS)
+    store.require_family(trained.chains.family)
+    family = store.family
+    seeds = range(config.first_seed, config.first_seed + config.tasks)
+    tasks = [draw_cue_task(family, case.cues, seed, case.region) for seed in seeds]
+    trials = config.measured if case.condition in (NOTHING, *STORED) else config.trials
+    shows_goal = trained.chains.shows_goal
+    acting: Sequence[TrialPolicy]
+    if case.condition == RANDOM:
+        acting = [RandomPolicy(len(tasks), family.action_dim, config.first_seed)]
+    else:
+        acting = _policies(trained, config, case.condition, tasks, trials, store)
+    share = len(tasks) // len(acting)
+    parts = (tasks[first : first + share] for first in range(0, len(tasks), share))
+    cohorts = [
+        Cohort(policy, CueEnvironments(part, trained.chains.reward_kind, shows_goal))
+        for policy, part in zip(acting, parts, strict=True)
+    ]
+    label = f"{case.condition}, K = {case.cues}, {case.region}"
+    return run_shown_trials(label, cohorts, trials, family.decisions)
+
+
+def _policies(
+    trained: TrainedModel,
+    config: RolloutConfig,
+    condition: str,
+    tasks: Sequence[CueTask],
+    trials: int,
+    store: ExplorationStore,
+) -> Sequence[TrialPolicy]:
+    """The policies of a model, which act in equal shares of the tasks."""
+    context = trained.chains.trials
+    window = {"window_32": min(32, context), "no_context": 1, NOTHING: 1}.get(condition, context)
+    plan = RolloutPlan.choose(trained.mesh, len(tasks), 0)
+    share = len(tasks) // plan.policies
+    policy = InContextPolicy(
+        trained.model,
+        trained.params,
+        plan.mesh,
+        trained.scaling,
+        None,
+        share,
+        store.family.decisions * (1 if condition in STORED else min(window, trials)),
+        sampling=Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed),
+        hold=store.family.hold,
+    )
+    policies = with_copies(policy, plan.policies)
+    if condition in STORED:
+        stored = max(1, min(config.stored, context - 1))
+        kind = trained.chains.reward_kind
+        prompt = stored_context(store, tasks, stored, condition, trained.scaling, kind)
+        for number, each in enumerate(policies):
+            each.start_over(prompt.rows(slice(number * share, (number + 1) * share)))
+        return [StoredContextPolicy(each) for each in policies]
+    windows = [TrialWindowPolicy(each, window) for each in policies]
+    return [ZeroRewardPolicy(each) for each in windows] if condition == "no_rewards" else windows
+
+
+def stored_context(
+    store: ExplorationStore,
+    tasks: Sequence[CueTask],
+    trials: int,
+    condition: str,
+    scaling: Scaling,
+    reward_kind: RewardKind = "dense",
+) -> ChainSteps:
+    """Draws random stored trials for each task as its context; only rewards depend on ``condition``.
+
+    Args:
+      store: explored trials.
+      tasks: E tasks, all with the same number of cues.
+      trials: number of trials n of each task.
+      condition: one of ``STORED``; "another_task" takes the rewards of the next of ``tasks``.
+      scaling: as in training.
+      reward_kind: kind of reward.
+
+    Returns:
+      Steps [E, n x D].
+
+    Raises:
+      ConfigError: the store has fewer trials, or there is no other task whose rewards could be taken.
+    """
+    family, environments = store.family, len(tasks)
+    if trials > store.num_trials:
+        raise ConfigError(
+            f"a context of {trials} trials is requested, but {store.path} has only {store.num_trials}; use a "
+            "shorter context, or explore more trials"
+        )
+    if condition == "another_task" and environments < 2:
+        raise ConfigError("there is 1 task, so there are no rewards of another task; use 2 tasks or more")
+    others = [*tasks[1:], tasks[0]] if condition == "another_task" else tasks
+    number = np.empty((environments, trials), int)
+    reward = np.empty((environments, trials, family.decisions))
+    code = np.empty((environments, trials, len(tasks[0].codes[0])))
+    for row, (task, rewarding) in enumerate(zip(tasks, others, strict=True)):
+        random = np.random.default_rng((task.seed, _CONTEXT))
+        number[row] = random.choice(store.num_trials, trials, replace=False)
+        cue = random.integers(len(task.goals), size=trials)
+        coins = random.random(reward[row].shape)
+        code[row] = task.codes[cue]
+        found = store.rewards(number[row], rewarding.goals[cue], reward_kind)
+        if reward_kind == "coin":
+            found = coins < found
+        if condition == "zeroed":
+            found = np.zeros_like(found)
+        if condition == "shuffled":
+            found = found[random.permutation(trials)]
+        reward[row] = found
+    body = store.observations(number)
+    rest = np.pad(code, ((0, 0), (0, 0), (0, family.goal_dim)))[:, :, None]
+    rest = np.broadcast_to(rest, (*body.shape[:3], rest.shape[-1]))
+    observation = np.concatenate([body, rest], axis=3, dtype=np.float32)
+    shape = environments, trials * family.decisions
+    position = np.arange(shape[1], dtype=np.int32)
+    index, timestep = np.divmod(position, family.decisions)
+    zeros = np.zeros(shape, np.float32)
+    steps: dict[str, Any] = {
+        "observation": scaling.observation(observation.reshape(*shape, -1)).astype(np.float32),
+        "action": store.actions[number].reshape(*shape, -1),
+        "reward": (reward.reshape(shape) / scaling.reward_scale).astype(np.float32),
+        "return_to_go": zeros,
+        "completion": zeros,
+        "timestep": np.broadcast_to(timestep, shape),
+        "trajectory": np.broadcast_to(index, shape),
+        "position": np.broadcast_to(position, shape),
+    }
+    return ChainSteps(**steps)
+
+
+class StoredContextPolicy:
+    """Acts as ``policy`` does with only its prompt in context at the beginning of every trial."""
+
+    def __init__(self, policy: InContextPolicy):
+        self._policy = policy
+
+    def begin_trial(self) -> None:
+        """Removes all earlier trials from the context."""
+        self._policy.discard_trials()
+        self._policy.begin_trial()
+
+    def act(self, observation: np.ndarray) -> ArrayLike:
+        """Actions float32 [E, A] for observations float32 [E, O]."""
+        return self._policy.act(observation)
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Passes on the rewards float32 [E]."""
+        self._policy.receive(reward, last)
+
+
+def returns_path(directory: Path, case: Case) -> Path:
+    """File of the returns of a case in the folder of its cell."""
+    return directory / "returns" / f"cues{case.cues}-{case.condition}-{case.region}.npz"
+
+
+def kept_returns(path: Path, tasks: int, roll_out: Callable[[], np.ndarray]) -> np.ndarray:
+    """Reads returns as ``read_returns`` does; where there is no file, rolls out and writes it first."""
+    if not path.exists():
+        returns = roll_out()
+        with replacing(path) as beside, beside.open("wb") as file:
+            np.savez(file, returns=returns)
+    return read_returns(path, tasks)
+
+
+def read_returns(path: Path, tasks: int) -> np.ndarray:
+    """Reads the returns [E, trials] of so many tasks from an ``.npz`` file.
+
+    Raises:
+      DataError: the file is missing or damaged.
+    """
+    try:
+        returns = read_npz(path, _MOST_BYTES).get("returns", np.zeros(0))
+        expected = returns.dtype == np.float64 and returns.ndim == 2 and len(returns) == tasks
+        if not expected or not returns.size or not np.isfinite(returns).all():
+            found = f"{returns.dtype} {list(returns.shape)}"
+            raise DataError(f"its returns are {found}; expected finite float64 [{tasks}, trials]")
+    except DataError as error:
+        remedy = "delete it and its cell's results.json, and the same command rolls out again"
+        raise DataError(f"{path}: {error}; {remedy}") from error
+    return returns
