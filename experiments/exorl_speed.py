@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order, padded_length
-from agentic_ring.data.chain_batch import ChainBatch
-from agentic_ring.data.store_folder import data_root, store_path
+from agentic_ring.data.chain_loader import ChainBatch
+from agentic_ring.data.store import data_root, store_path
 from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.errors import ArgumentError, NonFiniteLossError, UnknownNameError
 from agentic_ring.mesh import make_mesh

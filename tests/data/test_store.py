@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
-from agentic_ring.data.store import STORE, StoredEpisode, TrajectoryStore
-from agentic_ring.data.store_writer import StoreDescription, merge_stores, write_store
+from agentic_ring.data.store import (
+    STORE,
+    StoredEpisode,
+    StoreDescription,
+    TrajectoryStore,
+    merge_stores,
+    write_store,
+)
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
@@ -245,7 +251,7 @@ def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
         sys.path[:0] = sys.argv[2:]
         import numpy as np
         from agentic_ring.data.store import TrajectoryStore
-        from agentic_ring.data.store_writer import StoreDescription, write_store
+        from agentic_ring.data.store import StoreDescription, write_store
         from agentic_ring.data.tasks import DOMAINS
 
         path = Path(sys.argv[1])

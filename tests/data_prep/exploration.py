@@ -6,7 +6,7 @@ import numpy as np
 
 from agentic_ring.data.tasks import Domain, task_named
 from agentic_ring.data.trajectories import Episode
-from data_prep.collection.vector_environments import VectorEnvironments
+from data_prep.collection_environments import VectorEnvironments
 
 
 def uniform_episodes(domain: Domain, tasks: Sequence[str], action_repeat: int) -> list[Episode]:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.store import StoredEpisode, TrajectoryStore
-from agentic_ring.data.store_writer import StoreDescription, write_store
+from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError, UnknownNameError

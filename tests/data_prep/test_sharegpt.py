@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from data_prep.conversations.cleaning import is_test
+from data_prep.cleaning import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, prepare
 from tests.commands import run_python
 from tests.data.text.tokenizers_for_tests import sentencepiece

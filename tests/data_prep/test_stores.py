@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_ring.data.store_folder import stored_collectors
+from agentic_ring.data.store import stored_collectors
 from agentic_ring.errors import DataError
 from data_prep import stores
 from data_prep.collect import CollectConfig, collect

@@ -15,7 +15,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.policies.parameters import load_params
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from data_prep.episodes.conversion import ConvertConfig, convert
+from data_prep.conversion import ConvertConfig, convert
 from evals import dmc_returns
 from evals.common.results import read_results
 from evals.compile.compile_target import CompilerMissingError

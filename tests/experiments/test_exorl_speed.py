@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentic_ring.data.store_folder import store_path
+from agentic_ring.data.store import store_path
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import make_mesh

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention.ring.layout import inverse_order, order
-from agentic_ring.data.text.packed_file import PackedRows
-from agentic_ring.data.text.packed_loader import PackedBatches
+from agentic_ring.data.text.packing import PackedBatches, PackedRows
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from agentic_ring.data.sealed_hdf5 import seal
 from agentic_ring.data.text.conversation_tokens import TokenizedText
-from agentic_ring.data.text.packed_file import PACKED, PackedDescription, PackedRows, packed_writer
-from agentic_ring.data.text.packing import RowPacker
+from agentic_ring.data.text.packing import PACKED, PackedDescription, PackedRows, RowPacker, packed_writer
 from agentic_ring.errors import ArgumentError, DataError
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece
 

@@ -5,7 +5,7 @@ import pytest
 
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import DataError
-from data_prep.collection.environment_processes import open_environments
+from data_prep.collection_environments import open_environments
 
 SWINGUP = parse_task("cartpole_swingup")
 SPARSE = parse_task("cartpole_swingup_sparse")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.tasks import flatten_observation, load_environment, parse_task
-from data_prep.collection.vector_environments import VectorEnvironments
+from data_prep.collection_environments import VectorEnvironments
 
 
 @pytest.mark.parametrize(
