@@ -27,22 +27,12 @@ from agentic_ring.terminal.progress import progress
 from data_prep.episode_files import COLLECTORS, archive_url, collector_folder
 
 _BLOCK_BYTES = 1 << 20
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-)
+_ZIP_ERRORS = zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, LookupError
 """What zipfile raises for damaged archives, beside OSError."""
 _MOST_EPISODE_BYTES = 1 << 26
 """Limit for one unpacked file; episodes of the largest domain have less than a megabyte."""
 _END_BYTES = 56 + 20 + 22 + (1 << 16)
 """The end record of a large zip, its locator, and the end record of any zip with the longest comment."""
-
-
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
@@ -193,17 +183,13 @@ def fetch_episodes(root: Path, url_base: str, domain: str, collector: str) -> Pr
         if remote is None:
             raise DataError(f"there is no {url}; ExoRL has the collectors {', '.join(COLLECTORS)}")
         archive = folder / f"{collector}.zip"
-        digest = _download(client, remote, archive)
+        with progress(f"downloading {url}", remote.size) as advance:
+            digest = download(client, remote, archive, lambda done: advance(done, f"{done / 1e6:,.0f} MB"))
     episodes = unpack_episodes(archive, folder / "buffer")
     provenance = Provenance(url, remote.size, digest, episodes)
     write_json(record, asdict(provenance))
     archive.unlink()
     return provenance
-
-
-def _download(client: httpx.Client, remote: RemoteFile, archive: Path) -> str:
-    with progress(f"downloading {remote.url}", remote.size) as advance:
-        return download(client, remote, archive, lambda done: advance(done, f"{done / 1e6:,.0f} MB"))
 
 
 def unpack_episodes(archive: Path, buffer: Path) -> int:

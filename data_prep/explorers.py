@@ -7,41 +7,39 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-class Explorer(Protocol):
+class Explorer:
     """Acts in E environments for rounds of one episode each, and may learn while it acts.
 
     All randomness of a round comes from the generator given to ``begin_round``, and everything that outlives
     a round is in ``state`` or in the episodes. So a collection that was killed continues after its last
-    complete round with the same results.
+    complete round with the same results. The methods here that do something are those of an explorer that
+    does not learn.
     """
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         """Starts a new episode in every environment at ``observation`` [E, O]."""
-        ...
+        raise NotImplementedError
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns actions [E, A] in [-1, 1] for the observations [E, O]."""
-        ...
+        raise NotImplementedError
 
     def learn(self) -> None:
         """Starts an update on the observed transitions; need not wait for its result."""
-        ...
 
     def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
         """Receives actions [E, A], rewards [E, K] of the learned tasks and next observations [E, O]."""
-        ...
 
     def state(self) -> Any:
         """Returns the learner's state, a pytree of arrays."""
-        ...
+        return ()
 
     def restore(self, state: Any) -> None:
         """Restores a state that ``state`` returned."""
-        ...
 
     def labels(self) -> list[dict[str, Any]]:
         """Returns the label of each environment's episode: algorithm, seed, noise."""
-        ...
+        raise NotImplementedError
 
 
 # Ranges from which each OU episode draws its parameters: from nearly constant to nearly white noise.
@@ -49,8 +47,8 @@ _OU_RATE = (0.02, 0.5)
 _OU_SCALE = (0.3, 1.0)
 
 
-class NoiseExplorer:
-    """Explores by noise only; see ``Explorer``."""
+class NoiseExplorer(Explorer):
+    """Explores by uniform noise, or by the Ornstein-Uhlenbeck process (``ou``)."""
 
     def __init__(self, kind: Literal["random", "ou"], environments: int, action_dim: int):
         self._kind = kind
@@ -70,18 +68,6 @@ class NoiseExplorer:
         kick = self._generator.normal(size=self._shape) * self._scale * np.sqrt(1 - kept**2)
         self._noise = kept * self._noise + kick
         return np.clip(self._noise, -1, 1)
-
-    def learn(self) -> None:
-        pass
-
-    def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
-        pass
-
-    def state(self) -> Any:
-        return ()
-
-    def restore(self, state: Any) -> None:
-        pass
 
     def labels(self) -> list[dict[str, Any]]:
         label = {"algorithm": self._kind, "task": None, "learner_seed": None, "action_noise": None}
@@ -203,8 +189,8 @@ def on_own_devices(tree: Any, axis: int) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, "member")))
 
 
-class PopulationExplorer:
-    """Explores with Gaussian noise around each member's policy; see ``Explorer``.
+class PopulationExplorer(Explorer):
+    """Explores with Gaussian noise around each member's policy.
 
     Every member learns from the transitions of all members with the reward of its own task. In its M
     environments a member acts with M noise scales, from 0 to ``max_noise``: the first gives consistent
@@ -277,37 +263,32 @@ class PopulationExplorer:
         ]
 
 
-class SkillExplorer:
-    """Appends a skill, drawn per episode, one-hot to the observations of ``explorer``; see ``Explorer``."""
+class SkillExplorer(PopulationExplorer):
+    """A population whose observations end with a skill, drawn per episode, one-hot; see ``append_skill``.
 
-    def __init__(self, explorer: Explorer, skills: int):
-        self._explorer, self._skills = explorer, skills
+    Args:
+      skills: number of skills S.
+      population: arguments of ``PopulationExplorer``.
+    """
+
+    def __init__(self, skills: int, *population: Any, **settings: Any):
+        super().__init__(*population, **settings)
+        self._skills = skills
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         self._skill = generator.integers(self._skills, size=len(observation))
-        self._explorer.begin_round(generator, self._with_skill(observation))
+        super().begin_round(generator, append_skill(observation, self._skill, self._skills))
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        return self._explorer.act(self._with_skill(observation))
-
-    def learn(self) -> None:
-        self._explorer.learn()
+        return super().act(append_skill(observation, self._skill, self._skills))
 
     def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
-        self._explorer.observe(action, reward, self._with_skill(observation))
-
-    def state(self) -> Any:
-        return self._explorer.state()
-
-    def restore(self, state: Any) -> None:
-        self._explorer.restore(state)
+        super().observe(action, reward, append_skill(observation, self._skill, self._skills))
 
     def labels(self) -> list[dict[str, Any]]:
-        labels = self._explorer.labels()
-        return [label | {"skill": int(skill)} for label, skill in zip(labels, self._skill, strict=True)]
-
-    def _with_skill(self, observation: np.ndarray) -> np.ndarray:
-        return append_skill(observation, self._skill, self._skills)
+        return [
+            label | {"skill": int(skill)} for label, skill in zip(super().labels(), self._skill, strict=True)
+        ]
 
 
 def append_skill(observation: np.ndarray, skill: np.ndarray | int, skills: int) -> np.ndarray:

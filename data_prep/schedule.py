@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,8 +169,7 @@ class Schedule:
             config = TD3Config(horizon=1)
             learner = IntrinsicRewardLearner(_INTRINSIC_REWARDS[name], config, *dims, self._seeds(), skills)
             labels = [{"algorithm": name, "task": None, "learner_seed": seed} for seed in self._seeds()]
-            explorer = self._population(learner, replay, labels, updates=1)
-            return SkillExplorer(explorer, skills) if skills else explorer
+            return self._population(learner, replay, labels, updates=1, skills=skills)
 
         # Episodes of noise jobs have no skill.
         starts_from = () if skills else _NOISE_JOBS
@@ -194,9 +194,15 @@ class Schedule:
         return Job("td3", folder, self._rounds(share), environments, reward_tasks, make, _NOISE_JOBS)
 
     def _population(
-        self, learner: Learner, replay: ReplayBuffer, labels: list[dict[str, Any]], updates: int
+        self,
+        learner: Learner,
+        replay: ReplayBuffer,
+        labels: list[dict[str, Any]],
+        updates: int,
+        skills: int = 0,
     ) -> Explorer:
-        return PopulationExplorer(
+        kind = partial(SkillExplorer, skills) if skills else PopulationExplorer
+        return kind(
             learner,
             replay,
             labels,

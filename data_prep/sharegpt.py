@@ -12,7 +12,7 @@ exit status is then 1. Conversations that the cleaning rejects are counted by re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -305,22 +305,17 @@ def split_table(summary: PackingSummary, length: int) -> TextTable:
     return TextTable(f"Rows of {length:,} tokens", rows)
 
 
-def rejected_table(rejected: Mapping[str, int]) -> TextTable:
-    """The number of rejected conversations by reason."""
-    rows = [
-        {"reason": reason, "conversations": f"{count:,}"}
-        for reason, count in sorted(rejected.items(), key=lambda item: -item[1])
-    ]
-    return TextTable("Rejected conversations", rows)
-
-
 def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
     """Cleans conversations and packs them into rows of tokens for finetuning."""
     summary = prepare(config)
     console = Console()
     console.print(length_table(summary.lengths).rich())
     if summary.rejected:
-        console.print(rejected_table(summary.rejected).rich())
+        counts = [
+            {"reason": reason, "conversations": f"{count:,}"}
+            for reason, count in summary.rejected.most_common()
+        ]
+        console.print(TextTable("Rejected conversations", counts).rich())
     console.print(split_table(summary, config.row_length).rich())
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were split between turns")

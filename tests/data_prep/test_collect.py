@@ -9,7 +9,7 @@ import pytest
 
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.tasks import DOMAINS
-from agentic_ring.errors import ConfigError, UnknownNameError
+from agentic_ring.errors import ConfigError
 from data_prep.collect import CollectConfig, collect
 from data_prep.collection_folder import CollectionFolder
 from data_prep.conversion import ConvertConfig, convert
@@ -118,26 +118,18 @@ def test_episodes_from_elsewhere_are_not_touched(tmp_path):
     assert (buffer / "episode_000000_1000.npz").read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("domain", ["walker", "cheetah"])
-def test_every_domain_is_explored_by_noise(domain, tmp_path):
-    summary = collect(CollectConfig(domain, "random", episodes=2, members=2, environments=1, output=tmp_path))
+def test_noise_explores_with_the_plan_of_its_domain(tmp_path):
+    summary = collect(
+        CollectConfig("walker", "random", episodes=2, members=2, environments=1, output=tmp_path)
+    )
     assert summary.episodes == 2
     first, second = (
-        read_episode(episode_file(file), DOMAINS[domain])
+        read_episode(episode_file(file), DOMAINS["walker"])
         for file in sorted(summary.folders[0].glob("buffer/*"))
     )
     assert first.action_repeat == 4
     assert not np.array_equal(first.physics[0], second.physics[0])
     assert abs(first.action.mean()) < 0.1
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(UnknownNameError, match=r"'humanoid'.*walker"):
-        CollectConfig(domain="humanoid")
-    with pytest.raises(ConfigError, match=r"episodes is 0"):
-        CollectConfig(episodes=0)
-    with pytest.raises(UnknownNameError, match=r"task of walker 'fly'"):
-        collect(CollectConfig(tasks=("fly",)))
 
 
 def digests(root):
@@ -167,18 +159,15 @@ def test_killed_collection_ends_as_if_it_had_never_stopped(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collector", ["icm_apt", "diayn"])
-def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stopped(
-    collector, tmp_path, monkeypatch
-):
+def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stopped(tmp_path, monkeypatch):
     """Learning starts in the fifth round of six, and the interruption comes after it."""
 
     def collected(name, processes):
         size = {"episodes": 12, "members": 1, "environments": 2, "processes": processes}
-        return collect(CollectConfig("cartpole", collector, **size, output=tmp_path / name))
+        return collect(CollectConfig("cartpole", "diayn", **size, output=tmp_path / name))
 
     whole = collected("whole", processes=1)
-    assert {label["algorithm"] for label in labels_of(whole.folders[0])} == {"random", collector}
+    assert {label["algorithm"] for label in labels_of(whole.folders[0])} == {"random", "diayn"}
 
     def interrupted(folder, job, done, *contents):
         if done == 6:
@@ -193,16 +182,3 @@ def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stop
     stopped = collected("stopped", processes=2)
     assert stopped.episodes == whole.episodes == 12
     assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
-
-
-def test_full_disk_leaves_no_half_episode(tmp_path):
-    """A file size limit stands for a disk without room for a whole episode."""
-    script = (
-        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-        "sys.argv[0] = 'collect'; runpy.run_module('data_prep.collect', run_name='__main__')"
-    )
-    flags = ["--domain", "cartpole", "--collector", "random", "--episodes", "1", "--output", tmp_path]
-    result = run_python("-c", script, *flags)
-    assert result.returncode != 0
-    assert "File too large" in result.stderr
-    assert list((collector_folder(tmp_path, "cartpole", "mini_random") / "buffer").iterdir()) == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agentic_ring.models.perceptron import apply_mlp
 from agentic_ring.training.td3 import TD3Config, update
 from data_prep.explorers import NoiseExplorer, PopulationExplorer, ReplayBuffer, SkillExplorer, on_own_devices
-from data_prep.learners import APT, DIAYN, ICM, RND, IntrinsicRewardLearner, TD3Learner, particle_reward
+from data_prep.learners import APT, DIAYN, RND, IntrinsicRewardLearner, TD3Learner, particle_reward
 
 
 @pytest.mark.slow
@@ -155,9 +155,8 @@ def test_population_members_do_not_touch_each_other():
 @pytest.mark.parametrize(
     "curiosity",
     [
-        pytest.param(RND(), id="rnd", marks=pytest.mark.slow),
-        pytest.param(APT(), id="icm_apt"),
-        pytest.param(ICM(), id="icm", marks=pytest.mark.slow),
+        pytest.param(RND(), id="rnd"),
+        pytest.param(APT(), id="icm_apt", marks=pytest.mark.slow),  # trains an ICM as well
     ],
 )
 def test_an_intrinsic_reward_comes_to_prefer_unseen_states(curiosity):
@@ -178,11 +177,6 @@ def test_an_intrinsic_reward_comes_to_prefer_unseen_states(curiosity):
         )
     action = learner.act(learner.state, generator.normal(size=(2, 50, 3)).astype(np.float32))
     assert (action.mean((1, 2)) > 0.3).all()
-
-
-def test_curious_learner_refuses_returns_over_several_decisions():
-    with pytest.raises(ValueError, match=r"horizon is 3"):
-        IntrinsicRewardLearner(RND(), TD3Config(horizon=3), 3, 1, seeds=[0])
 
 
 @pytest.mark.parametrize("neighbours", [1, 3, 12])
@@ -229,8 +223,7 @@ def test_skill_of_an_episode_stands_behind_every_observation_and_in_its_label():
     learner = IntrinsicRewardLearner(DIAYN(skills=4), TD3Config(horizon=1), 3 + 4, 1, seeds=[0, 1], skills=4)
     replay = ReplayBuffer(6, decisions=2, observation_dim=3 + 4, action_dim=1, rewards=0)
     labels = [{"algorithm": "diayn", "learner_seed": seed} for seed in (0, 1)]
-    population = PopulationExplorer(learner, replay, labels, 3, 0.3, 2, 2, first_learn_size=1000)
-    explorer = SkillExplorer(population, skills=4)
+    explorer = SkillExplorer(4, learner, replay, labels, 3, 0.3, 2, 2, first_learn_size=1000)
     observation = np.random.default_rng(0).normal(size=(3, 6, 3)).astype(np.float32)
     explorer.begin_round(np.random.default_rng(5), observation[0])
     for following in observation[1:]:

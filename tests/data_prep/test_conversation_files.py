@@ -4,12 +4,12 @@ import json
 import tracemalloc
 
 import pytest
-from data_prep import conversation_files
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import DataError
+from data_prep import conversation_files
 from data_prep.conversation_files import Conversation, OtherSpeakerError, conversation, records
 
 JSON = st.recursive(

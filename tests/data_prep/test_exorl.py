@@ -13,8 +13,8 @@ from agentic_ring.errors import DataError, UnknownNameError
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import collector_folder, write_episode
 from data_prep.exorl import ExorlConfig, main
-from tests.data_prep.file_server import FileServer
 from tests.data_prep.exploration import uniform_episodes
+from tests.data_prep.file_server import FileServer
 
 SMALL_DOMAINS = ("point_mass_maze", "jaco")
 
@@ -90,14 +90,6 @@ def test_dry_run_lists_sizes_and_fetches_nothing(tmp_path, server, zips, capsys)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_download_is_no_store(tmp_path, server):
-    server.files["/jaco/rnd.zip"] = b"<html>try again later</html>"
-    with pytest.raises(DataError, match=r"rnd\.zip is not a readable zip"):
-        main(config(tmp_path, server, download=True))
-    assert not (tmp_path / "store").exists()
-    assert not (collector_folder(tmp_path, "jaco", "rnd") / "download.json").exists()
-
-
 def test_unknown_collector_and_missing_zip_are_named(tmp_path, server):
     with pytest.raises(UnknownNameError, match=r"'mix'.*proto"):
         main(ExorlConfig("jaco", "mix", data=tmp_path, url_base=server.url, download=True))
@@ -116,14 +108,3 @@ def test_mazes_recorded_rewards_of_four_tasks_are_read(tmp_path, zips):
     assert summary.skipped == ()
     with TrajectoryStore.open(summary.store) as store:
         np.testing.assert_array_equal(store.episode(0).episode.reward, episode.reward)
-
-
-def test_episode_longer_than_its_domains_is_left_out(tmp_path, zips):
-    _, (episode, other) = zips["jaco"]
-    buffer = collector_folder(tmp_path, "jaco", "rnd") / "buffer"
-    write_episode(buffer, 0, episode)
-    longer = type(episode)(*(np.concatenate([array, array[1:]]) for array in list(vars(other).values())[:5]))
-    write_episode(buffer, 1, longer)
-    summary = convert(ConvertConfig("jaco", "rnd", data=tmp_path))
-    ((_, reason),) = summary.skipped
-    assert "length 500; those of jaco last at most 250" in reason

@@ -1,7 +1,6 @@
 """A published store: other tools read every value, and the card says what it is."""
 
 import re
-import sys
 
 import numpy as np
 import pyarrow.compute
@@ -9,7 +8,6 @@ import pytest
 from pyarrow import parquet
 
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.errors import MissingExtraError
 from data_prep import publish
 from data_prep.data_card import data_card
 from tests.commands import exit_status
@@ -62,10 +60,3 @@ def test_the_card_has_origin_returns_and_limits(store):
     assert f"| td3 | 2 | {np.median(td3):.1f} ({td3.min():.1f} to {td3.max():.1f}) |\n" in card
     assert "| algorithm | episodes | swingup |\n|---|---|---|\n| ou" in card
     assert "1 of 3 episodes are noise" in card
-
-
-def test_without_the_package_the_extra_is_named(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "data_prep.publish", raising=False)
-    with pytest.raises(MissingExtraError, match=r"agentic_ring\[parquet\]"):
-        publish.main(store, tmp_path / "published")

@@ -148,15 +148,6 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
 
 
-def test_the_same_file_gives_the_same_rows(folder):
-    entries = [entry(f"id{n}", f"Which is number {n}?", answer(n) * (1 + n % 4)) for n in range(30)]
-    files = []
-    for run in ("one", "two"):
-        prepare(config(folder, *entries, output=folder / run))
-        files.append((folder / run / "train.h5").read_bytes())
-    assert files[0] == files[1]
-
-
 def test_a_broken_array_leaves_the_old_rows(folder):
     good = config(folder, *[entry(f"id{n}", f"Which is {n}?", answer(n)) for n in range(10)])
     prepare(good)
