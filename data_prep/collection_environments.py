@@ -1,4 +1,10 @@
-"""Several dm_control environments of one domain, stepped together and recorded row by row."""
+"""Several dm_control environments of one domain, stepped together and recorded row by row.
+
+Gymnasium's vector environments give neither the physics of every control step nor the rewards of several
+tasks. Most of a control step is Python (dm_control's wrappers and rewards), which threads would run one at a
+time, so the environments may be shared among processes. An environment depends only on its seed and actions,
+so the number of processes does not change the episodes, bit for bit.
+"""
 
 import multiprocessing
 import signal

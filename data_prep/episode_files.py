@@ -3,7 +3,10 @@
     exorl/{domain}/{collector}/buffer/episode_{index:06d}_{length}.npz    as ExoRL publishes them
     ...                               {timestamp}_{index}_{length}.npz    as URLB writes them
 
-A damaged or foreign file raises a ``DataError`` that says what is wrong with it.
+Our own data have a row in ``episodes.jsonl`` for each episode, and ``collection.json`` beside it. Episodes of
+`mix` without a task reward are in ``mix_reward_free``; those of our own single explorers are in
+``mini_{collector}``, so that they are not mistaken for ExoRL's. A damaged or foreign file raises a
+``DataError`` that says what is wrong with it.
 """
 
 import re

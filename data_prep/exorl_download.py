@@ -4,7 +4,12 @@
                                        {data}/exorl/{domain}/{collector}/download.json
 
 ``download.json`` records the origin of the episodes: address, bytes, SHA-256 and their number. It is written
-last; the zip, which is as large as the episodes, is then removed.
+last; the zip, which is as large as the episodes, is then removed. An interrupted download is resumed:
+
+    {name}.part         the bytes received so far
+    {name}.part.json    the file they belong to: address, size and the server's tag of this version
+
+A part of another version is discarded. A server without range requests sends the file from its beginning.
 """
 
 import hashlib

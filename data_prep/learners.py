@@ -1,4 +1,7 @@
-"""Learners of a collection: TD3 on task rewards, and on the intrinsic rewards RND, ICM, APT and DIAYN."""
+"""Learners of a collection: TD3 on task rewards, and on the intrinsic rewards RND, ICM, APT and DIAYN.
+
+The intrinsic rewards follow URLB (rll-research/url_benchmark: ``agent/``); each class says where it differs.
+"""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +46,7 @@ class IntrinsicRewardState(NamedTuple):
 
 
 class IntrinsicRewardLearner:
-    """A population of TD3 learners with an intrinsic reward; see ``population.Learner``.
+    """A population of TD3 learners with an intrinsic reward; see ``explorers.Learner``.
 
     The model of the reward sees normalised observations; their mean and deviation are those of all
     observations before the round.
@@ -136,7 +139,7 @@ def _train(
 
 
 class TD3Learner:
-    """A population of TD3 learners; see ``population.Learner``.
+    """A population of TD3 learners; see ``explorers.Learner``.
 
     Args:
       seeds: [P].
@@ -176,7 +179,9 @@ class TD3Learner:
 
 @dataclass(frozen=True)
 class RND:
-    """See ``intrinsic_reward.IntrinsicReward``.
+    """Random network distillation (arXiv 1810.12894): the error in predicting random features.
+
+    As in ``rnd.py``, the features are those of the next observation, normalised and clipped.
 
     Attributes:
       features: width of the random features to predict (URLB: 512).
@@ -201,7 +206,13 @@ class RND:
 
 @dataclass(frozen=True)
 class ICM:
-    """See ``intrinsic_reward.IntrinsicReward``.
+    """Intrinsic curiosity module (arXiv 1705.05363): the prediction error of the next features.
+
+    The features are trained by an inverse model, which predicts the action from the features before and after
+    it, and by a forward model, which predicts the next features. As in ``icm.py``, both losses have equal
+    weight and the reward is ``log(1 + error)``; the features are those of ``icm_apt.py``, with 64 instead of
+    512 entries, while ``icm.py`` predicts the observation itself. Our reward is standardised over the batch:
+    without early termination an offset changes only how much the critic has to learn, and updates are few.
 
     Attributes:
       features: width of the learned features.
@@ -238,7 +249,13 @@ def encode(parameters: Any, observation: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class APT:
-    """See ``intrinsic_reward.IntrinsicReward``.
+    """Active pre-training (arXiv 2103.04551): the distance to the nearest particles.
+
+    The entropy of the visited states is estimated from particles: the distance of each to its k nearest
+    neighbours in the batch, in the feature space of ICM. As in ``icm_apt.py``, k is 12, distances are divided
+    by their mean, and the reward is the log of one plus their average. The particles are the next
+    observations, as with our other explorers; URLB uses the current ones. An update has as many particles as
+    transitions. The reward is standardised over the batch as in ``ICM``.
 
     Attributes:
       icm: ICM whose features the particles lie in.
@@ -272,7 +289,11 @@ def particle_reward(particles: jax.Array, neighbours: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class DIAYN:
-    """See ``intrinsic_reward.IntrinsicReward``; a batch's skill is one-hot.
+    """Diversity is all you need (arXiv 1802.06070): a skill's log probability given the state.
+
+    As in ``diayn.py``, there are 16 skills, and the reward of skill z is ``log q(z | next observation) -
+    log(1 / S)``. A skill lasts an episode, as in the paper; URLB draws one every 50 steps. A batch's skill is
+    one-hot.
 
     Attributes:
       skills: number of skills S.

@@ -4,7 +4,13 @@
     python -m data_prep.minari_io import --dataset exorl/walker/rnd-v0 --store data/store/walker-rnd.h5
 
 Datasets are stored below ``$MINARI_DATASETS_PATH``, as the package ``minari`` does;
-``minari.load_dataset`` opens them and ``recover_environment`` gives the task.
+``minari.load_dataset`` opens them and ``recover_environment`` gives the task. For each episode of T
+transitions and T + 1 observations, the infos hold the arrays that Minari has no field for, of T + 1 rows
+each::
+
+    physics [P], discount, recorded_reward, task_rewards/{task}
+
+Export followed by import restores every array and every label bit for bit.
 """
 
 import shutil

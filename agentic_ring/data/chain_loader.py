@@ -26,7 +26,7 @@ from agentic_ring.models.agentic_transformer import ChainSteps
 @partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class ChainBatch:
-    """Steps of several chains, and the loss weight of each step's action.
+    """A batch for training: steps of several chains, and the loss weight of each step's action.
 
     Attributes:
       steps: see ``ChainSteps``, [B, S].

@@ -1,4 +1,4 @@
-"""Normalisation of observations, rewards and returns."""
+"""What is measured once on the training data: scales of observations, rewards, returns; the target return."""
 
 from dataclasses import dataclass
 
@@ -50,5 +50,8 @@ TARGET_QUANTILE = 0.95
 
 
 def target_return(store: TrajectoryStore, task: str, quantile: float = TARGET_QUANTILE) -> float:
-    """Returns a quantile of the returns in ``task`` of all trajectories in which a policy acted."""
+    """Returns a quantile of the returns in ``task`` of all trajectories in which a policy acted.
+
+    Every trial aims at this return. It is chosen from the training data, never from results.
+    """
     return float(np.quantile(store.returns(task)[store.learnable], quantile))

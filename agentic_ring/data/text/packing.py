@@ -1,4 +1,14 @@
-"""Packs texts of different lengths into rows of one length with little padding."""
+"""Packed rows of tokens: texts of different lengths in rows of one length, their files, and their batches.
+
+A file of packed rows is a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T tokens:
+
+    attributes     tokenizer (digest), vocab_size, template
+    tokens         int32 [R, T]    0 where padding
+    counts         uint8 [R, T]    1 where the prediction of the token counts in the loss
+    segment_ids    int32 [R, T]    index of the token's text within the row; -1 where padding
+
+``PackedRow`` derives targets, weights and positions from these.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
