@@ -57,6 +57,11 @@ def test_replay_draws_every_transition_and_no_other(complete, running, steps, ho
     assert seen == known
 
 
+# One configuration and one number of members, so that these tests share one compiled update.
+TD3 = TD3Config(hidden=64, batch=64, discount=0.8, horizon=1, target_rate=0.05)
+SEEDS = [0, 1, 2]
+
+
 def bandit_batches(shape, generator, columns):
     """One-decision problems: the reward of column k is highest where the action is ``goal[k]``."""
     observation = generator.normal(size=(*shape, 3)).astype(np.float32)
@@ -71,8 +76,7 @@ def bandit_batches(shape, generator, columns):
 
 
 def test_each_td3_member_learns_from_the_reward_of_its_own_task():
-    config = TD3Config(hidden=64, batch=64, discount=0.0)
-    learner = TD3Learner(config, 3, 1, seeds=[0, 1, 2], reward_columns=[1, 0, 1])
+    learner = TD3Learner(TD3, 3, 1, SEEDS, reward_columns=[1, 0, 1])
     generator = np.random.default_rng(0)
     for _ in range(30):
         learner.update(bandit_batches(learner.batch_shape(40), generator, [-0.5, 0.3]))
@@ -83,8 +87,7 @@ def test_each_td3_member_learns_from_the_reward_of_its_own_task():
 
 def test_td3_value_is_the_discounted_sum_of_rewards():
     """A reward of 1 at every decision is worth 1 / (1 - discount) under any policy."""
-    config = TD3Config(hidden=32, batch=64, discount=0.8, horizon=1, target_rate=0.05)
-    learner = TD3Learner(config, 3, 1, seeds=[0], reward_columns=[0])
+    learner = TD3Learner(TD3, 3, 1, SEEDS, reward_columns=[0, 0, 0])
     generator = np.random.default_rng(0)
     for _ in range(30):
         batches = bandit_batches(learner.batch_shape(40), generator, [0.0])
@@ -95,11 +98,10 @@ def test_td3_value_is_the_discounted_sum_of_rewards():
 
 
 def test_members_are_updated_on_devices_of_their_own_without_communication():
-    config = TD3Config(hidden=16, batch=8)
-    learner = TD3Learner(config, 3, 1, seeds=[5, 6, 7], reward_columns=[0, 0, 0])
-    batches = bandit_batches(learner.batch_shape(4), np.random.default_rng(0), [0.3])
+    learner = TD3Learner(TD3, 3, 1, SEEDS, reward_columns=[0, 0, 0])
+    batches = bandit_batches(learner.batch_shape(40), np.random.default_rng(0), [0.3])
     own = on_own_devices(batches | {"reward": batches["reward"][..., 0]}, axis=2)
-    program = update.lower(config, learner.state, own).compile().as_text()
+    program = update.lower(TD3, learner.state, own).compile().as_text()
     assert not any(word in program for word in ("all-reduce", "all-gather", "all-to-all", "collective"))
     learner.update(batches)
     assert all(len(leaf.sharding.device_set) == 3 for leaf in jax.tree.leaves(learner.state))

@@ -89,10 +89,7 @@ def test_broken_files_are_named_with_their_line(tmp_path, contents, message):
     (tmp_path / "a.json").write_bytes(contents)
     with pytest.raises(DataError, match=rf"a\.json.*({message})"):
         read(tmp_path / "a.json")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match=r"none\.json"):
         read(tmp_path / "none.json")
 
 
@@ -127,8 +124,5 @@ def test_half_a_character_is_replaced():
 def test_records_that_are_no_conversation_are_named(value, message):
     with pytest.raises(DataError, match=message):
         conversation(value)
-
-
-def test_other_speakers_are_told_apart_from_damage():
-    with pytest.raises(OtherSpeakerError, match="'bing' speaks"):
+    with pytest.raises(OtherSpeakerError, match="'bing'"):
         conversation({"conversations": [{"from": "bing", "value": "x"}]})
