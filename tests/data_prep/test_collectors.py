@@ -190,6 +190,7 @@ def test_particle_reward_is_that_of_every_distance_measured(neighbours):
     np.testing.assert_allclose(particle_reward(jnp.array(particles), neighbours), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
     """The action is what can be seen next: two skills end at actions far apart."""
     # Smaller batches leave the distance of the actions to chance: it then differs with the compiler.

@@ -4,7 +4,7 @@ import json
 import tracemalloc
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.text.chat import Turn
@@ -25,6 +25,7 @@ def read(path):
 
 @example(values=[0.5, 1e300, -2e-9, 1e22], indent=None, block=1)  # numbers cut up everywhere
 @given(values=st.lists(JSON, max_size=8), indent=st.sampled_from([None, 0, 3]), block=st.integers(1, 40))
+@settings(max_examples=40)
 def test_an_array_is_read_whatever_the_size_of_a_read(tmp_path_factory, values, indent, block):
     path = tmp_path_factory.mktemp("array") / "a.json"
     path.write_text(json.dumps(values, indent=indent, ensure_ascii=len(values) % 2 == 0), "utf-8")

@@ -223,6 +223,7 @@ def test_any_set_of_episodes_arrives_once(explored, tmp_path_factory, lengths, p
         assert list(stored) == [f"rnd/episode_{number:06d}_{lengths[number]}.npz" for number in valid]
 
 
+@pytest.mark.slow
 def test_killed_conversion_goes_on_from_its_parts(tmp_path, explored):
     lengths = [1000 - number % 3 for number in range(28)]
     for number in range(28):
