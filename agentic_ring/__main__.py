@@ -102,7 +102,7 @@ def main(
 
 def _packed_segments(path: Path) -> np.ndarray:
     """The segment ids [rows, tokens] of the first ``MEASURED_ROWS`` rows of a file."""
-    from agentic_ring.data.text.packed_file import PackedRows  # needs h5py, which the rest does without
+    from agentic_ring.data.text.packing import PackedRows  # needs h5py, which the rest does without
 
     with PackedRows.open(path) as rows:
         return np.stack([rows[index].segment_ids for index in range(min(len(rows), MEASURED_ROWS))])

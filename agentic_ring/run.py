@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.scaling import Scaling
-from agentic_ring.data.target_return import TARGET_QUANTILE
+from agentic_ring.data.scaling import TARGET_QUANTILE, Scaling
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import read_config

@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.store import data_root
 from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
@@ -31,16 +31,12 @@ from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress
-from data_prep.collection.collection_folder import LABEL, CollectionFolder
-from data_prep.collection.domain_plans import PLANS
-from data_prep.collection.environment_processes import Environments, open_environments
-from data_prep.collection.schedule import Job, Schedule, round_generator
-from data_prep.collectors.diayn import append_skill
-from data_prep.collectors.explorer import Explorer
-from data_prep.collectors.replay_buffer import ReplayBuffer
-from data_prep.episodes.episode_files import episode_file, read_episode
-from data_prep.folders import collector_folder
+from data_prep.collection_environments import Environments, open_environments
+from data_prep.collection_folder import LABEL, CollectionFolder
+from data_prep.episode_files import collector_folder, episode_file, read_episode
+from data_prep.explorers import Explorer, ReplayBuffer, append_skill
 from data_prep.relabel import Relabeller
+from data_prep.schedule import PLANS, Job, Schedule, round_generator
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
 

@@ -16,8 +16,9 @@ from typing import Annotated
 import tyro
 
 from agentic_ring.terminal.cli import run
-from data_prep.episodes.conversion import ConvertConfig, convert
-from data_prep.episodes.exorl_archive import COLLECTORS, URL_BASE, archive_sizes, fetch_episodes
+from data_prep.conversion import ConvertConfig, convert
+from data_prep.episode_files import COLLECTORS, URL_BASE
+from data_prep.exorl_download import archive_sizes, fetch_episodes
 
 
 @dataclass(frozen=True)

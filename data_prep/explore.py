@@ -20,14 +20,18 @@ from agentic_ring.data.families.bodies import family_named
 from agentic_ring.data.families.environments import PhysicsRollout
 from agentic_ring.data.families.exploration import ExploredTrials, write_exploration
 from agentic_ring.data.families.family import TRIAL_DECISIONS, Family
-from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
-from data_prep.folders import exploration_path
 
 _PART = 2000
 """Trials that are stepped together. Each part has a random generator of its own."""
+
+
+def exploration_path(root: Path, family: str) -> Path:
+    """The trials that explore a task family."""
+    return root / "exploration" / f"{family}.h5"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
 
 Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations (``conversation_files.py``), cleans
-them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packed_file``).
+them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packing``).
 Files are streamed: memory holds one conversation, the texts of the rows that are being filled, and 32 bytes
 per conversation to detect duplicates. Records that are not conversations are skipped and listed, and the
 exit status is then 1. Conversations that the cleaning rejects are counted by reason.
@@ -12,7 +12,7 @@ exit status is then 1. Conversations that the cleaning rejects are counted by re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +22,16 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.store import data_root
 from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
-from agentic_ring.data.text.packed_file import PackedDescription, PackedWriter, packed_writer
-from agentic_ring.data.text.packing import PackedRow, RowPacker
+from agentic_ring.data.text.packing import (
+    PackedDescription,
+    PackedRow,
+    PackedWriter,
+    RowPacker,
+    packed_writer,
+)
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.atomic import replacing_folder
@@ -34,14 +39,8 @@ from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens
-from data_prep.conversations.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
-from data_prep.conversations.conversation_files import (
-    Conversation,
-    OtherSpeakerError,
-    Record,
-    conversation,
-    records,
-)
+from data_prep.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
+from data_prep.conversation_files import Conversation, OtherSpeakerError, Record, conversation, records
 
 SPLITS = ("train", "test")
 _MOST_NAMED = 20
@@ -306,22 +305,17 @@ def split_table(summary: PackingSummary, length: int) -> TextTable:
     return TextTable(f"Rows of {length:,} tokens", rows)
 
 
-def rejected_table(rejected: Mapping[str, int]) -> TextTable:
-    """The number of rejected conversations by reason."""
-    rows = [
-        {"reason": reason, "conversations": f"{count:,}"}
-        for reason, count in sorted(rejected.items(), key=lambda item: -item[1])
-    ]
-    return TextTable("Rejected conversations", rows)
-
-
 def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
     """Cleans conversations and packs them into rows of tokens for finetuning."""
     summary = prepare(config)
     console = Console()
     console.print(length_table(summary.lengths).rich())
     if summary.rejected:
-        console.print(rejected_table(summary.rejected).rich())
+        counts = [
+            {"reason": reason, "conversations": f"{count:,}"}
+            for reason, count in summary.rejected.most_common()
+        ]
+        console.print(TextTable("Rejected conversations", counts).rich())
     console.print(split_table(summary, config.row_length).rich())
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were split between turns")

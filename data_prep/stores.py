@@ -8,7 +8,7 @@ collects our own mix if there are no episodes, which takes minutes.
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.store import data_root
 from agentic_ring.data.task_datasets import TrajectoryDataset
 from agentic_ring.data.task_datasets import make_env_and_datasets as open_env_and_datasets
 from agentic_ring.data.tasks import Domain, domain_named, parse_task
@@ -17,8 +17,8 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from data_prep.collect import CollectConfig, collect
-from data_prep.episodes.conversion import ConvertConfig, convert
-from data_prep.folders import OWN_COLLECTOR, collector_folder
+from data_prep.conversion import ConvertConfig, convert
+from data_prep.episode_files import OWN_COLLECTOR, collector_folder
 
 if TYPE_CHECKING:
     import gymnasium

@@ -19,14 +19,13 @@ from agentic_ring.data.families.cue_chains import CueChains, measure_cue_scaling
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import RewardKind
 from agentic_ring.data.families.ranked_trials import rank_trials
-from agentic_ring.data.store_folder import data_root
+from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
-from data_prep.explore import ExploreConfig, explore
-from data_prep.folders import exploration_path
+from data_prep.explore import ExploreConfig, exploration_path, explore
 from experiments.common.cells import run_with_progress
 from experiments.hidden_tasks.presets import PRESETS, Preset
 from experiments.hidden_tasks.report import all_returns, write_report

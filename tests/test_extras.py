@@ -37,7 +37,7 @@ PARTS = {
     "agentic_ring.data.domains.walker": "rl",
     "agentic_ring.data.families.environments": "rl",
     "agentic_ring.data.text.chat": "text",
-    "agentic_ring.data.text.packed_file": "text",
+    "agentic_ring.data.text.packing": "text",
 }
 
 

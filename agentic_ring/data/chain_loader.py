@@ -6,13 +6,14 @@ sequence that its own devices hold, already in the ring's layout.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, TypeVar
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
-from agentic_ring.data.chain_batch import ChainBatch
 from agentic_ring.data.hindsight_chains import ChainPlan, completions, returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.sharded_batches import ShardedBatches
@@ -20,6 +21,24 @@ from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class ChainBatch:
+    """A batch for training: steps of several chains, and the loss weight of each step's action.
+
+    Attributes:
+      steps: see ``ChainSteps``, [B, S].
+      weight: float32 [B, S], 0 for steps without loss.
+      seed: uint32 [B, S], the seed of each step's chain, for dropout.
+      layout: order of the steps over the ring.
+    """
+
+    steps: ChainSteps
+    weight: jax.Array
+    seed: jax.Array
+    layout: Layout
 
 
 @dataclass(frozen=True)

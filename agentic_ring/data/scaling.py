@@ -1,4 +1,4 @@
-"""Normalisation of observations, rewards and returns."""
+"""What is measured once on the training data: scales of observations, rewards, returns; the target return."""
 
 from dataclasses import dataclass
 
@@ -44,3 +44,14 @@ def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Sc
     std = np.sqrt(np.maximum(squares / count - np.square(mean), MINIMUM_STD**2))
     best = float(np.max(store.returns(task)))
     return Scaling(tuple(mean.tolist()), tuple(std.tolist()), float(action_repeat), best if best > 0 else 1.0)
+
+
+TARGET_QUANTILE = 0.95
+
+
+def target_return(store: TrajectoryStore, task: str, quantile: float = TARGET_QUANTILE) -> float:
+    """Returns a quantile of the returns in ``task`` of all trajectories in which a policy acted.
+
+    Every trial aims at this return. It is chosen from the training data, never from results.
+    """
+    return float(np.quantile(store.returns(task)[store.learnable], quantile))

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.store_folder import data_root, store_path, stored_collectors
+from agentic_ring.data.store import TrajectoryStore, data_root, store_path, stored_collectors
 from agentic_ring.data.tasks import parse_task
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:  # a job imports its own kind of model
-    from agentic_ring.data.chain_batch import ChainBatch
+    from agentic_ring.data.chain_loader import ChainBatch
     from agentic_ring.models.agentic_transformer import AgenticTransformer
     from agentic_ring.models.behavior_cloning import BehaviorCloning
     from agentic_ring.models.decision_transformer import DecisionTransformer

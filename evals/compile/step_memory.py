@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.data.chain_batch import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps

@@ -10,9 +10,8 @@ from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
-from agentic_ring.data.scaling import Scaling, measure_scaling
+from agentic_ring.data.scaling import Scaling, measure_scaling, target_return
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.target_return import target_return
 from agentic_ring.data.tasks import Task
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError

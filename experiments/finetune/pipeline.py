@@ -11,8 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from agentic_ring.data.text.packed_file import PackedRows
-from agentic_ring.data.text.packed_loader import PackedBatches
+from agentic_ring.data.text.packing import PackedBatches, PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import jax
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.token_units import short_tokens
-from data_prep.conversations.tokenizer_training import conversation_texts, train_tokenizer
+from data_prep.conversation_files import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
 from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.pipeline import FinetuneConfig

@@ -4,16 +4,14 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from agentic_ring.data.tasks import all_tasks, flatten_observation, load_environment, parse_task
 from agentic_ring.errors import UnknownNameError
 
 MODULE = "agentic_ring.data.gymnasium_environments"
-NAMES = ("jaco_reach_top_left", "point_mass_maze_reach_bottom_right", "quadruped_jump", "walker_run_backward")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["jaco_reach_top_left", "walker_run_backward"])
 def test_registered_environment_gives_the_tasks_own_steps(name):
     environment = gymnasium.make(f"{MODULE}:agentic_ring/{name}-v0", seed=3)
     direct = load_environment(parse_task(name), seed=3)
@@ -32,18 +30,11 @@ def test_registered_environment_gives_the_tasks_own_steps(name):
         assert truncated == (step == domain.episode_steps)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_seed_fixes_the_initial_state(name):
-    environment = gymnasium.make(f"{MODULE}:agentic_ring/{name}-v0")
+def test_seed_fixes_the_initial_state():
+    environment = gymnasium.make(f"{MODULE}:agentic_ring/point_mass_maze_reach_bottom_right-v0")
     first, again, other = (environment.reset(seed=seed)[0] for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-
-
-@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # unbounded, as shimmy's are
-def test_gymnasiums_own_checker_is_content():
-    environment = gymnasium.make(f"{MODULE}:agentic_ring/point_mass_maze_reach_top_left-v0")
-    check_env(environment.unwrapped, skip_render_check=True)
 
 
 def test_every_task_is_registered_beside_shimmys():

@@ -37,11 +37,6 @@ def test_every_episode_is_in_one_part(root, streaming):
         validation[2]
 
 
-def test_the_data_folder_is_that_of_the_environment_variable(root, monkeypatch):
-    monkeypatch.setenv("AGENTIC_RING_DATA", str(root))
-    assert len(agentic_ring.make_env_and_datasets(NAME)[1]) == 23
-
-
 def test_wrong_names_list_the_right_ones(root):
     with pytest.raises(UnknownNameError, match=r"'cartpole_run'; choose one of: .*cartpole_swingup"):
         agentic_ring.make_env_and_datasets("cartpole_run", data=root)

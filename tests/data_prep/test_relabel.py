@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.store import StoredEpisode, TrajectoryStore
-from agentic_ring.data.store_writer import StoreDescription, write_store
+from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
-from agentic_ring.errors import DataError, UnknownNameError
+from agentic_ring.errors import DataError
 from data_prep.relabel import RelabelConfig, Relabeller, relabel
 from tests.data_prep.exploration import uniform_episodes
 
@@ -19,7 +18,8 @@ from tests.data_prep.exploration import uniform_episodes
 def explored(request):
     """A domain and one episode of uniform actions of each of its tasks."""
     domain = DOMAINS[request.param]
-    return domain, uniform_episodes(domain, domain.tasks, action_repeat=5)
+    decisions = None if domain.name == "point_mass_maze" else 40  # which takes longer to find its reward
+    return domain, uniform_episodes(domain, domain.tasks, action_repeat=5, decisions=decisions)
 
 
 def test_rewards_are_those_that_the_environment_paid(explored):
@@ -31,13 +31,6 @@ def test_rewards_are_those_that_the_environment_paid(explored):
         assert rewards.keys() == set(domain.tasks)
         np.testing.assert_array_equal(rewards[task], episode.reward[:, 0], strict=True)
         assert rewards[task][0] == 0
-
-
-def test_task_alone_gets_the_same_rewards_as_among_others(explored):
-    domain, episodes = explored
-    together = relabeller_of(domain.name).rewards(episodes[0])
-    for task in domain.tasks:
-        np.testing.assert_array_equal(Relabeller(domain, [task]).rewards(episodes[0])[task], together[task])
 
 
 def test_exorl_compatibility_forgets_the_control(explored):
@@ -66,7 +59,7 @@ def relabeller_of(name):
 
 
 @given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 30), name=st.sampled_from(list(DOMAINS)))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_rewards_depend_on_their_own_row_alone(seed, length, name):
     domain = DOMAINS[name]
     generator = np.random.default_rng(seed)
@@ -89,10 +82,11 @@ def test_rewards_depend_on_their_own_row_alone(seed, length, name):
         assert (rewards["walk"] >= rewards["run"]).all()
 
 
-def test_relabelling_a_store_keeps_all_but_the_rewards(explored, tmp_path):
-    domain, episodes = explored
+def test_relabelling_a_store_keeps_all_but_the_rewards(tmp_path):
+    domain = DOMAINS["walker"]
+    episodes = uniform_episodes(domain, domain.tasks, action_repeat=5, decisions=40)
     path = tmp_path / "store.h5"
-    wrong = {domain.tasks[0]: np.full(domain.episode_steps + 1, 0.5, np.float32)}
+    wrong = {domain.tasks[0]: np.full(len(episodes[0]) + 1, 0.5, np.float32)}
     stored = [
         StoredEpisode(episode, wrong, "rnd", episode.action_repeat, f"e{i}")
         for i, episode in enumerate(episodes)
@@ -108,8 +102,3 @@ def test_relabelling_a_store_keeps_all_but_the_rewards(explored, tmp_path):
             assert again.action_repeat == 5
             np.testing.assert_array_equal(again.rewards[task], episodes[number].reward[:, 0])
             np.testing.assert_array_equal(again.episode.physics, episodes[number].physics)
-
-
-def test_unknown_task_is_named():
-    with pytest.raises(UnknownNameError, match=r"task of cheetah 'walk'"):
-        Relabeller(DOMAINS["cheetah"], ["walk"])

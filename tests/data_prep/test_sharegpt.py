@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from data_prep.conversations.cleaning import is_test
+from data_prep.cleaning import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, prepare
 from tests.commands import run_python
 from tests.data.text.tokenizers_for_tests import sentencepiece
@@ -146,15 +146,6 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder):
     result = run_python(*command)
     assert result.returncode == 0, result.stderr
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
-
-
-def test_the_same_file_gives_the_same_rows(folder):
-    entries = [entry(f"id{n}", f"Which is number {n}?", answer(n) * (1 + n % 4)) for n in range(30)]
-    files = []
-    for run in ("one", "two"):
-        prepare(config(folder, *entries, output=folder / run))
-        files.append((folder / run / "train.h5").read_bytes())
-    assert files[0] == files[1]
 
 
 def test_a_broken_array_leaves_the_old_rows(folder):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_ring.data.store_folder import stored_collectors
+from agentic_ring.data.store import stored_collectors
 from agentic_ring.errors import DataError
 from data_prep import stores
 from data_prep.collect import CollectConfig, collect
@@ -10,13 +10,14 @@ from tests.commands import exit_status
 
 
 def test_exorl_episodes_become_a_store_and_datasets(tmp_path):
-    config = CollectConfig(domain="cartpole", collector="ou", episodes=12, action_repeat=50, output=tmp_path)
+    size = {"episodes": 10, "members": 1, "environments": 10, "action_repeat": 50}
+    config = CollectConfig(domain="cartpole", collector="ou", **size, output=tmp_path)
     collect(config)
     folder = tmp_path / "exorl" / "cartpole"
     (folder / "mini_ou").rename(folder / "rnd")  # as if they were ExoRL's
     environment, train, validation = stores.make_env_and_datasets("cartpole_swingup", data=tmp_path)
     assert stored_collectors(tmp_path, "cartpole") == ("rnd",)
-    assert (len(train), len(validation)) == (11, 1)
+    assert (len(train), len(validation)) == (9, 1)
     assert train[0].observation.shape == (1000, *environment.observation_space.shape)
     assert exit_status(stores.main, "--domain", "cartpole", "--data", tmp_path) == 0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError
 from agentic_ring.results.results_file import read_results
 from evals.lines.word_tokenizer import UNKNOWN

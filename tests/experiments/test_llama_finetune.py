@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from agentic_ring.data.text.packed_file import PackedDescription, PackedRows, packed_writer
-from agentic_ring.data.text.packed_loader import PackedBatches
-from agentic_ring.data.text.packing import PackedRow
+from agentic_ring.data.text.packing import (
+    PackedBatches,
+    PackedDescription,
+    PackedRow,
+    PackedRows,
+    packed_writer,
+)
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, MeshError, StoreError
 from agentic_ring.files.run_folder import read_config

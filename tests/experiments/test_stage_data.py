@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.mesh import MeshShape
 from experiments.finetune.demo_conversations import write_demo_conversations

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.chain_batch import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import most_likely_action

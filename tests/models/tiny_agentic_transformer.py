@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import order
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.data.chain_batch import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params

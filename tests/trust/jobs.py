@@ -18,10 +18,9 @@ from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal import cli
 from data_prep import collect, exorl, relabel, sharegpt
-from data_prep.episodes.conversion import ConvertConfig, convert
-from data_prep.episodes.episode_files import write_episode
+from data_prep.conversion import ConvertConfig, convert
+from data_prep.episode_files import collector_folder, write_episode
 from data_prep.explore import ExploreConfig, explore
-from data_prep.folders import collector_folder
 from evals import line_retrieval
 from evals.compile.llama_step import Shape
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever

@@ -18,7 +18,7 @@ from dm_control.manipulation.shared import arenas, constants, observations, robo
 from dm_control.rl.control import Environment
 from dm_control.utils.rewards import tolerance
 
-from agentic_ring.data.domains.unit_actions import UnitActions
+from agentic_ring.data.domains import UnitActions
 
 _TIME_LIMIT_SECONDS = 10.0
 _TARGET_RADIUS = 0.05

@@ -6,7 +6,7 @@ from dm_control.rl.control import Environment
 from dm_control.suite import common, quadruped
 from dm_control.utils.rewards import tolerance
 
-from agentic_ring.data.domains.unit_actions import UnitActions
+from agentic_ring.data.domains import UnitActions
 
 _TIME_LIMIT_SECONDS = 20.0
 _CONTROL_TIMESTEP_SECONDS = 0.02

@@ -1,14 +1,42 @@
-"""Packs texts of different lengths into rows of one length with little padding."""
+"""Packed rows of tokens: texts of different lengths in rows of one length, their files, and their batches.
+
+A file of packed rows is a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T tokens:
+
+    attributes     tokenizer (digest), vocab_size, template
+    tokens         int32 [R, T]    0 where padding
+    counts         uint8 [R, T]    1 where the prediction of the token counts in the loss
+    segment_ids    int32 [R, T]    index of the token's text within the row; -1 where padding
+
+``PackedRow`` derives targets, weights and positions from these.
+"""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
 
 import numpy as np
+from jax.sharding import Mesh
 
+from agentic_ring.attention import MaskSpec
 from agentic_ring.attention.mask import PADDING
+from agentic_ring.attention.platform import mesh_platform
+from agentic_ring.attention.ring.balance import balanced_layout
+from agentic_ring.attention.ring.layout import Layout, order, padded_length
+from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
+from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.conversation_tokens import TokenizedText
-from agentic_ring.errors import ArgumentError
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import ArgumentError, DataError, StoreError
+from agentic_ring.extras import needs_extra
+from agentic_ring.mesh import ShardingRules
+from agentic_ring.models.llama import TokenBatch
+
+with needs_extra("text"):
+    import grain
+    import h5py
 
 WINDOW_ROWS = 64
 """Number of rows that are packed together and held in memory; enough for padding below 1% unless most texts
@@ -121,3 +149,219 @@ def _row(texts: Sequence[TokenizedText], length: int) -> PackedRow:
         np.pad(np.concatenate([text.counts for text in texts]), (0, padding)),
         np.pad(segments, (0, padding), constant_values=PADDING),
     )
+
+
+PACKED = FileKind(
+    name="agentic_ring packed text",
+    version=1,
+    noun="file of packed rows",
+    command="python -m data_prep.sharegpt",
+    rewrite="pack the conversations again",
+)
+_DTYPES = {
+    "tokens": np.dtype(np.int32),
+    "counts": np.dtype(np.uint8),
+    "segment_ids": np.dtype(np.int32),
+}
+_CHUNK_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True)
+class PackedDescription:
+    """Tokenizer and template of the rows.
+
+    Attributes:
+      tokenizer: ``Tokenizer.digest``.
+      vocab_size: vocabulary size of the tokenizer; every id is below it.
+      template: name of the chat template.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    template: str
+
+
+class PackedWriter:
+    """Adds rows to a new file; see ``packed_writer``."""
+
+    def __init__(self, file: h5py.File, check_disk: Callable[[], None], length: int):
+        self._check_disk = check_disk
+        self._length = length
+        chunks = (1, min(length, _CHUNK_TOKENS))
+        self._arrays = {
+            # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
+            name: file.create_dataset(
+                name,
+                (0, length),
+                dtype,
+                maxshape=(None, length),
+                chunks=chunks,
+                compression="gzip",
+                compression_opts=1,
+                shuffle=True,
+                fletcher32=True,
+            )
+            for name, dtype in _DTYPES.items()
+        }
+        self.rows = 0
+        """Number of rows written so far."""
+
+    def add(self, row: PackedRow) -> None:
+        """Writes one more row.
+
+        Raises:
+          ArgumentError: the row has another length.
+          OSError: the disk is full.
+        """
+        if len(row.tokens) != self._length:
+            raise ArgumentError(
+                f"the row has {len(row.tokens)} tokens, expected {self._length} as in the whole file"
+            )
+        for name, array in self._arrays.items():
+            array.resize(self.rows + 1, axis=0)
+            array[self.rows] = getattr(row, name)
+        self.rows += 1
+        self._check_disk()
+
+
+@contextmanager
+def packed_writer(path: Path, description: PackedDescription, length: int) -> Iterator[PackedWriter]:
+    """Writes a new file, which replaces ``path`` once the block ends without an error.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    with write_sealed(path, PACKED) as (file, check_disk):
+        file.attrs.update(asdict(description))
+        yield PackedWriter(file, check_disk, length)
+
+
+class PackedRows(SealedReader):
+    """Read access to packed rows of ``length`` tokens; a context manager."""
+
+    kind = PACKED
+
+    def _read_tables(self) -> None:
+        attributes = self._file.attrs
+        vocab_size = int(np.asarray(attributes["vocab_size"]))
+        self.description = PackedDescription(
+            str(attributes["tokenizer"]), vocab_size, str(attributes["template"])
+        )
+        self._arrays: dict[str, h5py.Dataset] = {}
+        for name, dtype in _DTYPES.items():
+            array = self._file[name]
+            if not isinstance(array, h5py.Dataset) or array.dtype != dtype or array.ndim != 2:
+                raise ValueError(f"{name} is no array [R, T] of {dtype}")
+            self._arrays[name] = array
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        if len(set(shapes.values())) != 1:
+            raise ValueError(f"its arrays have shapes {shapes}, expected one")
+        self._count, self.length = shapes["tokens"]
+
+    def __len__(self) -> int:
+        """Number of rows R."""
+        return self._count
+
+    def __getitem__(self, index: int) -> PackedRow:
+        """Returns one row.
+
+        Raises:
+          ArgumentError: there is no such row.
+          StoreError: the row is damaged, or holds an id outside the vocabulary.
+        """
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"row {index} is outside the {len(self)} of {self.path}")
+        try:
+            tokens, counts, segment_ids = (self._arrays[name][index] for name in _DTYPES)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: row {index} is damaged ({error}); delete the file and {PACKED.rewrite}"
+            ) from error
+        if tokens.min() < 0 or tokens.max() >= self.description.vocab_size:
+            raise StoreError(
+                f"{self.path}: row {index} holds ids {tokens.min()} to {tokens.max()}, expected 0 to "
+                f"{self.description.vocab_size - 1}; delete the file and {PACKED.rewrite}"
+            )
+        return PackedRow(tokens, counts.astype(bool), segment_ids)
+
+    def answer_tokens(self) -> int:
+        """Counts the targets with loss in all rows; reads every row.
+
+        Raises:
+          StoreError: a row is damaged.
+        """
+        return sum(int(self[index].weight().sum()) for index in range(len(self)))
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Checks that the rows were encoded with this tokenizer.
+
+        Raises:
+          StoreError: they were encoded with another one.
+        """
+        if tokenizer.digest != self.description.tokenizer:
+            raise StoreError(
+                f"{self.path} was packed with another tokenizer (digest {self.description.tokenizer}, "
+                f"expected {tokenizer.digest}); {PACKED.rewrite} with the model's own"
+            )
+
+
+class PackedBatches(ShardedBatches):
+    """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring.
+
+    Every row occurs once per epoch, in an order that depends on the seed but not on the mesh. A batch's
+    weight is one global array: its sum is the number of answer tokens on all devices and processes, by which
+    ``training.train_step.make_train_step`` divides.
+
+    Args:
+      batch_size: number of rows, over all processes.
+      seed: seed of the order of the rows.
+      layout: order of the tokens over the ring; None takes the one that balances packed rows on the mesh's
+        devices (``balanced_layout``).
+
+    Raises:
+      DataError: there are no rows, or their length does not divide evenly over the ring.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows,
+        batch_size: int,
+        mesh: Mesh,
+        seed: int = 0,
+        layout: Layout | None = None,
+        rules: ShardingRules = ShardingRules(),
+    ):
+        ring = int(np.prod([mesh.shape[axis] for axis in rules.sequence]))
+        if layout is None:
+            layout = balanced_layout(MaskSpec(), True, ring, rows.length // ring, mesh_platform(mesh))
+        if not len(rows):
+            raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
+        needed = padded_length(rows.length, ring, layout)
+        if needed != rows.length:
+            raise DataError(
+                f"the rows of {rows.path} have {rows.length} tokens, which do not divide evenly over a ring "
+                f"of {ring} in {layout} order; pack rows of {needed}, or use a smaller ring"
+            )
+        places = order(layout, rows.length, ring)
+        shuffled = grain.MapDataset.range(len(rows)).shuffle(seed=seed).repeat()
+
+        def load(number: int, columns: np.ndarray) -> dict[str, np.ndarray]:
+            row = rows[cast(int, shuffled[number])]
+            fields = {
+                "tokens": row.tokens,
+                "targets": row.targets(),
+                "weight": row.weight(),
+                "positions": row.positions(),
+                "segment_ids": row.segment_ids,
+            }
+            return {name: array[places[columns]] for name, array in fields.items()}
+
+        super().__init__(load, batch_size, rows.length, mesh, rules)
+        self._layout: Layout = layout
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return self
+
+    def __next__(self) -> TokenBatch:
+        """Returns the next batch, on the devices."""
+        return TokenBatch(**self.next_fields(), layout=self._layout)

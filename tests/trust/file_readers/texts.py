@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from agentic_ring.data.text.packed_file import PackedRows
+from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
-from data_prep.conversations.conversation_files import conversation, records
+from data_prep.conversation_files import conversation, records
 from evals.ladder_tasks.documents import LadderDocument, LadderPlan
 from evals.ladder_tasks.report import ruler_scores
 from evals.lines.longchat_files import read_cases, write_cases

@@ -1,1 +1,0 @@
-"""Explorers, which choose the actions of a collection: noise, intrinsic rewards, and TD3 on task rewards."""

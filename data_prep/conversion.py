@@ -1,0 +1,335 @@
+"""Converts episode files to a store, with the rewards of every task, on all cores.
+
+A file that is not a valid episode is skipped and listed. The conversion writes parts, each a complete
+store beside the final one, so that an interrupted run can resume. At the end all parts become one store,
+which replaces the old one in a single rename. It keeps the old store's episodes and adds the new files.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from agentic_ring.data.store import (
+    StoredEpisode,
+    StoreDescription,
+    TrajectoryStore,
+    data_root,
+    merge_stores,
+    store_path,
+    write_store,
+)
+from agentic_ring.data.tasks import domain_named
+from agentic_ring.data.trajectories import Episode, is_held
+from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
+from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.terminal.cli import optional_flag
+from agentic_ring.terminal.progress import Advance, progress
+from data_prep.episode_files import (
+    COLLECTORS,
+    OWN_COLLECTOR,
+    Source,
+    as_exorl_loads,
+    find_sources,
+    how_to_get_episodes,
+    read_episode,
+    source_folders,
+    spread,
+)
+from data_prep.relabel import Relabeller
+
+_COMPAT_SUFFIX = "-exorl_compat"
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Settings of a conversion.
+
+    Attributes:
+      domain: Domain of the episodes: walker, cheetah, cartpole, quadruped, point_mass_maze or jaco.
+      collector: Folder below exorl/{domain}: a collector of ExoRL or of data_prep.collect.
+      max_episodes: Maximum number of episodes, spread evenly over the order of collection, as the first
+        ones are the earliest and poorest exploration. Default: all.
+      part_episodes: Number of episodes per part; an interrupted run resumes after its last complete part.
+      exorl_compat: Reproduce ExoRL's own loader: only the first million transitions, relabelled with zeroed
+        control, in a separate store {domain}-{collector}-exorl_compat.h5.
+      processes: Number of reading processes. Default: one per 128 episodes, at most one per core.
+      data: Data folder. Default: $AGENTIC_RING_DATA or ./data.
+    """
+
+    domain: str = "walker"
+    collector: str = "mix"
+    max_episodes: Annotated[int | None, optional_flag()] = None
+    part_episodes: int = 128
+    exorl_compat: bool = False
+    processes: Annotated[int | None, optional_flag()] = None
+    data: Annotated[Path | None, optional_flag()] = None
+
+    def __post_init__(self) -> None:
+        domain_named(self.domain)
+        for name in ("max_episodes", "part_episodes", "processes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if self.exorl_compat and self.max_episodes is not None:
+            raise ConfigError(
+                "exorl_compat reads the episodes that ExoRL's loader reads; leave max_episodes out"
+            )
+
+    @property
+    def root(self) -> Path:
+        """The data folder."""
+        return self.data or data_root()
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the episodes; see ``source_folders``."""
+        return source_folders(self.root, self.domain, self.collector)
+
+
+@dataclass(frozen=True)
+class ConversionSummary:
+    """Result of a conversion.
+
+    Attributes:
+      store: path of the store.
+      episodes: number of episodes in the store.
+      added: number of them that are new.
+      skipped: (file, reason) of each file that is not a valid episode.
+    """
+
+    store: Path
+    episodes: int
+    added: int
+    skipped: tuple[tuple[Path, str], ...]
+
+
+def convert(config: ConvertConfig) -> ConversionSummary:
+    """Adds to the store all episode files that it lacks; see the module's docstring.
+
+    Raises:
+      UnknownNameError: there are no episode files, and no such collector.
+      DataError: there are no episode files, or none is valid.
+      StoreError: the store, or a part of one, is damaged or of another version.
+    """
+    domain = domain_named(config.domain)
+    suffix = _COMPAT_SUFFIX if config.exorl_compat else ""
+    path = store_path(config.root, domain.name, config.collector + suffix)
+    parts = path.with_name(f"{path.name}.parts")
+    description = StoreDescription(domain, config.collector, domain.tasks)
+    sources, skipped = find_sources(config.folders)
+    if not sources and not skipped:
+        if config.collector not in (*COLLECTORS, OWN_COLLECTOR):
+            raise UnknownNameError("collector", config.collector, (*COLLECTORS, OWN_COLLECTOR))
+        raise DataError(how_to_get_episodes(config.root, config.domain, config.collector))
+    if config.exorl_compat:
+        sources = as_exorl_loads(sources)
+    elif config.max_episodes is not None:
+        sources = spread(sources, config.max_episodes)
+    with ExitStack() as stack:
+        stack.callback(_remove_if_empty, parts)
+        stack.enter_context(only_writer(parts, wait=True))
+        stores: list[TrajectoryStore] = []
+        converted: set[str] = set()
+        for existing in _existing(path, parts):
+            store = _open_verified(stack, existing, description)
+            # A run that was killed after the last rename may have left parts that are merged already.
+            if not converted.issuperset(store.sources):
+                stores.append(store)
+                converted.update(store.sources)
+        before = stores[0].num_episodes if path.exists() else 0
+        todo = [source for source in sources if source.name not in converted]
+        with progress(f"converting {path.stem}", len(todo)) as advance:
+            episodes = _valid(todo, config, skipped, advance)
+            written = _write_parts(parts, config.part_episodes, description, episodes)
+            stores.extend(_open_verified(stack, part, description) for part in written)
+        if not stores:
+            reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
+            where = " and ".join(str(folder / "buffer") for folder in config.folders)
+            raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
+        total = sum(store.num_episodes for store in stores)
+        if total > before:
+            merge_stores(path, description, stores)
+        for part in parts.glob("*.h5"):
+            part.unlink()
+    return ConversionSummary(path, total, total - before, tuple(skipped))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _valid(
+    sources: Sequence[Source], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
+) -> Iterator[StoredEpisode]:
+    """Yields valid episodes with their rewards, and adds the other files to ``skipped``."""
+    reading = Reading(config.domain, config.collector, control=not config.exorl_compat)
+    for number, (source, result) in enumerate(read_all(sources, reading, config.processes), start=1):
+        if isinstance(result, StoredEpisode):
+            yield result
+        else:
+            skipped.append((source.file.path, result))
+        advance(number, f"{len(skipped)} skipped" if skipped else "")
+
+
+def _write_parts(
+    folder: Path, size: int, description: StoreDescription, episodes: Iterator[StoredEpisode]
+) -> Iterator[Path]:
+    """Writes parts of up to ``size`` episodes each, after the existing ones, and yields their paths."""
+    number = len(list(folder.glob("part-*.h5")))
+    while chunk := [episode for _, episode in zip(range(size), episodes, strict=False)]:
+        part = folder / f"part-{number:06d}.h5"
+        write_store(part, description, chunk)
+        yield part
+        number += 1
+
+
+def _existing(path: Path, parts: Path) -> list[Path]:
+    """The paths of the store and of the parts of an interrupted conversion."""
+    return [*([path] if path.exists() else []), *sorted(parts.glob("part-*.h5"))]
+
+
+def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) -> TrajectoryStore:
+    store = stack.enter_context(TrajectoryStore.open(path))
+    store.verify()
+    if store.domain != description.domain:
+        expected = f"expected {description.domain.name}"
+        raise StoreError(f"{path} is of domain {store.domain.name}, {expected}; remove it")
+    if set(store.tasks) != set(description.tasks):
+        raise StoreError(
+            f"{path} has rewards of {store.tasks}, expected {description.tasks}; "
+            f"run `python -m data_prep.relabel --store {path}` first"
+        )
+    return store
+
+
+# While a process starts, which takes some seconds, another reads about this many episodes.
+_EPISODES_WORTH_A_PROCESS = 128
+_WAITING_PER_PROCESS = 4
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings of the reading, which processes share.
+
+    Attributes:
+      domain, collector: names; the collector is the algorithm of episodes without a label.
+      control: see ``Relabeller``.
+    """
+
+    domain: str
+    collector: str
+    control: bool
+
+
+class EpisodeReader:
+    """Reads files of one domain with the rewards of all its tasks."""
+
+    def __init__(self, reading: Reading):
+        self._domain = domain_named(reading.domain)
+        self._collector = reading.collector
+        self._relabeller = Relabeller(self._domain, self._domain.tasks, reading.control)
+
+    def read(self, source: Source) -> StoredEpisode | str:
+        """Returns the episode, or a message that says what is wrong with the file."""
+        try:
+            episode = read_episode(source.file, self._domain)
+            self._relabeller.check_physics(episode)
+            return StoredEpisode(
+                episode=episode,
+                rewards=self._relabeller.rewards(episode),
+                algorithm=source.label.algorithm if source.label else self._collector,
+                action_repeat=_action_repeat(episode, source),
+                source=source.name,
+            )
+        except DataError as error:
+            return str(error)
+
+
+def read_all(
+    sources: Sequence[Source], reading: Reading, processes: int | None
+) -> Iterator[tuple[Source, StoredEpisode | str]]:
+    """Yields each source in order with its episode or an error message; memory holds few at a time.
+
+    Args:
+      sources: files to read.
+      reading: settings.
+      processes: number of processes; None stands for one per 128 sources, at most one per core.
+
+    Raises:
+      DataError: a process died.
+    """
+    if not sources:
+        return
+    if processes is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(cores, -(-len(sources) // _EPISODES_WORTH_A_PROCESS))
+    if processes <= 1:
+        reader = EpisodeReader(reading)
+        for source in sources:
+            yield source, reader.read(source)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_reader, initargs=(reading,))
+    try:
+        waiting: deque[tuple[Source, Future[StoredEpisode | str]]] = deque()
+        for source in sources:
+            waiting.append((source, pool.submit(_read, source)))
+            if len(waiting) == processes * _WAITING_PER_PROCESS:
+                yield _first(waiting)
+        while waiting:
+            yield _first(waiting)
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"one of the {processes} processes that read episodes died ({error}); memory may have run "
+            "out: run the same command again, with fewer --processes, to resume"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_reader: EpisodeReader
+"""The reader of this process, if it belongs to the pool."""
+
+
+def _start_reader(reading: Reading) -> None:
+    global _reader
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _reader = EpisodeReader(reading)
+
+
+def _leave_with_parent() -> None:
+    """Ends this process with its parent, which cannot stop it once it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _read(source: Source) -> StoredEpisode | str:
+    return _reader.read(source)
+
+
+def _first(
+    waiting: deque[tuple[Source, "Future[StoredEpisode | str]"]],
+) -> tuple[Source, StoredEpisode | str]:
+    source, future = waiting.popleft()
+    return source, future.result()
+
+
+def _action_repeat(episode: Episode, source: Source) -> int:
+    """The label's action repeat, if the actions agree with it, as saturated actions would hide it."""
+    if source.label is None:
+        return episode.action_repeat
+    repeat = source.label.action_repeat
+    if not is_held(episode.action[1:], repeat):
+        raise DataError(f"its actions change more often than its label's action repeat, {repeat}")
+    return repeat
