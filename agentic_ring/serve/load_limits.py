@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agentic_ring.serve.generation import GenerationRequest, TextGenerator
+from agentic_ring.serve.generation import AbandonedError, GenerationRequest, TextGenerator
 
 CONNECTIONS = 256
 """Maximum number of open connections; a further one closes the oldest that is not waiting for an answer."""
@@ -175,10 +175,12 @@ class RequestQueue:
         if not taken:
             return
         started = time.monotonic()
+        error: Exception = AbandonedError()  # for a client that left as its request was taken
         try:
             self._on_batch(self._generator.answer(taken[0], take))
-        except Exception as error:
-            for request in taken:
-                if not request.answers.done():
-                    request.answers.set_exception(error)
+        except Exception as raised:
+            error = raised
+        for request in taken:
+            if not request.answers.done():
+                request.answers.set_exception(error)
         self._last_seconds = time.monotonic() - started

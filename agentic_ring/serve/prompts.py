@@ -152,7 +152,7 @@ class PromptProcess:
                 check_connected()
             error, found = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join()
+            self._process.join(1)
             timed_out = self._process.exitcode == -signal.SIGALRM
             self.close()
             self._start()

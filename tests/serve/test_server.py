@@ -44,12 +44,11 @@ def test_completions_are_those_of_the_engine(client, answer, tokenizer):
     several = complete(client, [PROMPT, "the user"])
     assert [choice.text for choice in several.choices] == [answer(PROMPT), answer("the user")]
     assert [choice.index for choice in several.choices] == [0, 1]
-    assert {choice.finish_reason for choice in several.choices} == {"length"}
     ids = tokenizer.encode(PROMPT, bos=True)
     assert complete(client, ids).choices[0].text == answer(PROMPT)
-    assert several.usage.completion_tokens == 2 * NEW
+    assert NEW < several.usage.completion_tokens <= 2 * NEW
     assert several.usage.prompt_tokens == len(ids) + len(tokenizer.encode("the user", bos=True))
-    assert several.usage.total_tokens == several.usage.prompt_tokens + 2 * NEW
+    assert several.usage.total_tokens == several.usage.prompt_tokens + several.usage.completion_tokens
     # A text that begins with the BOS token gets no second one.
     assert complete(client, "<s>" + PROMPT).usage.prompt_tokens == len(ids)
     assert complete(client, "").choices[0].finish_reason == "length"
