@@ -46,7 +46,7 @@ def test_completions_are_those_of_the_engine(client, answer, tokenizer):
     assert [choice.index for choice in several.choices] == [0, 1]
     ids = tokenizer.encode(PROMPT, bos=True)
     assert complete(client, ids).choices[0].text == answer(PROMPT)
-    assert NEW < several.usage.completion_tokens <= 2 * NEW
+    assert NEW <= several.usage.completion_tokens <= 2 * NEW
     assert several.usage.prompt_tokens == len(ids) + len(tokenizer.encode("the user", bos=True))
     assert several.usage.total_tokens == several.usage.prompt_tokens + several.usage.completion_tokens
     # A text that begins with the BOS token gets no second one.
