@@ -67,9 +67,8 @@ def main(
 
         from agentic_ring.serve.app import make_app
         from agentic_ring.serve.generation import TextGenerator
-        from agentic_ring.serve.http_limits import LimitedConnection
-        from agentic_ring.serve.prompt_process import PromptProcess
-        from agentic_ring.serve.prompts import PromptLimits
+        from agentic_ring.serve.load_limits import LimitedConnection
+        from agentic_ring.serve.prompts import PromptLimits, PromptProcess
 
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)

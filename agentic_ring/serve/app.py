@@ -1,56 +1,63 @@
-"""The HTTP server: routes, cancellation, streams and error replies of OpenAI's protocol."""
+"""The routes of the server, its streams, error replies and metrics."""
 
 import asyncio
 import logging
 import secrets
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.serve.generation import GeneratedText, TextGenerator
-from agentic_ring.serve.http_limits import BODY_SECONDS, BodyLimits
-from agentic_ring.serve.jobs import GenerationJob, GenerationRequest
-from agentic_ring.serve.json_body import read_body
-from agentic_ring.serve.metrics import CountRequests, Metrics
-from agentic_ring.serve.openai_replies import (
+from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.serve.generation import (
+    AbandonedError,
+    CheckConnected,
+    GeneratedText,
+    GenerationJob,
+    GenerationRequest,
+    TextGenerator,
+)
+from agentic_ring.serve.load_limits import BusyError, RequestQueue
+from agentic_ring.serve.openai_protocol import (
+    DEFAULT_CHAT_TOKENS,
     INTERNAL_ERROR,
+    ChatRequest,
+    CompletionRequest,
     Kind,
     error_body,
     event,
+    read_body,
     reply_body,
     stream_event,
 )
-from agentic_ring.serve.openai_requests import DEFAULT_CHAT_TOKENS, ChatRequest, CompletionRequest
-from agentic_ring.serve.prompt_process import PromptProcess
-from agentic_ring.serve.prompts import ContextLengthError
-from agentic_ring.serve.request_queue import AbandonedError, BusyError, RequestQueue
-
-ROUTES = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+from agentic_ring.serve.prompts import ContextLengthError, PromptProcess
 
 DISCONNECT_CHECK_SECONDS = 0.5
 """Interval at which a waiting request checks whether its client is still connected."""
+LEFT = 499
+"""Status that the metrics count for a client that has disconnected."""
+_SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def make_app(
-    name: str,
-    generator: TextGenerator,
-    prompts: PromptProcess,
-    queue_size: int,
-    max_body_bytes: int,
-    body_seconds: float = BODY_SECONDS,
-) -> FastAPI:
+    name: str, generator: TextGenerator, prompts: PromptProcess, queue_size: int, max_body_bytes: int
+) -> Starlette:
     """Returns the server of one model.
 
     Args:
@@ -58,60 +65,60 @@ def make_app(
       prompts: encodes prompts; without a template, chat requests are refused.
       queue_size: requests that may wait while others are processed.
       max_body_bytes: largest request body.
-      body_seconds: longest time that a body may take.
     """
-    app = FastAPI(title="agentic_ring", openapi_url=None)
-    queue = RequestQueue(queue_size, lambda *batch: metrics.batches.observe(generator.answer(*batch)))
+    queue = RequestQueue(generator, queue_size, lambda count: metrics.batches.observe(count))
     metrics = Metrics(queue, generator.prefixes)
-    routes = _Routes(name, generator, prompts, queue, metrics)
-    app.get("/health")(routes.health)
-    app.get("/metrics")(routes.metrics_text)
-    app.get("/v1/models")(routes.models)
-    app.post("/v1/completions")(routes.completions)
-    app.post("/v1/chat/completions")(routes.chats)
-    app.add_middleware(BodyLimits, max_bytes=max_body_bytes, max_seconds=body_seconds)
-    app.add_middleware(CountRequests, metrics=metrics, routes=ROUTES)
-    _register_error_handlers(app)
+    model = _Model(name, generator, prompts, queue, metrics, max_body_bytes)
+    routes = [
+        Route("/health", model.health),
+        Route("/metrics", model.metrics_text),
+        Route("/v1/models", model.models),
+        Route("/v1/completions", model.completions, methods=["POST"]),
+        Route("/v1/chat/completions", model.chats, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers=_ERROR_HANDLERS)
+    app.add_middleware(CountRequests, metrics=metrics, paths=frozenset(route.path for route in routes))
     return app
 
 
 @dataclass(frozen=True)
-class _Routes:
-    """The routes of one model; fields as in ``make_app``."""
+class _Model:
+    """The replies of one model; fields as in ``make_app``."""
 
     name: str
     generator: TextGenerator
     prompts: PromptProcess
-    queue: RequestQueue[GenerationRequest, list[GeneratedText]]
-    metrics: Metrics
+    queue: RequestQueue
+    metrics: "Metrics"
+    max_body_bytes: int
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self, request: Request) -> Response:
         """GET /health."""
-        return {"status": "ok", "model": self.name, "waiting": self.queue.waiting}
+        return JSONResponse({"status": "ok", "model": self.name, "waiting": self.queue.waiting})
 
-    async def metrics_text(self) -> Response:
+    async def metrics_text(self, request: Request) -> Response:
         """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "agentic_ring"}
-        return {"object": "list", "data": [model]}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await read_body(request, CompletionRequest)
+        body = await read_body(request, CompletionRequest, self.max_body_bytes)
         self._check_model(body.model)
-        texts, tokens = body.texts, body.token_prompts
-        self.prompts.limits.check_texts(texts)
-        for prompt in tokens:
-            self.prompts.limits.check_tokens(prompt)
+        given = body.prompts
+        self.prompts.limits.check(given)
 
-        def make_job(check_connected: Callable[[], None]) -> GenerationJob:
-            prompts = self.prompts.texts(texts, check_connected) if texts else []
+        def make_job(check_connected: CheckConnected) -> GenerationJob:
+            texts = [prompt for prompt in given if isinstance(prompt, str)]
+            tokens = [prompt for prompt in given if not isinstance(prompt, str)]
+            encoded = self.prompts.encode(texts, check_connected) if texts else []
             return GenerationJob(
-                prompts or [self.generator.token_prompt(prompt) for prompt in tokens],
+                encoded or [self.generator.token_prompt(prompt) for prompt in tokens],
                 body.max_tokens,
                 _sampling(body),
                 body.stop,
@@ -123,15 +130,15 @@ class _Routes:
 
     async def chats(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await read_body(request, ChatRequest)
+        body = await read_body(request, ChatRequest, self.max_body_bytes)
         self._check_model(body.model)
         if not self.prompts.has_template:
             raise DataError("the model's folder has no chat template; start the server with --template")
         turns = [Turn(message.role, message.text) for message in body.messages]
-        self.prompts.limits.check_chat(turns)
+        self.prompts.limits.check([turns])
 
-        def make_job(check_connected: Callable[[], None]) -> GenerationJob:
-            prompt = self.prompts.chat(turns, check_connected)
+        def make_job(check_connected: CheckConnected) -> GenerationJob:
+            (prompt,) = self.prompts.encode([turns], check_connected)
             new_tokens = body.new_tokens or max(1, min(DEFAULT_CHAT_TOKENS, self.generator.room(prompt)))
             return GenerationJob([prompt], new_tokens, _sampling(body), body.stop, continues=False)
 
@@ -146,56 +153,41 @@ class _Routes:
         request: Request,
         kind: Kind,
         body: CompletionRequest | ChatRequest,
-        make_job: Callable[[Callable[[], None]], GenerationJob],
+        make_job: Callable[[CheckConnected], GenerationJob],
         with_top: bool = False,
     ) -> Response:
-        """Queues the job and waits for its answers, or streams them; a disconnect cancels the job.
-
-        ``make_job`` encodes the prompts, in the queue; it takes a function that raises once the client left.
-        """
-        abandoned = threading.Event()
+        """Queues the job and waits for its answers, or streams them; a disconnect cancels the job."""
         parts: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        encoded: asyncio.Future[GenerationJob] = loop.create_future()
-
-        def check_connected() -> None:
-            if abandoned.is_set():
-                raise AbandonedError
 
         def on_text(text: str) -> None:
             if text and body.stream:
                 loop.call_soon_threadsafe(parts.put_nowait, text)
 
-        def prepare() -> GenerationRequest:
-            check_connected()
-            job = make_job(check_connected)
-            self.generator.check(job)
-            loop.call_soon_threadsafe(encoded.set_result, job)
-            return GenerationRequest(job, on_text, abandoned.is_set)
-
-        def count(task: asyncio.Task[list[GeneratedText]]) -> None:
-            if not (abandoned.is_set() or task.cancelled() or task.exception()):
-                self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in encoded.result().prompts))
-                self.metrics.generated_tokens.inc(sum(answer.tokens for answer in task.result()))
-
-        task = self.queue.submit(prepare)
-        task.add_done_callback(count)
-
-        def leave() -> None:
-            abandoned.set()
-            self.queue.cancel(task)
-
+        asked = GenerationRequest(make_job, on_text)
+        asked.answers.add_done_callback(lambda _: self._count(asked))
+        self.queue.submit(asked)
+        answers, job = asyncio.wrap_future(asked.answers), asyncio.wrap_future(asked.job)
+        # Its error counts as retrieved, since the client may have left.
+        answers.add_done_callback(lambda answers: answers.cancelled() or answers.exception())
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.name}
         try:
             # Errors of the prompt are replies with a status of their own, also to requests for a stream.
-            await _until_any({task, encoded} if body.stream else {task}, request)
+            await _until_any({answers, job} if body.stream else {answers}, request)
         except BaseException:
-            leave()
+            asked.leave()
             raise
-        if body.stream and not (task.done() and task.exception()):
-            return StreamingResponse(_events(task, parts, kind, head, leave), media_type="text/event-stream")
-        answers = task.result()
-        return JSONResponse(reply_body(kind, head, encoded.result(), answers, with_top))
+        if body.stream and not (answers.done() and answers.exception()):
+            events = _events(asked, answers, parts, kind, head)
+            return StreamingResponse(events, media_type="text/event-stream")
+        texts = answers.result()  # or its error, after which there may be no job
+        return JSONResponse(reply_body(kind, head, asked.job.result(), texts, with_top))
+
+    def _count(self, asked: GenerationRequest) -> None:
+        if not (asked.has_left() or asked.answers.exception()):
+            prompts = asked.job.result().prompts
+            self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in prompts))
+            self.metrics.generated_tokens.inc(sum(answer.tokens for answer in asked.answers.result()))
 
 
 async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> None:
@@ -214,19 +206,19 @@ async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> Non
 
 
 async def _events(
-    task: asyncio.Task[list[GeneratedText]],
+    asked: GenerationRequest,
+    answers: asyncio.Future[list[GeneratedText]],
     parts: asyncio.Queue[str],
     kind: Kind,
     head: dict[str, Any],
-    leave: Callable[[], None],
 ) -> AsyncIterator[str]:
-    """Server-sent events: parts of the answer, the finish reason, and ``[DONE]``; then calls ``leave``."""
+    """Server-sent events: parts of the answer, the finish reason, and ``[DONE]``; then the client leaves."""
     # An empty part wakes the reader at the end.
-    task.add_done_callback(lambda task: parts.put_nowait(""))
+    answers.add_done_callback(lambda _: parts.put_nowait(""))
     try:
         while text := await parts.get():
             yield stream_event(kind, head, text)
-        (answer,) = await task
+        (answer,) = await answers
         yield stream_event(kind, head, "", answer.ended)
     except AgenticRingError as error:
         yield event(error_body(str(error)))
@@ -234,7 +226,7 @@ async def _events(
         logging.getLogger(__name__).exception("a stream failed")
         yield event(error_body(INTERNAL_ERROR, 500))
     finally:
-        leave()
+        asked.leave()
     yield "data: [DONE]\n\n"
 
 
@@ -243,38 +235,91 @@ def _sampling(body: CompletionRequest | ChatRequest) -> Sampling:
     return Sampling(body.temperature, body.top_p, seed)
 
 
-def _error(
-    status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
-) -> JSONResponse:
-    return JSONResponse(error_body(message, status, code), status, headers)
-
-
-def _register_error_handlers(app: FastAPI) -> None:
-    """Makes every error a reply in OpenAI's format, without a traceback."""
-
-    def handle(kind: type[Exception], reply: Callable[[Any], Response]) -> None:
-        async def handler(request: Request, error: Exception) -> Response:
-            return reply(error)
-
-        app.add_exception_handler(kind, handler)
-
-    handle(ValidationError, lambda error: _error(400, _validation_message(error)))
-    handle(HTTPException, lambda error: _error(error.status_code, str(error.detail), headers=error.headers))
-    handle(AgenticRingError, lambda error: _error(400, str(error)))
-    handle(ContextLengthError, lambda error: _error(400, str(error), "context_length_exceeded"))
-    handle(
-        BusyError,
-        lambda error: _error(429, str(error), "busy", {"Retry-After": str(error.retry_after)}),
-    )
-    for left in (AbandonedError, ClientDisconnect):
-        handle(left, lambda error: Response(status_code=499))
-    handle(Exception, lambda error: _error(500, INTERNAL_ERROR))
-
-
 def _validation_message(error: ValidationError) -> str:
     """Field and message of the first few invalid fields."""
     faults = []
-    for fault in error.errors()[:4]:
+    for fault in error.errors(include_url=False, include_input=False)[:4]:
         where = ".".join(map(str, fault["loc"]))
         faults.append(f"{where}: {fault['msg']}" if where else fault["msg"])
     return "; ".join(faults)
+
+
+def _error(status: int, message: str, code: str | None = None, headers: Any = None) -> Response:
+    return JSONResponse(error_body(message, status, code), status, headers)
+
+
+def _handler(reply: Callable[[Any], Response]) -> Any:
+    async def handle(request: Request, error: Exception) -> Response:
+        return reply(error)
+
+    return handle
+
+
+_ERROR_HANDLERS: dict[Any, Any] = {
+    ValidationError: _handler(lambda error: _error(400, _validation_message(error))),
+    HTTPException: _handler(lambda e: _error(e.status_code, str(e.detail), headers=e.headers)),
+    AgenticRingError: _handler(lambda error: _error(400, str(error))),
+    ContextLengthError: _handler(lambda error: _error(400, str(error), "context_length_exceeded")),
+    BusyError: _handler(lambda e: _error(429, str(e), "busy", {"Retry-After": str(e.retry_after)})),
+    **dict.fromkeys((AbandonedError, ClientDisconnect), _handler(lambda error: Response(status_code=LEFT))),
+    Exception: _handler(lambda error: _error(500, INTERNAL_ERROR)),
+}
+"""Every error is a reply in OpenAI's format, without a traceback."""
+
+
+class Metrics(Collector):
+    """Counts of requests, tokens and seconds, and the state of queue and prefix cache, in one registry."""
+
+    def __init__(self, queue: RequestQueue, prefixes: PrefixCache):
+        self._queue, self._prefixes = queue, prefixes
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        count, histogram = (
+            partial(Counter, registry=self.registry),
+            partial(Histogram, registry=self.registry),
+        )
+        self.requests = count("agentic_ring_requests", "Requests", ("route", "status"))
+        self.prompt_tokens = count("agentic_ring_prompt_tokens", "Tokens of answered prompts")
+        self.generated_tokens = count("agentic_ring_generated_tokens", "Tokens of complete answers")
+        seconds = "Seconds from a request's head to the end of its answer"
+        self.seconds = histogram("agentic_ring_request_seconds", seconds, ("route",), buckets=_SECONDS)
+        self.batches = histogram(
+            "agentic_ring_batch_requests", "Requests answered together", buckets=_BATCHES
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics that are read when they are asked for."""
+        queue, prefixes = self._queue, self._prefixes
+        yield GaugeMetricFamily("agentic_ring_queue_length", "Requests that wait", queue.waiting)
+        yield GaugeMetricFamily("agentic_ring_cache_bytes", "Bytes of the prefix cache", prefixes.nbytes)
+        yield CounterMetricFamily("agentic_ring_cache_hits", "Prompts that continue it", prefixes.hits)
+        yield CounterMetricFamily("agentic_ring_cache_misses", "Prompts that replace it", prefixes.misses)
+
+
+@dataclass(frozen=True)
+class CountRequests:
+    """Counts each request under its path, or under "other"."""
+
+    app: ASGIApp
+    metrics: Metrics
+    paths: frozenset[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, started = LEFT, time.monotonic()
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        finally:
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(time.monotonic() - started)

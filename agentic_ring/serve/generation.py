@@ -1,19 +1,55 @@
 """Text generation for requests: answers to prompts, and log probabilities of their tokens."""
 
+import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.text_engine import Completion, Document, Score, TextEngine
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
-from agentic_ring.inference.text_engine import Completion, Document, Score, TextEngine
-from agentic_ring.serve.jobs import GenerationJob, GenerationRequest
 from agentic_ring.serve.prompts import TOKENS, ContextLengthError, Prompt
-from agentic_ring.serve.request_batch import RequestBatch
-from agentic_ring.serve.request_queue import Finish, Take
+
+CheckConnected = Callable[[], None]
+"""Raises an ``AbandonedError`` once the client has left."""
+
+
+class AbandonedError(Exception):
+    """The client has disconnected."""
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """Prompts to answer, and how.
+
+    Attributes:
+      prompts: at least one.
+      max_new_tokens: limit of each answer; 0 generates none.
+      stop: strings that end an answer; they are not part of it.
+      echo: put the prompt before the answer.
+      scored: return log probabilities.
+      continues: the answer continues the prompt's text, including the space between them; otherwise it
+        is a separate text.
+    """
+
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    sampling: Sampling
+    stop: Sequence[str] = ()
+    echo: bool = False
+    scored: bool = False
+    continues: bool = True
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it asks for one answer and nothing else, so that it can share a batch."""
+        return len(self.prompts) == 1 and self.max_new_tokens > 0 and not self.scored
 
 
 @dataclass(frozen=True)
@@ -49,12 +85,103 @@ class GeneratedText:
     scored: list[ScoredToken] | None
 
 
+class GenerationRequest:
+    """A client's request, from its arrival to its answers.
+
+    Args:
+      make_job: encodes the prompts; slow.
+      on_text: called with each new part of the answer to a single prompt.
+
+    Attributes:
+      job: set once the prompts are encoded and fit the model.
+      answers: one for each prompt; running once the model has begun, after which nothing cancels it.
+    """
+
+    def __init__(
+        self,
+        make_job: Callable[[CheckConnected], GenerationJob],
+        on_text: Callable[[str], object] = lambda text: None,
+    ):
+        self.make_job = make_job
+        self.on_text = on_text
+        self.job: Future[GenerationJob] = Future()
+        self.answers: Future[list[GeneratedText]] = Future()
+        self._left = threading.Event()
+
+    def leave(self) -> None:
+        """The client has disconnected: the request leaves the queue, or its answer ends."""
+        self._left.set()
+        self.answers.cancel()
+
+    def has_left(self) -> bool:
+        """Whether the client has disconnected."""
+        return self._left.is_set()
+
+    def check_connected(self) -> None:
+        """Raises an AbandonedError if the client has left."""
+        if self.has_left():
+            raise AbandonedError
+
+    def finish(self, answers: list[GeneratedText]) -> None:
+        """Gives the client its answers, unless it has left the queue."""
+        with suppress(InvalidStateError):
+            self.answers.set_result(answers)
+
+
+Take = Callable[[Callable[[GenerationRequest], bool]], object]
+"""Takes those waiting requests out of the queue, in order of arrival, for which a function is true."""
+
+
+class RequestBatch:
+    """Requests for single answers whose prompts share a cached beginning, or are all short.
+
+    Args:
+      prefixes: holds the beginning.
+      rows: maximum number of requests.
+      slots: maximum number of tokens of ``rows`` rests of prompts with their answers, so that a batch needs
+        no more memory than one prompt of that length; only the first request may exceed it, alone.
+
+    Attributes:
+      requests: the requests so far.
+      shared: number of leading tokens that their prompts share with the cached text; 0 for short prompts.
+
+    Raises:
+      AbandonedError: the first request's client left before its prompt was encoded.
+    """
+
+    def __init__(self, prefixes: PrefixCache, rows: int, slots: int, first: GenerationRequest):
+        self._prefixes, self._rows, self._slots = prefixes, rows, slots
+        self.requests = [first]
+        job = first.job.result()
+        tokens = job.prompts[0].tokens
+        self._longest_prompt, self._longest_answer = len(tokens), job.max_new_tokens
+        self.shared = prefixes.hold(tokens, lambda done: first.check_connected())
+
+    def admit(self, request: GenerationRequest) -> bool:
+        """Adds a request if it fits to the others; returns whether it does."""
+        job = request.job.result()
+        if not job.is_single or len(self.requests) == self._rows:
+            return False
+        tokens = job.prompts[0].tokens
+        shared = self._prefixes.shared(tokens)
+        if bool(shared) != bool(self.shared) or not (shared or self._prefixes.is_short(tokens)):
+            return False
+        prompt, answer = max(self._longest_prompt, len(tokens)), max(self._longest_answer, job.max_new_tokens)
+        if self._rows * (prompt - min(self.shared, shared) + answer) > self._slots:
+            return False
+        self._prefixes.hold(tokens)
+        self._longest_prompt, self._longest_answer = prompt, answer
+        self.shared = min(self.shared, shared)
+        self.requests.append(request)
+        return True
+
+
 class TextGenerator:
-    """Answers jobs with one model, those together that continue the same text.
+    """Answers requests with one model, those together that continue the same text.
 
     Args:
       max_context: maximum number of tokens of a prompt and its answer together.
-      batch_size: maximum number of jobs that are answered together.
+      batch_size: maximum number of requests that are answered together.
 
     Attributes:
       prefixes: cache of the last long prompt.
@@ -90,15 +217,10 @@ class TextGenerator:
                 )
         self._engine.check([prompt.tokens for prompt in job.prompts])
 
-    def answer(
-        self,
-        request: GenerationRequest,
-        take: Take[GenerationRequest],
-        finish: Finish[GenerationRequest, list[GeneratedText]],
-    ) -> int:
+    def answer(self, request: GenerationRequest, take: Take) -> int:
         """Answers a request whose job has passed ``check``, and others that continue the same text.
 
-        Each gets the answer that it would get alone. The others are chosen once the text is encoded.
+        Each gets the answer that it would get alone. The others are taken once the text is encoded.
 
         Returns:
           The number of requests.
@@ -107,43 +229,32 @@ class TextGenerator:
           AbandonedError: the client of a request that is answered alone has left.
         """
         request.check_connected()
-        if not request.job.is_single:
-            finish(request, self._answer_alone(request))
+        job = request.job.result()
+        if not job.is_single:
+            request.finish(
+                [text for group in self._groups(job) for text in self._answer_group(request, group)]
+            )
             return 1
-        batch = RequestBatch(self.prefixes, self._batch_size, self._max_context)
-        batch.start(request)
+        batch = RequestBatch(self.prefixes, self._batch_size, self._max_context, request)
         take(batch.admit)
-        self._answer_together(batch, finish)
+        self._answer_batch(batch)
         return len(batch.requests)
 
-    def _answer_together(
-        self, batch: RequestBatch, finish: Finish[GenerationRequest, list[GeneratedText]]
-    ) -> None:
-        jobs = [request.job for request in batch.requests]
-        texts = [job.answer_text(job.prompts[0], self._tokenizer) for job in jobs]
+    def _answer_batch(self, batch: RequestBatch) -> None:
+        requests = batch.requests
+        jobs = [request.job.result() for request in requests]
+        prompts = [job.prompts[0] for job in jobs]
 
         def on_text(row: int, text: str) -> bool:
-            batch.requests[row].on_text(text)
-            return batch.requests[row].has_left()
+            requests[row].on_text(text)
+            return requests[row].has_left()
 
-        def on_end(row: int, answer: Completion) -> None:
-            finish(batch.requests[row], [_generated(jobs[row], jobs[row].prompts[0], answer, texts[row])])
+        def on_end(row: int, answer: Completion, text: AnswerText) -> None:
+            requests[row].finish([_generated(jobs[row], prompts[row], answer, text)])
 
-        generate_answers(
-            self._engine,
-            self._tokenizer,
-            [job.prompts[0].tokens[batch.shared :] for job in jobs],
-            texts,
-            [job.max_new_tokens for job in jobs],
-            [job.sampling for job in jobs],
-            document=self.prefixes.beginning(batch.shared),
-            on_text=on_text,
-            on_end=on_end,
-            least_rows=self._batch_size if len(jobs) > 1 else 1,
-        )
-
-    def _answer_alone(self, request: GenerationRequest) -> list[GeneratedText]:
-        return [text for group in self._groups(request.job) for text in self._answer_group(request, group)]
+        least_rows = self._batch_size if len(jobs) > 1 else 1
+        samplings = [job.sampling for job in jobs]
+        self._generate(jobs, prompts, samplings, batch.shared, on_text, on_end, least_rows)
 
     def _groups(self, job: GenerationJob) -> Iterator[list[Prompt]]:
         """Splits the prompts into batches that need no more memory than one prompt of maximum length."""
@@ -157,26 +268,49 @@ class TextGenerator:
         yield group
 
     def _answer_group(self, request: GenerationRequest, prompts: list[Prompt]) -> list[GeneratedText]:
-        job, document, rests = request.job, None, [prompt.tokens for prompt in prompts]
+        job, shared = request.job.result(), 0
         if len(prompts) == 1 and job.max_new_tokens:
-            document, rest = self.prefixes.split(prompts[0].tokens, lambda done: request.check_connected())
-            rests = [rest]
-        texts = [job.answer_text(prompt, self._tokenizer) for prompt in prompts]
-        answers = [Completion(ended="length") for _ in prompts]
-        if job.max_new_tokens:
-            answers = generate_answers(
-                self._engine,
-                self._tokenizer,
-                rests,
-                texts,
-                job.max_new_tokens,
-                job.sampling,
-                document=document,
-                on_text=lambda row, text: request.has_left(),
-            )
+            shared = self.prefixes.hold(prompts[0].tokens, lambda done: request.check_connected())
+        answers, texts = self._generate(
+            [job] * len(prompts), prompts, job.sampling, shared, lambda row, text: request.has_left()
+        )
         request.check_connected()
-        scored = self._scored(job, prompts, answers, texts, document)
+        scored = self._scored(job, prompts, answers, texts, self.prefixes.beginning(shared))
         return [_generated(job, *row) for row in zip(prompts, answers, texts, scored, strict=True)]
+
+    def _generate(
+        self,
+        jobs: list[GenerationJob],
+        prompts: list[Prompt],
+        sampling: Sampling | list[Sampling],
+        shared: int,
+        on_text: Callable[[int, str], bool],
+        on_end: Callable[[int, Completion, AnswerText], None] = lambda row, answer, text: None,
+        least_rows: int = 1,
+    ) -> tuple[list[Completion], list[AnswerText]]:
+        """Answers the prompt of each job, whose first ``shared`` tokens are cached.
+
+        With one ``sampling``, the rows draw different samples; each of several draws as it does alone.
+        """
+        texts = [
+            AnswerText(self._tokenizer.decode, prompt.tokens if job.continues else (), job.stop)
+            for job, prompt in zip(jobs, prompts, strict=True)
+        ]
+        if not jobs[0].max_new_tokens:
+            return [Completion(ended="length") for _ in prompts], texts
+        answers = generate_answers(
+            self._engine,
+            self._tokenizer,
+            [prompt.tokens[shared:] for prompt in prompts],
+            texts,
+            [job.max_new_tokens for job in jobs],
+            sampling,
+            document=self.prefixes.beginning(shared),
+            on_text=on_text,
+            on_end=lambda row, answer: on_end(row, answer, texts[row]),
+            least_rows=least_rows,
+        )
+        return answers, texts
 
     def _scored(
         self,

@@ -1,15 +1,34 @@
-"""Prompts of requests: their size limit, chat template and tokens."""
+"""Prompts of requests: their size limit, and the process that renders chat templates and encodes them.
 
-from collections.abc import Iterable, Sequence
+Templates and the regular expressions of tokenizers come with the model's folder and may take any time, during
+which they cannot be interrupted and block all other Python code. The process is ended instead, and started
+anew.
+"""
+
+import multiprocessing
+import os
+import signal
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn, check_special_tokens
-from agentic_ring.data.text.conversation_tokens import encode_pieces, prompt_pieces
-from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
+from agentic_ring.data.text.conversation_tokens import prompt_ids
+from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
+from agentic_ring.errors import AgenticRingError, ArgumentError, DataError
 
 TOKENS = "i"
 """Type of the arrays of a prompt's tokens: int32, many of which are compared faster than lists."""
+SECONDS, CHARACTERS_A_SECOND = 5.0, 100_000
+"""Time for a request: a constant, and a share for its size. Tokenizers encode about 1,000,000 a second."""
+MEMORY_BYTES = 4 * 2**30
+"""Memory that a request may take."""
+CHECK_SECONDS = 0.1
+"""Interval at which a request in process checks whether its client is still connected."""
 
 
 class ContextLengthError(ArgumentError):
@@ -47,83 +66,152 @@ class PromptLimits:
         """The limits of a context of ``max_context`` tokens of this tokenizer."""
         return cls(max_context, max_context * tokenizer.longest_token)
 
-    def check_texts(self, texts: Iterable[str]) -> None:
-        """Checks the characters of each text.
+    def check(self, prompts: Sequence[str | Sequence[int] | Sequence[Turn]]) -> None:
+        """Checks prompts: texts, tokens or chats, each of whose messages takes at least one token.
 
         Raises:
-          ContextLengthError: one has more than the context could hold.
+          ContextLengthError: one has more tokens or characters than the context could hold.
         """
-        for text in texts:
-            self._check(len(text))
+        for prompt in prompts:
+            if not isinstance(prompt, str) and len(prompt) > self.tokens:
+                raise ContextLengthError(
+                    f"the prompt has {len(prompt)} tokens or messages; the context holds {self.tokens} tokens"
+                )
+            size = _characters(prompt)
+            if size > self.characters:
+                raise ContextLengthError(
+                    f"the prompt has {size} characters; the context of {self.tokens} tokens holds at most "
+                    f"{self.characters}"
+                )
 
-    def check_chat(self, turns: Sequence[Turn]) -> None:
-        """Checks a conversation's number of messages and of characters.
+
+class PromptProcess:
+    """Encodes prompts in a process of its own, one request at a time; close it, or use it as a context.
+
+    Args:
+      folder: folder of the tokenizer.
+      template: name of the chat template; None if there is none.
+      limits: what is refused before it is encoded.
+    """
+
+    def __init__(self, folder: Path | str, template: str | None, limits: PromptLimits):
+        self.limits = limits
+        self.has_template = template is not None
+        self._arguments = (folder, template)
+        self._start()
+
+    def encode(
+        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
+    ) -> list[Prompt]:
+        """Tokenises texts, and conversations that end with the user's turn in the template.
+
+        Args:
+          check_connected: called regularly; an exception that it raises ends the work.
 
         Raises:
-          ContextLengthError: it has more than the context could hold.
+          ContextLengthError: a prompt has more characters or messages than the context could hold.
+          DataError: the turns do not form a conversation, or the time or memory of a request is exceeded.
         """
-        if len(turns) > self.tokens:
-            raise ContextLengthError(
-                f"the chat has {len(turns)} messages; the context holds {self.tokens} tokens"
-            )
-        self._check(sum(len(turn.text) for turn in turns))
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Checks a tokenised prompt.
-
-        Raises:
-          ContextLengthError: it has more tokens than the context.
-        """
-        if len(tokens) > self.tokens:
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; prompt and answer together may be {self.tokens}"
-            )
-
-    def _check(self, characters: int) -> None:
-        if characters > self.characters:
-            raise ContextLengthError(
-                f"the prompt has {characters} characters; the context of {self.tokens} tokens holds at most "
-                f"{self.characters}"
-            )
-
-
-@dataclass(frozen=True)
-class PromptEncoder:
-    """Encodes prompts of one model; with no template, there are no chats."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    limits: PromptLimits
+        self.limits.check(prompts)
+        return self._ask(prompts, check_connected)
 
     def check_template(self) -> None:
         """Checks that the tokenizer has the special tokens that the template writes.
 
         Raises:
-          DataError: it lacks one.
+          DataError: it lacks one, or the time or memory of a request is exceeded.
         """
-        if self.template is not None:
-            check_special_tokens(self.template, self.tokenizer)
+        self._ask((), lambda: None)
 
-    def text(self, text: str) -> Prompt:
-        """Tokenises a text.
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
-        Raises:
-          ContextLengthError: it has more characters than the context could hold.
-        """
-        self.limits.check_texts([text])
-        tokens = self.tokenizer.encode_prompt(text)
-        return Prompt(tokens, text, added=len(tokens) - len(self.tokenizer.encode(text)))
+    def __enter__(self) -> Self:
+        return self
 
-    def chat(self, turns: Sequence[Turn]) -> Prompt:
-        """Tokenises a conversation that ends with the user's turn, in the template of the model's training.
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-        Raises:
-          DataError: the turns do not form such a conversation, or there is no template.
-          ContextLengthError: it has more characters than the context could hold.
-        """
-        if self.template is None:
-            raise DataError("the model's folder has no chat template; start the server with --template")
-        self.limits.check_chat(turns)
-        pieces = prompt_pieces(self.tokenizer, self.template, turns)
-        self.limits.check_texts(["".join(piece.text for piece in pieces)])
-        return Prompt([token for ids in encode_pieces(self.tokenizer, pieces) for token in ids], "")
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")  # threads and JAX do not survive a fork
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_answer_pipe, args=(theirs, *self._arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _ask(
+        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
+    ) -> list[Prompt]:
+        seconds = SECONDS + sum(map(_characters, prompts)) / CHARACTERS_A_SECOND
+        try:
+            self._pipe.send((seconds, prompts))
+            while not self._pipe.poll(CHECK_SECONDS):
+                check_connected()
+            error, found = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(1)
+            timed_out = self._process.exitcode == -signal.SIGALRM
+            self.close()
+            self._start()
+            limit = f"the time limit of {seconds:.0f} s" if timed_out else "the memory limit"
+            raise DataError(
+                f"the chat template or the tokenizer exceeded {limit} for this request; shorten it"
+            ) from None
+        except BaseException:
+            self.close()
+            self._start()
+            raise
+        if error is not None:
+            raise error(found)
+        return found
+
+
+def _characters(prompt: str | Sequence[int] | Sequence[Turn]) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(turn.text) for turn in prompt if isinstance(turn, Turn))
+
+
+def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> None:
+    """Answers requests until the server closes the pipe; runs in the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which then ends this process
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = RememberingTokenizer.load(folder)
+    chats = None if template is None else chat_template(template, tokenizer)
+    _limit_memory()
+    with suppress(EOFError):
+        while True:
+            seconds, prompts = pipe.recv()
+            # The default action of the alarm ends the process, whatever it is busy with.
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            try:
+                if not prompts and chats is not None:
+                    check_special_tokens(chats, tokenizer)
+                reply = None, [_encode(tokenizer, chats, prompt) for prompt in prompts]
+            except AgenticRingError as error:
+                reply = type(error), str(error)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            pipe.send(reply)
+
+
+def _encode(tokenizer: Tokenizer, chats: ChatTemplate | None, prompt: str | Sequence[Turn]) -> Prompt:
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode_prompt(prompt)
+        return Prompt(array(TOKENS, tokens), prompt, added=len(tokens) - len(tokenizer.encode(prompt)))
+    if chats is None:
+        raise DataError("the model's folder has no chat template; start the server with --template")
+    return Prompt(array(TOKENS, prompt_ids(tokenizer, chats, prompt)), "")
+
+
+def _limit_memory() -> None:
+    """Allows ``MEMORY_BYTES`` more than are mapped now; on Linux only, where the limit is enforced."""
+    sizes = Path("/proc/self/statm")
+    if sizes.exists():
+        import resource
+
+        mapped = int(sizes.read_text().split()[0]) * resource.getpagesize()
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, most))

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import prompt_ids
-from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference.ragged_batch import common_prefix_length
@@ -22,7 +22,6 @@ from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.config_file import read_config, usable_context
-from agentic_ring.serve.remembering_tokenizer import RememberingTokenizer
 from agentic_ring.terminal.progress import progress, say
 from evals.lines.keys import KeyKind
 from evals.lines.readers import Answer

@@ -1,5 +1,7 @@
 """Generated text and scores equal those of the whole model for any division of the work."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(folder) -> Llama:
     return load_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(model) -> TextEngine:
+    """One engine for tests that only call it, so that they share its programs."""
+    return TextEngine(model, chunk=64)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +155,7 @@ def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, c
         assert not score.greedy
 
 
-def test_what_greedy_decoding_wrote_is_scored_as_greedy(model):
-    engine = TextEngine(model)
+def test_what_greedy_decoding_wrote_is_scored_as_greedy(engine):
     answer = engine.generate(PROMPTS[:1], NEW)[0]
     score = engine.score([(PROMPTS[0], answer.tokens)])[0]
     assert score.greedy
@@ -158,9 +165,8 @@ def test_what_greedy_decoding_wrote_is_scored_as_greedy(model):
     assert not engine.score([(PROMPTS[0], other)])[0].greedy
 
 
-def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(model, greedy):
+def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, greedy):
     tokens, _ = greedy(PROMPTS[0])
-    engine = TextEngine(model)
     place = tokens.index(tokens[3])
     stopped = engine.generate(PROMPTS, NEW, stop_tokens=[tokens[3]])[0]
     assert (stopped.tokens, stopped.ended) == (tokens[:place], "stop")
@@ -172,15 +178,14 @@ def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(model, gree
     assert len(stopped.log_probabilities) == 3
 
 
-def test_tokens_are_passed_on_as_they_are_generated(model, greedy):
+def test_tokens_are_passed_on_as_they_are_generated(engine, greedy):
     seen = []
-    TextEngine(model).generate(PROMPTS[:2], NEW, on_token=lambda row, token: seen.append((row, token)))
+    engine.generate(PROMPTS, NEW, on_token=lambda row, token: seen.append((row, token)))
     assert [token for row, token in seen if row == 1] == greedy(PROMPTS[1])[0]
-    assert [row for row, _ in seen] == [0, 1] * NEW
+    assert [row for row, _ in seen] == [0, 1, 2] * NEW
 
 
-def test_each_prompt_of_a_batch_has_its_own_limit_and_sampling(model):
-    engine = TextEngine(model, chunk=64)
+def test_each_prompt_of_a_batch_has_its_own_limit_and_sampling(engine):
     samplings = [Sampling(1.0, 0.9, 3), Sampling(), Sampling(0.7, seed=2**33 + 5)]
     limits, ended = [3, NEW, 1], []
     together = engine.generate(
@@ -229,14 +234,14 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     np.testing.assert_allclose(likelihoods, np.log(probabilities)[np.asarray(tokens)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-@pytest.mark.parametrize("temperature", [1e-50, 1e-45, 1e-38, 2e-38, 1e-30, 1e-6])
-def test_a_temperature_close_to_0_takes_the_most_likely_token(temperature, top_p):
+def test_a_temperature_close_to_0_takes_the_most_likely_token():
     logits = 30 * jax.random.normal(jax.random.key(0), (64, VOCAB))
-    values = Sampling(temperature, top_p).values
-    tokens, likelihoods = jax.jit(sample_next_token)(logits, values, jnp.arange(64), jnp.int32(0))
-    np.testing.assert_array_equal(tokens, logits.argmax(axis=-1))
-    np.testing.assert_array_equal(likelihoods, jax.nn.log_softmax(logits).max(axis=-1))
+    sample = jax.jit(sample_next_token)
+    for temperature, top_p in itertools.product([1e-50, 1e-45, 1e-38, 2e-38, 1e-30, 1e-6], [1.0, 0.9]):
+        values = Sampling(temperature, top_p).values
+        tokens, likelihoods = sample(logits, values, jnp.arange(64), jnp.int32(0))
+        np.testing.assert_array_equal(tokens, logits.argmax(axis=-1))
+        np.testing.assert_array_equal(likelihoods, jax.nn.log_softmax(logits).max(axis=-1))
 
 
 def test_all_sampling_settings_share_one_program(model):
@@ -310,24 +315,22 @@ def test_memory_of_a_document_is_known_before_it_is_read(model):
     assert large.total == large.weights + large.cache + large.activations
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e: e.read([]), "there is no text, or one is empty"),
-        (lambda e: e.read([1, VOCAB]), f"token {VOCAB} is outside the model's vocabulary of {VOCAB}"),
-        (lambda e: e.read([-1]), "token -1 is outside"),
-        (lambda e: e.generate([], 4), "there is no text"),
-        (lambda e: e.generate([[1], []], 4), "there is no text, or one is empty"),
-        (lambda e: e.generate([[1]], 0), "max_new_tokens is 0"),
-        (lambda e: e.generate([[1], [2]], [4]), "1 max_new_tokens for 2 prompts"),
-        (lambda e: e.generate([[1]], 4, sampling=[Sampling()] * 2), "2 sampling for 1 prompts"),
-        (lambda e: e.score([([], [1])]), "nothing before it"),
-        (lambda e: e.score([([1], [])]), "a continuation is empty"),
-    ],
-)
-def test_invalid_calls_are_errors(call, message, model):
-    with pytest.raises(ArgumentError, match=message):
-        call(TextEngine(model))
+def test_invalid_calls_are_errors(engine):
+    calls = [
+        (lambda: engine.read([]), "empty"),
+        (lambda: engine.read([1, VOCAB]), f"token {VOCAB}"),
+        (lambda: engine.read([-1]), "token -1"),
+        (lambda: engine.generate([], 4), "no text"),
+        (lambda: engine.generate([[1], []], 4), "empty"),
+        (lambda: engine.generate([[1]], 0), "max_new_tokens is 0"),
+        (lambda: engine.generate([[1], [2]], [4]), "1 max_new_tokens for 2"),
+        (lambda: engine.generate([[1]], 4, sampling=[Sampling()] * 2), "2 sampling for 1"),
+        (lambda: engine.score([([], [1])]), "nothing before it"),
+        (lambda: engine.score([([1], [])]), "continuation"),
+    ]
+    for call, message in calls:
+        with pytest.raises(ArgumentError, match=message):
+            call()
 
 
 def test_invalid_settings_are_errors(folder):
@@ -347,12 +350,16 @@ def test_buckets_hold_their_lengths_and_are_few():
     assert len(set(sizes)) < 60
 
 
-@pytest.mark.parametrize(
-    ("rows", "shared"),
-    [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[5]], 1), ([[], [1]], 0), ([[2], [1]], 0)],
-)
-def test_common_prefix_of_rows(rows, shared):
-    assert common_prefix_length(rows) == shared
+def test_common_prefix_of_rows():
+    cases = [
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[1, 2], [1, 2, 3]], 2),
+        ([[5]], 1),
+        ([[], [1]], 0),
+        ([[2], [1]], 0),
+    ]
+    for rows, shared in cases:
+        assert common_prefix_length(rows) == shared, rows
 
 
 def test_chunks_hold_every_token_once():

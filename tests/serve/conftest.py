@@ -1,4 +1,4 @@
-"""One tiny model for all tests of the server."""
+"""One tiny model, and one server, for all tests of the server."""
 
 from pathlib import Path
 
@@ -7,10 +7,9 @@ import pytest
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.serve.prompt_process import PromptProcess
-from agentic_ring.serve.prompts import PromptLimits
+from agentic_ring.serve.prompts import PromptLimits, PromptProcess
 from tests.models.tiny_llama import write_tiny_model
-from tests.serve.running_server import CHUNK, CONTEXT
+from tests.serve.running_server import CHUNK, CONTEXT, HeldGenerator, serving
 
 
 @pytest.fixture(scope="package")
@@ -32,3 +31,14 @@ def engine(folder) -> TextEngine:
 def prompts(folder, tokenizer):
     with PromptProcess(folder, "tokenizer", PromptLimits.of(tokenizer, CONTEXT)) as prompts:
         yield prompts
+
+
+@pytest.fixture(scope="package")
+def generator(engine, tokenizer):
+    return HeldGenerator(engine, tokenizer, CONTEXT)
+
+
+@pytest.fixture(scope="package")
+def root(generator, prompts):
+    with serving(generator, prompts, queue_size=16) as root:
+        yield root

@@ -1,0 +1,214 @@
+"""Requests and replies of the supported part of OpenAI's protocol.
+
+Unsupported fields that would change an answer are refused; unknown ones are ignored.
+"""
+
+import asyncio
+import json
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator, model_validator
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from agentic_ring.serve.generation import GeneratedText, GenerationJob, ScoredToken
+
+DEFAULT_TOKENS = 16
+"""Default length of a completion, as in OpenAI's protocol."""
+DEFAULT_CHAT_TOKENS = 1024
+"""Default length of a chat answer; shorter if the context is full."""
+MAX_PROMPTS = 128
+MAX_MESSAGES = 2**14
+MAX_PARTS = 1024
+"""Limits of a request's lists; ``MAX_PARTS`` is that of one message."""
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1024
+"""Maximum number of stop strings, and of characters of each."""
+BODY_SECONDS = 30.0
+"""Time for the body of a request."""
+INTERNAL_ERROR = "internal error of the server; its output has the details"
+
+Kind = Literal["text_completion", "chat.completion"]
+
+# Lists fail at their first invalid item, so that the error is no longer than the list.
+Token = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Prompts = Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+TokenPrompts = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+StopString = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS)]
+
+
+class GenerationFields(BaseModel):
+    """Fields of both completions and chats."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "n": (None, 1),
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+        "logit_bias": (None, {}),
+    }
+    """Fields that would change an answer, and their values that do not."""
+
+    model: Annotated[StrictStr, Field(max_length=256)]
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
+    stream: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        for name, allowed in cls.unsupported.items():
+            if fields.get(name) not in allowed:
+                raise ValueError(f"{name} is not supported; leave it out")
+        # A null field counts as left out.
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _as_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.unsupported,
+        "best_of": (None, 1),
+        "suffix": (None, ""),
+    }
+    prompt: StrictStr | Tokens | Prompts | TokenPrompts
+    max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_TOKENS
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or as tokens; all are of one kind."""
+        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if single else self.prompt  # pyright: ignore[reportReturnType]
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> "CompletionRequest":
+        if self.stream and (len(self.prompts) > 1 or self.echo or self.logprobs is not None):
+            raise ValueError("a stream supports one prompt, without echo and logprobs")
+        return self
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: StrictStr | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.unsupported,
+        "tools": (None, []),
+        "functions": (None, []),
+        "logprobs": (None, False),
+        "response_format": (None, {"type": "text"}),
+    }
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def new_tokens(self) -> int | None:
+        """Maximum length of the answer; the newer field name takes precedence."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
+    """Returns the validated body of a request.
+
+    Raises:
+      HTTPException: it is not JSON (415), larger than ``max_bytes`` (413), or takes too long (408).
+      pydantic.ValidationError: it is not a valid ``kind``.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPException(415, "the request is not JSON; send Content-Type: application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    message = f"the request is larger than {max_bytes} bytes"
+                    raise HTTPException(413, message, {"Connection": "close"})
+    except TimeoutError:
+        message = f"the request took longer than {BODY_SECONDS:g} s"
+        raise HTTPException(408, message, {"Connection": "close"}) from None
+    return kind.model_validate_json(bytes(body))
+
+
+def reply_body(
+    kind: Kind, head: dict[str, Any], job: GenerationJob, answers: list[GeneratedText], with_top: bool
+) -> dict[str, Any]:
+    """The body of a complete reply; ``with_top`` adds the most likely tokens to the log probabilities."""
+    read, new = sum(len(prompt.tokens) for prompt in job.prompts), sum(answer.tokens for answer in answers)
+    usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+    choices = []
+    for index, answer in enumerate(answers):
+        choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": None}
+        if kind == "chat.completion":
+            choice["message"] = {"role": "assistant", "content": answer.text}
+        else:
+            choice["text"] = answer.text
+        if answer.scored is not None:
+            choice["logprobs"] = _logprobs(answer.scored, with_top)
+        choices.append(choice)
+    return {**head, "object": kind, "choices": choices, "usage": usage}
+
+
+def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
+    top = [None if token.likeliest is None else dict([token.likeliest]) for token in tokens]
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.log_probability for token in tokens],
+        "top_logprobs": top if with_top else None,
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def stream_event(kind: Kind, head: dict[str, Any], text: str, ended: str | None = None) -> str:
+    """A server-sent event with one part of an answer; ``ended`` is the finish reason of the last event."""
+    chat = kind == "chat.completion"
+    choice: dict[str, Any] = {"index": 0, "finish_reason": ended}
+    choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text, "logprobs": None}
+    return event({**head, "object": "chat.completion.chunk" if chat else kind, "choices": [choice]})
+
+
+def event(content: Any) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def error_body(message: str, status: int = 400, code: str | None = None) -> dict[str, Any]:
+    """The body of an error reply with this HTTP status."""
+    kinds = {404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,237 @@
+"""A flood of hostile requests: none is an error of the server, and good ones are answered as before."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.serve.running_server import PROMPT, ask, body
+from tests.trust.daily_seed import daily_seed
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+COUNT = int(os.environ.get("AGENTIC_RING_HOSTILE_REQUESTS", "500"))
+SECONDS = 30.0
+"""A reply that takes longer counts as a hang."""
+ANSWERS = {"left", "closed", *map(str, (100, 200, 400, 404, 405, 408, 413, 415, 429))}
+"""What a hostile request may get; 429 if the queue is full, 100 if it asks whether to go on."""
+GOOD = body(PROMPT, max_tokens=2)
+ODD = [None, True, -1, 0, 2**31, 10**30, 1e308, -0.5, float("nan"), float("inf"), "", "x", [], {}, [[]], [{}]]
+NAMES = [
+    "stop",
+    "stream",
+    "seed",
+    "top_p",
+    "n",
+    "logprobs",
+    "echo",
+    "logit_bias",
+    "best_of",
+    "tools",
+    "model",
+]
+CHARACTERS = ["\ud800", "\udfff", "\x00", "\ufeff", "\u202e", "a", "\U0010ffff"]
+HEADERS = [
+    *(f"Content-Length: {length}\r\n" for length in ("-1", "9" * 20, "x")),
+    *(f"Transfer-Encoding: {coding}\r\n" for coding in ("chunked", "gzip")),
+    f"X: {'a' * 100_000}\r\n",
+    "X: a\r\n" * 5000,
+    "Expect: 100-continue\r\n",
+    "Upgrade: websocket\r\nConnection: Upgrade\r\n",
+    "Connection: close, keep-alive\r\n",
+    "Content-Type: text/plain\r\n",
+    "X-\x00: \x7f\r\n",
+    " folded\r\n",
+]
+METHODS = ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW", "POST"]
+PATHS = [CHAT, COMPLETION, "/", "/v1", "/v1/embeddings", "/health", "/metrics", "/../../etc/passwd", "/%00"]
+PATHS += [
+    f"{COMPLETION}?{'a=b&' * 500}",
+    "//v1/models",
+    "/v1/models/%ff%fe",
+    "*",
+    "http://a/b",
+    "/" + "a" * 9000,
+]
+TEMPLATES = ["{{ 7 * 7 }}", "{% for a in range(99999) %}a{% endfor %}", "{{ ''.__class__.__mro__ }}"]
+TEMPLATES += ["{0.__class__}", "</s>", "<s>" * 40, "{% raw %}", "{{ raise_exception('a') }}", "%s%n", "<unk>"]
+
+
+def chat(content, **fields) -> dict:
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 2} | fields
+
+
+def data(path, content, method="POST", headers="", length=None) -> bytes:
+    """The bytes of a request; ``length`` replaces that of the body."""
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{headers}"
+    return f"{head}Content-Length: {len(content) if length is None else length}\r\n\r\n".encode() + content
+
+
+def malformed_json(draw):
+    content = bytearray(json.dumps(draw.choice([GOOD, chat("a")])).encode())
+    for _ in range(draw.randint(1, 6)):
+        place = draw.randrange(len(content))
+        content[place : place + draw.randint(0, 3)] = draw.randbytes(draw.randint(0, 3))
+    return data(draw.choice([CHAT, COMPLETION]), bytes(content))
+
+
+def wrong_types(draw):
+    path, content = draw.choice([(CHAT, chat("a")), (COMPLETION, GOOD)])
+    content = content | {draw.choice([*content, *NAMES]): draw.choice(ODD)}
+    if draw.random() < 0.3:
+        content["messages"] = [draw.choice([*ODD, {"role": draw.choice(ODD), "content": draw.choice(ODD)}])]
+    return data(path, content)
+
+
+def long_texts(draw):
+    unit = draw.choice(["a", "line ", " ", "\n", "'", "é", "🙂", "</s>", "<"])
+    size = draw.choice([20_000, 100_000, 400_000])
+    messages = [{"role": ("user", "assistant")[n % 2], "content": unit} for n in range(4001)]
+    prompts = [unit * size, [unit * 1000] * 128, [1] * size]
+    chats = [chat(unit * size), chat([{"type": "text", "text": unit}] * 2000), chat("a", messages=messages)]
+    if draw.random() < 0.5:
+        return data(CHAT, draw.choice(chats))
+    return data(COMPLETION, GOOD | {"prompt": draw.choice(prompts)})
+
+
+def deep_nesting(draw):
+    depth, (left, right) = draw.choice([50, 900, 20_000]), draw.choice(["[]", ('{"a":', "}")])
+    nested = left * depth + "1" + right * (depth * draw.randint(0, 1))
+    fields = f'{{"model": "tiny", "prompt": "a", "{draw.choice(["prompt", "x", "logit_bias"])}": {nested}}}'
+    return data(COMPLETION, draw.choice([nested, fields]).encode())
+
+
+def surrogates(draw):
+    text = "".join(draw.choice(CHARACTERS) for _ in range(9))
+    fields = draw.choice([{"prompt": text}, {"stop": [text]}, {"model": text}, {text: text}])
+    chats = [chat(text), chat("a", messages=[{"role": text, "content": "a"}])]
+    return data(*draw.choice([(COMPLETION, GOOD | fields), (CHAT, draw.choice(chats))]))
+
+
+def stop_strings(draw):
+    stops = [["a" * 1023 + chr(65 + n) for n in range(64)], ["a" * 2**16], ["x"] * 64, ["x"] * 5000, ["", ""]]
+    stops += [[draw.choice("abcde ") for _ in range(5)], "the" * 400, [["a"]], [None]]
+    return data(COMPLETION, GOOD | {"stop": draw.choice(stops), "stream": draw.random() < 0.5})
+
+
+def short_bodies(draw):
+    """A body that is longer than its length says."""
+    content = json.dumps(GOOD).encode()
+    return data(COMPLETION, content, length=draw.choice([draw.randrange(len(content)), 0]))
+
+
+def wrong_headers(draw):
+    """Headers that are wrong, huge, repeated, not text; or invalid HTTP amid a request."""
+    request = data(COMPLETION, GOOD, headers=draw.choice(HEADERS))
+    if draw.random() < 0.3:
+        place = draw.randrange(request.index(b"\r\n\r\n"))
+        request = request[:place] + draw.randbytes(3) + request[place:]
+    media_type = draw.choice(["", "Content-Type: application/json\r\n"])
+    chunked = f"POST {COMPLETION} HTTP/1.1\r\nHost: a\r\n{media_type}Transfer-Encoding: chunked\r\n\r\nzz\r\n"
+    return draw.choice([request, request, request, chunked.encode()])
+
+
+def wrong_routes(draw):
+    return data(draw.choice(PATHS), draw.choice([b"", GOOD]), draw.choice(METHODS))
+
+
+def templates(draw):
+    return data(CHAT, chat("".join(draw.choices(TEMPLATES, k=draw.randint(1, 3)))))
+
+
+KINDS = [malformed_json, wrong_types, long_texts, deep_nesting, surrogates, stop_strings]
+KINDS += [short_bodies, wrong_headers, wrong_routes, templates]
+
+
+def send(address, content: bytes, read: int | None = None, ends: bool = False) -> str:
+    """Sends bytes and returns the reply's status, or "closed" without one.
+
+    Args:
+      read: bytes after which the client leaves; None waits for the status line, 0 leaves at once.
+      ends: the client says that nothing follows.
+    """
+    reply = b""
+    with socket.create_connection(address, timeout=SECONDS) as client:
+        try:
+            client.sendall(content)
+            if ends:
+                client.shutdown(socket.SHUT_WR)
+            while read != 0 and len(reply) < (read or 12) and (part := client.recv(4096)):
+                reply += part
+        except ConnectionError:
+            return "closed"
+    return (
+        "left" if read is not None else reply[9:12].decode() if reply.startswith(b"HTTP/1.1 ") else "closed"
+    )
+
+
+def disconnects(draw, address) -> str:
+    """A client that leaves while it waits, amid a stream or within its body."""
+    request = data(COMPLETION, body(PROMPT, max_tokens=200, stream=draw.random() < 0.7, temperature=1))
+    cut = draw.choice([len(request), len(request), draw.randrange(len(request))])
+    return send(address, request[:cut], read=0 if cut < len(request) else draw.choice([0, 0, 300, 900]))
+
+
+def slow_clients(draw, address) -> str:
+    """Many connections at once that begin a request and stop."""
+    begun = data(COMPLETION, b"", length=1000)
+    held = [socket.create_connection(address, timeout=SECONDS) for _ in range(draw.randint(1, 60))]
+    for client in held:
+        client.sendall(begun[: draw.randint(0, len(begun))] + b"{" * draw.randint(0, 1))
+    status = send(address, data(COMPLETION, GOOD))
+    for client in held:
+        client.close()
+    return status
+
+
+def bursts(draw, address) -> str:
+    """30 valid requests at once."""
+    with ThreadPoolExecutor(30) as pool:
+        statuses = set(pool.map(lambda _: send(address, data(COMPLETION, GOOD)), range(30)))
+    assert statuses <= {"200", "429"}
+    return "200"
+
+
+@pytest.mark.parametrize("count", [26, pytest.param(COUNT, marks=pytest.mark.slow)])
+def test_after_hostile_requests_good_ones_are_answered_as_before(count, folder, tmp_path):
+    draw, log, counts = random.Random(daily_seed()), tmp_path / "log", Counter()
+    command = [sys.executable, "-m", "agentic_ring.serve", f"--model={folder}", "--port=0", "--name=tiny"]
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as process:
+        try:
+            while "running on" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.1)
+            url = next(word for word in log.read_text().split() if word.startswith("http://"))
+            address = urlsplit(url).hostname, urlsplit(url).port
+            before = ask(url, GOOD)
+            kinds = [*KINDS, disconnects, slow_clients, bursts]
+            for number in range(count):
+                kind = kinds[number] if number < len(kinds) else draw.choice(kinds)
+                if kind in KINDS:
+                    # Changed bytes may leave a request incomplete, for which the server waits.
+                    status = send(address, kind(draw), ends=True)
+                else:
+                    status = kind(draw, address)
+                assert status in ANSWERS, (kind.__name__, status)
+                counts[kind.__name__, status] += 1
+                if number % 100 == 99 or number == count - 1:
+                    started = time.monotonic()
+                    assert ask(url, GOOD) == before
+                    assert time.monotonic() - started < 20
+            assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
+            assert httpx.get(f"{url}/health").json()["status"] == "ok"
+        finally:
+            process.terminate()
+        assert process.wait(60) in (0, -15)
+    assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
+    for (kind, status), number in sorted(counts.items()):
+        print(f"| {kind} | {status} | {number} |")
