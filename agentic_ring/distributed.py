@@ -160,8 +160,12 @@ def watched_steps() -> Iterator[Callable[[], None]]:
 
 
 def _end_hanging() -> None:
-    print("error: no training step has ended for too long: a process of the job hangs; "
-          "run the same command again to continue", file=sys.stderr, flush=True)
+    print(
+        "error: no training step has ended for too long: a process of the job hangs; "
+        "run the same command again to continue",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(EXIT_PROCESS_LOST)
 
 

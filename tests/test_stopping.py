@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 
-
 from agentic_ring.errors import EXIT_STOPPED
 from agentic_ring.stopping import SIGNALS
 from tests.commands import exit_status
+
 
 class RaisesWhenDeleted:
     """Receives a signal in ``__del__``, where Python discards exceptions."""

@@ -66,7 +66,9 @@ class SealedReader(ABC):
             self._file = h5py.File(path, "r")
             self._read_tables()
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); if it is damaged, {self.kind.rewrite}") from error
+            raise StoreError(
+                f"{path} cannot be read ({error}); if it is damaged, {self.kind.rewrite}"
+            ) from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:

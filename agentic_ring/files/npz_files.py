@@ -47,9 +47,13 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if member.compress_type not in _COMPRESSIONS:
         raise ValueError(f"its member {member.filename!r} is neither stored nor deflated")
     with archive.open(member) as file:
-        content = file.read(member.file_size)  # no more than was declared is unpacked; the end compares the CRC
+        content = file.read(
+            member.file_size
+        )  # no more than was declared is unpacked; the end compares the CRC
     stream = io.BytesIO(content)
     array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_HEADER_BYTES)
     if len(content) != member.file_size or stream.read(1):
-        raise ValueError(f"its member {member.filename!r} has {len(content):,} bytes, which are not one array")
+        raise ValueError(
+            f"its member {member.filename!r} has {len(content):,} bytes, which are not one array"
+        )
     return np.asarray(array, order="C")

@@ -272,7 +272,9 @@ def _listed_digests(folder: Path) -> dict[str, str]:
         raise _damaged(folder / _DIGESTS, f"it cannot be read ({error})") from error
     digests = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for name in sorted({*digests} ^ {*_files(folder)}):
-        reason = f"it is missing, but {_DIGESTS} lists it" if name in digests else f"{_DIGESTS} does not list it"
+        reason = (
+            f"it is missing, but {_DIGESTS} lists it" if name in digests else f"{_DIGESTS} does not list it"
+        )
         raise _damaged(folder / name, reason)
     return digests
 

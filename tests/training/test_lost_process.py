@@ -69,7 +69,9 @@ def ended(worker: subprocess.Popen) -> tuple[int, list[str]]:
     return worker.returncode, messages(errors)
 
 
-@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
 def test_the_other_says_that_a_process_was_lost_and_ends(tmp_path, victim, number):
     with started(tmp_path, 2, "--steps", 100_000) as job:
         await_steps(job, tmp_path, 4)

@@ -1,4 +1,4 @@
-"""Small jobs of every kind that writes files, each in a process that may be killed.
+"""Small jobs that write files of each kind, each in a process that may be killed.
 
 The processes are forked from one that has imported the scripts already (``multiprocessing``'s fork server):
 a start takes a tenth of a second instead of five.
@@ -13,28 +13,19 @@ from typing import Any
 
 import jax
 
-from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal import cli
-from data_prep import collect, exorl, relabel, sharegpt
+from data_prep import collect, exorl, sharegpt
 from data_prep.episodes.conversion import ConvertConfig, convert
 from data_prep.episodes.episode_files import write_episode
-from data_prep.explore import ExploreConfig, explore
 from data_prep.folders import collector_folder
-from evals import line_retrieval
 from evals.compile.llama_step import Shape
-from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
-from experiments.common import cells
-from experiments.cue_runs import presets as cue_presets
-from experiments.cue_runs.cells import run_cell as run_cue_cell
+from experiments import exorl_at_ring, llama_finetune
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.finetune.demo_conversations import write_demo_conversations
-from experiments.table5 import methods
-from experiments.table5 import presets as table_presets
-from experiments.table5.cells import run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
 
@@ -73,7 +64,6 @@ def write_inputs(folder: Path) -> None:
     source = folder / "unconverted"
     for number in range(24):
         write_episode(buffer_in(source), number, explored[number % 4])
-    explore(ExploreConfig("point_mass", trials=400, data=folder))
     write_demo_conversations(folder / "chats.jsonl", count=120)
     byte_level().save(folder / "tokenizer")
 
@@ -92,44 +82,8 @@ def shrink_main_job() -> None:
     preset = exorl_presets.PRESETS["demo"]
     tiny = replace(preset, **TINY, updates=12, checkpoint_every=2, trajectories=2)
     exorl_presets.PRESETS["demo"] = tiny
-    _evaluate_in_two_environments(pipeline)
-
-
-def _evaluate_in_two_environments(module: Any) -> None:
-    evaluation = module.EvaluationConfig
-    module.EvaluationConfig = lambda **given: evaluation(**given | {"environments": 2})
-
-
-def shrink_in_context() -> None:
-    demo = cue_presets.CUE_PRESETS["demo"]
-    cue_presets.CUE_PRESETS["demo"] = replace(
-        demo,
-        arms=(
-            replace(cue_presets.N128, trials=4, earlier=(cue_presets.Stage(2, 0.3),)),
-            replace(cue_presets.ORACLE, cues=(1,)),
-        ),
-        transformer=TINY["transformer"],
-        tokens=4096,
-        tokens_per_update=512,
-        checkpoint_every=2,
-        ranking=RankingConfig(goals=20, leaders=1),
-        tasks=2,
-        trials=3,
-        measured=1,
-    )
-    cells.run_cells = _runs_here(run_cue_cell)
-
-
-def _runs_here(run: Callable[[Any, Path], None]) -> Any:
-    """Runs cells in this process: others would not see the small preset."""
-
-    def run_here(each, output, workers, environment):
-        for cell in each:
-            if not cells.is_finished(cell, output):
-                run(cell, output)
-            yield cell
-
-    return run_here
+    evaluation: Any = pipeline.EvaluationConfig
+    pipeline.EvaluationConfig = lambda **given: evaluation(**given | {"environments": 2})
 
 
 def shrink_finetune() -> None:
@@ -146,57 +100,21 @@ def shrink_finetune() -> None:
     )
 
 
-def shrink_retriever() -> None:
-    lesson = train_retriever.LessonStage
-    train_retriever.STAGES = (
-        lesson(128, 2, 4, steps=4, learning_rate=1e-3, crowding=0.0),
-        lesson(192, 1, 4, steps=4, learning_rate=1e-3, crowding=1.0),
-    )
-    train_retriever.TESTED_ROWS = 2
-
-
-def shrink_table() -> None:
-    demo = table_presets.TABLE_PRESETS["demo"]
-    values = replace(
-        demo.values,
-        learner=replace(demo.values.learner, hidden=8, batch=8),
-        updates=8,
-        updates_per_call=2,
-        checkpoint_every=2,
-    )
-    table_presets.TABLE_PRESETS["demo"] = replace(
-        demo,
-        chains=replace(demo.chains, **TINY, updates=2, checkpoint_every=1),
-        cloning=replace(demo.cloning, steps=8, batch_size=4, checkpoint_every=2),
-        decision=replace(demo.decision, steps=8, batch_size=4, checkpoint_every=2),
-        values=values,
-    )
-    _evaluate_in_two_environments(methods)
-    cells.run_cells = _runs_here(run_cell)
-
-
 def _collection(collector: str, episodes: int) -> Flags:
     size = ["--episodes", episodes, "--members", 2, "--environments", 1]
     return lambda _, run: ["--domain", "cartpole", "--collector", collector, *size, "--output", run]
 
 
 JOBS: dict[str, Job] = {
-    "collect_noise": Job(collect.main, _collection("ou", 12), kills=45),
-    "collect_td3": Job(collect.main, _collection("td3", 10), kills=4),
+    "collect_noise": Job(collect.main, _collection("ou", 12), kills=2),
     "convert": Job(
         exorl.main,
         lambda _, run: [
             *("--domain", "cartpole", "--collector", "rnd", "--part-episodes", 3),
             *("--data", run / "unconverted"),
         ],
-        kills=45,
+        kills=2,
         inputs=("unconverted",),
-    ),
-    "relabel": Job(
-        relabel.main,
-        lambda _, run: ["--store", run / "store" / "cartpole-rnd.h5", "--tasks", "swingup", "swingup_sparse"],
-        kills=45,
-        inputs=("store/cartpole-rnd.h5",),
     ),
     "pack_conversations": Job(
         sharegpt.main,
@@ -204,46 +122,21 @@ JOBS: dict[str, Job] = {
             *(inputs / "chats.jsonl", "--tokenizer", inputs / "tokenizer"),
             *("--template", "plain", "--length", 64, "--output", run),
         ],
-        kills=45,
+        kills=2,
     ),
     "main_job": Job(
         exorl_at_ring.main,
         lambda inputs, run: ["--task", "cartpole_swingup", "--data", inputs, "--output", run],
-        kills=4,
+        kills=1,
         shrink=shrink_main_job,
-    ),
-    "in_context": Job(
-        in_context.main,
-        lambda inputs, run: ["--data", inputs, "--output", run],
-        kills=2,
-        shrink=shrink_in_context,
     ),
     "finetune": Job(
         llama_finetune.main,
         lambda inputs, run: [
             *("--conversations", inputs / "chats.jsonl", "--template", "plain", "--output", run)
         ],
-        kills=4,
+        kills=1,
         shrink=shrink_finetune,
-    ),
-    "table5": Job(
-        table5_exorl.main,
-        lambda inputs, run: [
-            *("--tasks", "cartpole_swingup", "--methods", "bc", "dt", "td3_bc", "at_ring_4"),
-            *("--seeds", 1, "--data", inputs, "--output", run),
-        ],
-        kills=4,
-        shrink=shrink_table,
-    ),
-    "line_retrieval": Job(
-        line_retrieval.main,
-        lambda _, run: [
-            *("--ctx", "1k,2k", "--num-samples", 6, "--questions-per-document", 2, "--output", run)
-        ],
-        kills=4,
-    ),
-    "train_retriever": Job(
-        train_retriever.main, lambda _, run: ["--output", run], kills=4, shrink=shrink_retriever
     ),
 }
 

@@ -67,12 +67,6 @@ def _flip_bits(content: bytes, generator: Generator) -> bytes:
     return content
 
 
-def _set_byte(content: bytes, generator: Generator) -> bytes:
-    place = _place(content, generator)
-    value = [0, 255, 127, 128, ord("9"), ord("-"), ord('"')][generator.integers(7)]
-    return content[:place] + bytes([value]) + content[place + 1 :]
-
-
 def _set_number(content: bytes, generator: Generator) -> bytes:
     """Overwrites four or eight bytes, as of a size in a header, by an extreme number."""
     place, width = _place(content, generator), int(generator.choice([4, 8]))
@@ -84,18 +78,9 @@ def _truncate(content: bytes, generator: Generator) -> bytes:
     return content[: _place(content, generator)]
 
 
-def _empty(content: bytes, generator: Generator) -> bytes:
-    return b"\n" * int(generator.integers(2))
-
-
 def _cut_out(content: bytes, generator: Generator) -> bytes:
     place = _place(content, generator)
     return content[:place] + content[place + int(generator.integers(1, 200)) :]
-
-
-def _repeat(content: bytes, generator: Generator) -> bytes:
-    place, size = _place(content, generator), int(generator.integers(1, 200))
-    return content[: place + size] + content[place:]
 
 
 def _zeros(content: bytes, generator: Generator) -> bytes:
@@ -108,18 +93,6 @@ def _noise(content: bytes, generator: Generator) -> bytes:
     return content[:place] + generator.bytes(int(generator.integers(1, 64))) + content[place:]
 
 
-def _more(content: bytes, generator: Generator) -> bytes:
-    return content + generator.bytes(int(generator.integers(1, 2000)))
-
-
-def _mark(content: bytes, generator: Generator) -> bytes:
-    return [b"\xef\xbb\xbf", b"\xff\xfe", b"\xff"][generator.integers(3)] + content
-
-
-def _other_encoding(content: bytes, generator: Generator) -> bytes:
-    return content.decode("latin-1").encode(["utf-16", "utf-32", "utf-7"][generator.integers(3)])
-
-
 def _deep(content: bytes, generator: Generator) -> bytes:
     opened = [b"[", b'{"a":', b"[[{"][generator.integers(3)]
     place = 0 if generator.random() < 0.5 else _place(content, generator)
@@ -129,18 +102,12 @@ def _deep(content: bytes, generator: Generator) -> bytes:
 _BYTES: tuple[Callable[[bytes, Generator], bytes], ...] = (
     *[_flip_bit] * 4,
     _flip_bits,
-    _set_byte,
     _set_number,
     _truncate,
     _truncate,
-    _empty,
     _cut_out,
-    _repeat,
     _zeros,
     _noise,
-    _more,
-    _mark,
-    _other_encoding,
     _deep,
 )
 

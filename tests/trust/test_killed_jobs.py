@@ -25,6 +25,8 @@ from agentic_ring.stopping import SIGNALS
 from tests.trust import jobs
 from tests.trust.daily_seed import daily_seed
 
+KILLS = int(os.environ.get("AGENTIC_RING_TRUST_KILLS", "1"))
+"""Factor of the numbers of kills in a trial of each job."""
 INTERRUPTIONS_OF_A_RUN = 4
 """A run is killed or stopped at most this often before it may end."""
 SHARE_OF_STOPS = 0.25
@@ -189,7 +191,7 @@ def test_a_killed_job_ends_as_one_that_was_not(name, inputs, tmp_path, record_pr
     seconds = finish(name, inputs, whole)
     expected = fingerprint(whole)
     kills = stops = runs = 0
-    while kills < jobs.JOBS[name].kills:
+    while kills < KILLS * jobs.JOBS[name].kills:
         run = tmp_path / f"killed{runs}" / "run"
         run.parent.mkdir()
         jobs.prepare(name, inputs, run)
