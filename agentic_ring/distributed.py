@@ -45,10 +45,10 @@ def join_processes() -> None:
     Raises:
       ConfigError: the processes of the job are not known.
     """
-    # JAX's own notice of preemption knows only SIGTERM and replaces its handler; see ``agentic_ring.stopping``.
+    # JAX's own notice of preemption knows only SIGTERM, and replaces its handler (``agentic_ring.stopping``).
     jax.config.update("jax_enable_preemption_service", False)
-    # On CPUs a collective fails after 30 s, which a busy machine exceeds. The TPU's own library reads the same
-    # variable and need not know the flag.
+    # On CPUs a collective fails after 30 s, which a busy machine exceeds. The TPU's own library reads the
+    # same variable and need not know the flag.
     if jax.config.values["jax_platforms"] == "cpu" or importlib.util.find_spec("libtpu") is None:
         flag = f"--xla_cpu_collective_timeout_seconds={_DAY_SECONDS}"
         os.environ["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"

@@ -114,8 +114,8 @@ def write_sealed(path: Path, kind: FileKind) -> Iterator[tuple[h5py.File, Callab
     """Yields a new HDF5 file that replaces ``path`` once the block ends without an error.
 
     The second value yielded is a function that raises an OSError where the disk is nearly full; call it
-    between parts of at most a few MiB, for HDF5 may crash the process where a write fails. On an error ``path``
-    is unchanged and no other file is left.
+    between parts of at most a few MiB, for HDF5 may crash the process where a write fails. On an error
+    ``path`` is unchanged and no other file is left.
 
     Raises:
       OSError: the disk is full.

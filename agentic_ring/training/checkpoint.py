@@ -63,8 +63,8 @@ class SavedCheckpoints:
         recorded = self._record.read_bytes() if self._record.exists() else b"0"
         if not recorded.strip().isdigit():
             raise CheckpointError(
-                f"{self._record} holds {recorded[:20]!r}, expected the step of the newest checkpoint, such as "
-                f"{steps}. Write it there, or start a new run (--no-resume)"
+                f"{self._record} holds {recorded[:20]!r}, expected the step of the newest checkpoint, such "
+                f"as {steps}. Write it there, or start a new run (--no-resume)"
             )
         if newest < int(recorded):
             start = f"step {newest}" if steps else "the start"
