@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError, ConfigError
 
 HEARTBEAT_SECONDS = 30
-HANG_SECONDS = float(os.environ.get("AGENTIC_RING_HANG_SECONDS", "900"))
+HANG_SECONDS = float(os.environ.get("AGENTIC_RING_HANG_SECONDS", "1800"))
 """A step hangs after this long, and ten times the longest step so far."""
 _GRACE_SECONDS = 60.0
 _DAY_SECONDS = 24 * 60 * 60
@@ -155,8 +155,10 @@ def watched_steps() -> Iterator[Callable[[], None]]:
             timer.start()
         steps, moved = steps + 1, now
 
-    yield step if jax.process_count() > 1 else lambda: None
-    timer.cancel()  # after an error the process ends by itself, or hangs too
+    try:
+        yield step if jax.process_count() > 1 else lambda: None
+    finally:
+        timer.cancel()
 
 
 def _end_hanging() -> None:
