@@ -1,42 +1,24 @@
 """Requests to stop a command: SIGTERM, SIGUSR1 and Ctrl-C, so that the same command continues it later.
 
-A request raises ``StopRequested`` in the main thread, except while training runs: its loop reads the
-request from ``deferred`` and ends after a step, once that step is saved. Within a function that is marked
-``uninterrupted`` it waits until that has returned. A second Ctrl-C ends the process at once, even where the
-main thread waits in compiled code.
+A request raises ``StopRequested`` in the main thread, except within ``deferred``: there training reads the
+request, and ends once its last step is saved. A second Ctrl-C ends the process at once, even where the main
+thread waits in compiled code.
 """
 
 import os
 import signal
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FrameType
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any
 
 from agentic_ring.errors import EXIT_INTERRUPTED, StopRequested
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_AGAIN = 0
-"""Written to the watcher instead of a signal's number when a request has yet to be raised."""
 _RETRY_SECONDS = 0.05
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_uninterrupted: set[CodeType] = set()
 _listener: "StopListener | None" = None
-
-
-def uninterrupted(function: _Function) -> _Function:
-    """Decorator: no request is raised within the function; one that comes there is raised soon after.
-
-    For functions that C code calls back and that must not fail, and those whose threads would run on. It
-    costs their callers nothing.
-    """
-    _uninterrupted.add(function.__code__)
-    return function
 
 
 @contextmanager
@@ -52,8 +34,8 @@ def deferred() -> Iterator[Callable[[], str | None]]:
     listener.deferred = True
     try:
         yield lambda: listener.requested_by
-    except StopRequested as request:
-        listener.follow(request)
+    except StopRequested:
+        listener.raised = True
         raise
     finally:
         listener.deferred = False
@@ -61,21 +43,16 @@ def deferred() -> Iterator[Callable[[], str | None]]:
 
 
 class StopListener:
-    """Receives the signals between ``start`` and ``close``; there is one per process, in its main thread.
-
-    Python discards an exception that a signal's handler raises within ``__del__`` or a callback, and C code
-    may discard one. So the listener watches the exception itself: if it is reported as discarded, or deleted,
-    before ``settle`` was called, it is raised again.
-    """
+    """Receives the signals between ``start`` and ``close``; there is one per process, in its main thread."""
 
     def __init__(self) -> None:
         self.requested_by: str | None = None
         """Name of the first signal, or None."""
         self.deferred = False
+        self.raised = False
         self._settled = False
         self._undo = ExitStack()
         self._previous_hook = sys.unraisablehook
-        self._raised: weakref.ref[StopRequested] | None = None
 
     def start(self) -> None:
         """Installs the handlers."""
@@ -85,17 +62,15 @@ class StopListener:
         for number in SIGNALS:
             self._undo.callback(signal.signal, number, signal.getsignal(number))
         self._undo.callback(setattr, sys, "unraisablehook", self._previous_hook)
-        self._reader, self._writer = os.pipe()
-        self._undo.callback(os.close, self._reader)
-        os.set_blocking(self._writer, False)
-        watcher = threading.Thread(target=self._watch, name="stop-listener", daemon=True)
+        reader, writer = os.pipe()
+        self._undo.callback(os.close, reader)
+        os.set_blocking(writer, False)
+        watcher = threading.Thread(target=_watch, args=(reader,), name="stop-listener", daemon=True)
         watcher.start()
         self._undo.callback(watcher.join)
-        self._undo.callback(os.close, self._writer)
+        self._undo.callback(os.close, writer)
         sys.unraisablehook = self._discarded
-        self._undo.callback(
-            signal.set_wakeup_fd, signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        )
+        self._undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -111,50 +86,32 @@ class StopListener:
         self._undo.close()
 
     def raise_pending(self) -> None:
-        """Raises the request that has come, if any, unless it is on its way already."""
-        on_its_way = self._raised is not None and self._raised() is not None
-        if self.requested_by is None or self.deferred or self._settled or on_its_way:
-            return
-        request = StopRequested(f"stopped by {self.requested_by}")
-        self.follow(request)
-        try:
-            raise request
-        finally:
-            del request  # the traceback would keep it alive
+        """Raises the request that has come, if any, once."""
+        if self.requested_by and not (self.deferred or self.raised or self._settled):
+            self.raised = True
+            raise StopRequested(f"stopped by {self.requested_by}")
 
-    def follow(self, request: StopRequested) -> None:
-        """Raises no other request as long as this one is on its way."""
-        self._raised = weakref.ref(request, self._try_again)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         self.requested_by = self.requested_by or signal.Signals(number).name
-        while frame is not None:
-            if frame.f_code in _uninterrupted:
-                self._try_again()
-                return
-            frame = frame.f_back
         self.raise_pending()
 
     def _discarded(self, unraisable: Any) -> None:
-        if isinstance(unraisable.exc_value, StopRequested):
-            self._raised = None
-            self._try_again()
-        else:
+        """Python discards an exception that a signal raises within ``__del__``: it is raised again soon."""
+        if not isinstance(unraisable.exc_value, StopRequested):
             self._previous_hook(unraisable)
-
-    def _try_again(self, _: object = None) -> None:
-        if not self._settled:
-            os.write(self._writer, bytes([_AGAIN]))
-
-    def _watch(self) -> None:
+            return
+        self.raised = False
         main = threading.main_thread().ident
-        assert main is not None
-        interrupts = 0
-        while event := os.read(self._reader, 1):
-            if event[0] == signal.SIGINT:
-                interrupts += 1
-                if interrupts > 1:
-                    os._exit(EXIT_INTERRUPTED)
-            if event[0] == _AGAIN and not self._settled:
-                time.sleep(_RETRY_SECONDS)  # the code that discarded or put it off has then returned
-                signal.pthread_kill(main, signal.SIGUSR1)
+        again = threading.Timer(_RETRY_SECONDS, signal.pthread_kill, (main, signal.SIGUSR1))
+        again.start()
+        self._undo.callback(again.join)
+        self._undo.callback(again.cancel)
+
+
+def _watch(reader: int) -> None:
+    """Ends the process at the second Ctrl-C; Python's own handlers wait for the main thread."""
+    interrupts = 0
+    while event := os.read(reader, 1):
+        interrupts += event[0] == signal.SIGINT
+        if interrupts > 1:
+            os._exit(EXIT_INTERRUPTED)

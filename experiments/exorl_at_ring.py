@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from agentic_ring.attention import padded_length
 from agentic_ring.data.store import data_root
 from agentic_ring.data.tasks import Task, all_tasks, parse_task
-from agentic_ring.distributed.processes import first_process_first
+from agentic_ring.distributed import first_process_first
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model

@@ -19,7 +19,7 @@ import tyro
 from jax.sharding import Mesh
 
 from agentic_ring.data.text.chat import TEMPLATES
-from agentic_ring.distributed.processes import first_process_first
+from agentic_ring.distributed import first_process_first
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig

@@ -1,23 +1,14 @@
 """No request to stop is lost, whatever code it meets."""
 
-import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from typing import Any
 
-import h5py
-import numpy as np
-import pytest
-
-from agentic_ring.data import sealed_hdf5
 from agentic_ring.errors import EXIT_STOPPED
 from agentic_ring.stopping import SIGNALS
 from tests.commands import exit_status
-
-KIND = sealed_hdf5.FileKind("kind", 1, "file", "command", "write it again")
 
 
 class RaisesWhenDeleted:
@@ -75,34 +66,3 @@ def test_ctrl_c_before_the_handlers_are_installed_stops_the_command_too(capsys, 
 
 def interrupt(*_, **__) -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("call", range(12))
-def test_a_request_during_a_write_of_hdf5_neither_loses_the_write_nor_prints_a_traceback(
-    call, tmp_path, capsys, monkeypatch
-):
-    """HDF5 also writes while Python destroys a dataset, where h5py prints an exception and goes on."""
-    calls = itertools.count()
-
-    def view(data: Any) -> memoryview:
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return memoryview(data)
-
-    monkeypatch.setattr(sealed_hdf5, "memoryview", view, raising=False)
-    written = np.arange(4096, dtype=np.float32).reshape(64, 64)
-
-    def main() -> None:
-        with sealed_hdf5.write_sealed(tmp_path / "file.h5", KIND) as (file, check):
-            for name in "abc":
-                file.create_dataset(name, data=written, chunks=(8, 64))
-                check()
-        time.sleep(60)
-
-    assert exit_status(main) == EXIT_STOPPED
-    assert next(calls) > call
-    assert capsys.readouterr().err == "stopped by SIGTERM; run the same command again to continue\n"
-    if (tmp_path / "file.h5").exists():
-        with h5py.File(tmp_path / "file.h5") as file:
-            for name in "abc":
-                np.testing.assert_array_equal(file[name], written)

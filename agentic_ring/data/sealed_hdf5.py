@@ -1,24 +1,20 @@
-"""Sealed HDF5 files: any damage is detected, and a full disk neither crashes HDF5 nor harms the old file.
+"""Sealed HDF5 files: one that was damaged, cut or written by another version is refused.
 
 HDF5 leaves room for the user before its own first byte (the "user block"). ``write_sealed`` puts one line
-of JSON there, padded with zeros, with the format's name and version and the file's size and digest. Then
+of JSON there, padded with zeros: the format's name and version, and the file's size and digest. They stand
+in the file itself, as two files cannot be renamed at once. A file is detected as
 
-    another format or version    is detected before HDF5 reads a byte
-    a truncated file             is detected by its size when it is opened
-    a flipped byte anywhere      is detected by ``verify``, in data, metadata or the header itself
-
-HDF5's own checksums (fletcher32) detect damaged data as it is read, but they cover neither unused bytes nor
-a file that ends early.
-
-Why not a plain file and a digest in a second file: two files cannot be renamed at once, so a crash between
-the renames would leave a store that its digest refuses. ``_FailsafeFile`` is needed as well: HDF5 2.0 still
-ends the process with a segmentation fault if a write fails on a full disk.
+    of another format or version    before HDF5 reads a byte
+    cut                             by its size, when it is opened
+    changed in any byte             by ``verify``
 """
 
+import errno
 import hashlib
-import io
 import json
 import os
+import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,14 +24,14 @@ from typing import Any, ClassVar, Self
 
 from agentic_ring.errors import StoreError
 from agentic_ring.extras import needs_extra
-from agentic_ring.files.atomic import remove_dead_leftovers, replacing
-from agentic_ring.stopping import uninterrupted
+from agentic_ring.files.atomic import flush, remove_dead_leftovers, replacing
 
 with needs_extra("models"):
     import h5py
 
 HEADER_BYTES = 512
-_READ_BYTES = 1 << 22
+_SPARE_BYTES = 64 << 20
+"""HDF5 keeps up to 8 MiB of each array in memory until the file is closed."""
 _FIELDS = {"format": str, "version": int, "bytes": int, "blake2b": str}
 
 
@@ -70,7 +66,9 @@ class SealedReader(ABC):
             self._file = h5py.File(path, "r")
             self._read_tables()
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); delete it and {self.kind.rewrite}") from error
+            raise StoreError(
+                f"{path} cannot be read ({error}); if it is damaged, {self.kind.rewrite}"
+            ) from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -107,8 +105,7 @@ class SealedReader(ABC):
         """
         if _digest(self.path) != self._header["blake2b"]:
             raise StoreError(
-                f"{self.path}: the digest does not match, so some byte has changed; delete it and "
-                f"{self.kind.rewrite}"
+                f"{self.path}: the digest does not match, so some byte has changed; {self.kind.rewrite}"
             )
 
 
@@ -116,71 +113,31 @@ class SealedReader(ABC):
 def write_sealed(path: Path, kind: FileKind) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
     """Yields a new HDF5 file that replaces ``path`` once the block ends without an error.
 
-    The second value yielded is a function that raises the OSError of a failed write, such as on a full disk;
-    call it from time to time to stop early. On failure ``path`` is unchanged and no other file is left.
+    The second value yielded is a function that raises an OSError where the disk is nearly full; call it
+    between parts of at most a few MiB, for HDF5 may crash the process where a write fails. On an error
+    ``path`` is unchanged and no other file is left.
 
     Raises:
-      OSError: a write failed.
+      OSError: the disk is full.
     """
     remove_dead_leftovers(path)
     with replacing(path) as beside:
-        with _FailsafeFile(beside) as target:
+
+        def check() -> None:
+            if shutil.disk_usage(beside.parent).free < _SPARE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        check()
+        try:
             # "latest" is the format whose metadata carries checksums.
-            with h5py.File(target, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
-                yield file, target.check
-            target.check()
+            with h5py.File(beside, "w", libver="latest", userblock_size=HEADER_BYTES) as file:
+                yield file, check
+        except (OSError, RuntimeError) as error:  # HDF5 tells of a failed write by either
+            if number := re.search(r"errno = (\d+)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+            raise
         seal(beside, kind)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-class _FailsafeFile(io.FileIO):
-    """A new file for HDF5 to write to, which remembers the first failed write and drops all later ones.
-
-    After a failed write HDF5 tries again whenever it closes something, and crashes the process at exit. So
-    every write seems to succeed here, and ``check`` tells the writer of the failure. Requests to stop wait
-    until HDF5 has returned, for an exception is a failed write too.
-    """
-
-    def __init__(self, path: Path):
-        super().__init__(path, "w+")
-        self._error: OSError | None = None
-
-    def check(self) -> None:
-        """Raises the first failure, if there was one, with the file's name."""
-        if self._error is not None:
-            self._error.filename = str(self.name)
-            raise self._error
-
-    @uninterrupted
-    def write(self, data: Any, /) -> int:
-        """Writes all of ``data``, or drops it after a failure."""
-        left = memoryview(data).cast("B")
-        size = len(left)
-        try:
-            while len(left) and self._error is None:
-                left = left[super().write(left) :]
-        except OSError as error:
-            self._error = error
-        return size
-
-    @uninterrupted
-    def truncate(self, size: int | None = None, /) -> int:
-        """Sets the file's size, unless a write failed."""
-        try:
-            if self._error is None:
-                return super().truncate(size)
-        except OSError as error:
-            self._error = error
-        return size or 0
-
-    @uninterrupted
-    def readinto(self, buffer: Any, /) -> int:
-        """Reads back what was written, and zeros for what was dropped."""
-        view = memoryview(buffer).cast("B")
-        count = super().readinto(view) or 0
-        view[count:] = bytes(len(view) - count)
-        return len(view)
+        flush(beside)
 
 
 def seal(path: Path, kind: FileKind) -> None:
@@ -201,13 +158,13 @@ def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
     except FileNotFoundError:
         raise StoreError(f"there is no {kind.noun} at {path}; write one with `{kind.command}`") from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read ({error.strerror}); {kind.rewrite}") from error
+        raise StoreError(f"{path} cannot be read ({error.strerror})") from error
     line, _, padding = block.partition(b"\n")
     try:
         header = json.loads(line)
     except ValueError:
         header = None
-    remedy = f"delete it and {kind.rewrite}"
+    remedy = kind.rewrite
     if not isinstance(header, dict) or header.get("format") != kind.name:
         raise StoreError(f"{path} is not an {kind.name} (or its first bytes are damaged); {remedy}")
     if {name: type(value) for name, value in header.items()} != _FIELDS or padding.strip(b"\0"):
@@ -224,9 +181,6 @@ def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()  # pyright: ignore

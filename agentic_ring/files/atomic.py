@@ -1,5 +1,6 @@
 """Atomic writing of files and folders: a reader never sees an incomplete one."""
 
+import contextlib
 import glob
 import os
 import re
@@ -77,7 +78,15 @@ def remove_dead_leftovers(path: Path) -> None:
     """Deletes what killed processes of this machine, or this process, left beside ``path``."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*"):
         match = _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name))
-        if match and (int(match["process"]) == os.getpid() or not _is_running(int(match["process"]))):
+        if not match:
+            continue
+        with contextlib.suppress(PermissionError):  # it runs, for another user
+            try:
+                if int(match["process"]) != os.getpid():
+                    os.kill(int(match["process"]), 0)
+                    continue
+            except (ProcessLookupError, OverflowError):
+                pass
             _remove(leftover)
 
 
@@ -93,16 +102,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
 
 
 def _beside(path: Path) -> Path:

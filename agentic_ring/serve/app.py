@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
-from agentic_ring.inference.sampling import Sampling
 from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.serve.generation import (
     AbandonedError,
     CheckConnected,

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Literal
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.inference.sampling import Sampling
-from agentic_ring.inference.text_engine import Completion, Document, Score, TextEngine
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.inference.text_engine import Completion, Document, Score, TextEngine
 from agentic_ring.serve.prompts import TOKENS, ContextLengthError, Prompt
 
 CheckConnected = Callable[[], None]

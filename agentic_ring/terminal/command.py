@@ -2,12 +2,15 @@
 
 import errno
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
+
 from agentic_ring.absent_tpus import skip_absent_tpus
-from agentic_ring.distributed.watchdog import await_lost_process, kept_reason, leave_job
-from agentic_ring.errors import EXIT_STOPPED, AgenticRingError
+from agentic_ring.distributed import end_job, is_lost_process
+from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError
 from agentic_ring.stopping import StopListener
 
 
@@ -28,28 +31,34 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
         listener.settle()
         request = _stop_behind(error)
         if request is None:
-            await_lost_process(error)
+            if isinstance(error, Exception) and jax.distributed.is_initialized():
+                traceback.print_exception(error)
+                end_job(1)
             raise
         print(f"{str(request) or 'interrupted'}; run the same command again to continue", file=sys.stderr)
         status = EXIT_STOPPED
     finally:
         listener.close()
-    leave_job(status)
+    end_job(status)
     sys.exit(status)
 
 
 def _status(command: Callable[[], int | None]) -> int:
     """Calls the command; returns its exit status after printing the message of an error of the user."""
     try:
-        with kept_reason():
-            return command() or 0
-    except AgenticRingError as error:
+        return command() or 0
+    except Exception as error:
         if _stop_behind(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except OSError as error:
-        if error.errno != errno.ENOSPC or _stop_behind(error):
+        if is_lost_process(error):
+            reason = str(error).partition("\n")[0]
+            lost = f"another process of the job was lost ({reason:.300})"
+            print(f"error: {lost}; run the same command again to continue", file=sys.stderr)
+            return EXIT_PROCESS_LOST
+        if isinstance(error, AgenticRingError):
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_status
+        if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
             raise
         print(
             f"error: no space left on the disk while writing {error.filename}; free some and run "

@@ -1,25 +1,26 @@
-"""Checkpoints of a run: saved asynchronously; the last one and the best one are kept.
+"""Checkpoints of a run: saved asynchronously by orbax; the last one and the best one are kept.
 
     run/checkpoints/{step}/                     a whole checkpoint
         state/, data/                           train state and data iterator, as orbax writes them
         loss.json                               {"loss": mean loss since the last one with a loss, or null}
-        SHA256SUMS                              digest of each other file
+        SHA256SUMS                              digest of each other file, as ``sha256sum`` writes them
     run/checkpoints/checkpoint.{step}.partial   one that is being written
     run/last_checkpoint                         step of the newest checkpoint
 
-A folder gets its step as its name once all its files and their digests are on the disk, so an interruption at
-any moment leaves the previous checkpoint intact. Every file is compared with its digest before weights are
-restored. ``last_checkpoint`` tells a run whose checkpoints were deleted from one that has not saved yet.
+Orbax's own manager keeps no digests of the arrays, and a checkpoint is whole here only once they are written:
+so a folder gets its step as its name last, and an interruption leaves the previous checkpoint intact.
+``last_checkpoint`` tells a run whose checkpoints were deleted from one that has not saved yet.
 """
 
 import errno
+import hashlib
 import json
 import logging
 import math
 import shutil
 import sys
 import textwrap
-import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -32,14 +33,13 @@ from jax.experimental import multihost_utils
 from agentic_ring.errors import CheckpointError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import flush, replacing
-from agentic_ring.stopping import uninterrupted
-from agentic_ring.training.checkpoint_digests import check_digests, listed_digests, write_digests
+from agentic_ring.stopping import deferred
 from agentic_ring.training.train_step import TrainState
 
 with needs_extra("models"):
     from orbax.checkpoint import v1 as ocp
 
-_LOSS = "loss.json"
+_LOSS, _DIGESTS = "loss.json", "SHA256SUMS"
 _CLOSED_LOOP = "Event loop is closed"
 
 
@@ -80,26 +80,20 @@ class SavedCheckpoints:
         """
         steps = self._steps()
         newest = steps[-1] if steps else 0
-        saved = self._recorded_step()
-        if newest < saved:
+        recorded = self._record.read_bytes() if self._record.exists() else b"0"
+        if not recorded.strip().isdigit():
+            raise CheckpointError(
+                f"{self._record} holds {recorded[:20]!r}, expected the step of the newest checkpoint, such "
+                f"as {steps}. Write it there, or start a new run (--no-resume)"
+            )
+        if newest < int(recorded):
             start = f"step {newest}" if steps else "the start"
             raise CheckpointError(
-                f"the run has saved checkpoint {saved}, but {self._directory} holds {steps or 'none'}. Put "
-                f"it back, or start a new run (--no-resume). To go on from {start}, delete {self._record}"
+                f"the run has saved checkpoint {int(recorded)}, but {self._directory} holds "
+                f"{steps or 'none'}. Put it back, or start a new run (--no-resume). To go on from {start}, "
+                f"delete {self._record}"
             )
         return newest or None
-
-    def _recorded_step(self) -> int:
-        if not self._record.exists():
-            return 0
-        content = self._record.read_bytes()
-        try:
-            return int(content)
-        except ValueError as error:
-            raise CheckpointError(
-                f"{self._record} holds {content[:20]!r}, expected the step of the newest checkpoint, such as "
-                f"{self._steps()}. Write it there, or start a new run (--no-resume)"
-            ) from error
 
     @property
     def best_step(self) -> int | None:
@@ -110,9 +104,7 @@ class SavedCheckpoints:
         Raises:
           CheckpointError: a loss is damaged, or the newest checkpoint was deleted.
         """
-        if self.last_step is None:
-            return None
-        return min(self._steps(), key=self._rank)
+        return None if self.last_step is None else min(self._steps(), key=self._rank)
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Restores the state with the shapes and shardings of ``like``, and the data iterator's state.
@@ -123,12 +115,18 @@ class SavedCheckpoints:
           CheckpointError: a file is missing or damaged, or the checkpoint is of another configuration.
         """
         folder = self._directory / str(step)
-        self._verify(folder)
         try:
-            loaded = self._load(folder, like)
+            self._verify(folder)
+            with deferred():  # threads of orbax would read on after an exception
+                loaded = ocp.load_checkpointables(str(folder.absolute()), {"state": like, "data": None})
         except Exception as error:  # orbax raises many types for the same error of a user
             if not folder.exists():
-                raise self._deleted(step) from error
+                raise CheckpointError(
+                    f"there is no checkpoint {step} in {self._directory}; if the run goes on training, which "
+                    "deletes older checkpoints, run the same command again to read the newest one"
+                ) from error
+            if isinstance(error, CheckpointError):
+                raise
             cause = textwrap.shorten(str(error), 300)  # orbax prints every array's shape and sharding
             raise CheckpointError(
                 f"checkpoint {step} in {self._directory} cannot be read with this configuration: {cause}. "
@@ -136,33 +134,19 @@ class SavedCheckpoints:
             ) from error
         return loaded["state"], loaded["data"]
 
-    @uninterrupted
-    def _load(self, folder: Path, like: TrainState) -> dict[str, Any]:
-        # After an exception here orbax's threads would read on, and each prints a traceback once it finds the
-        # event loop closed.
-        return ocp.load_checkpointables(str(folder.absolute()), {"state": like, "data": None})
-
     def _verify(self, folder: Path) -> None:
         failure: CheckpointError | None = None
         try:
-            digests = listed_digests(folder)
-            check_digests(folder, digests, sorted(digests)[jax.process_index() :: jax.process_count()])
+            digests = _listed_digests(folder)
+            _check(folder, digests, sorted(digests)[jax.process_index() :: jax.process_count()])
         except CheckpointError as error:
-            failure = error if folder.exists() else self._deleted(int(folder.name))
-        # Every process learns of it: one that went on would wait for the others for ever.
+            failure = error
+        # Every process learns of it: one that went on would wait for the others.
         failed = multihost_utils.process_allgather(np.array([failure is not None]), tiled=True)
         if failure is not None:
             raise failure
         if failed.any():
-            raise CheckpointError(
-                f"{folder} is damaged; see the message of process {failed.argmax()} of the job"
-            )
-
-    def _deleted(self, step: int) -> CheckpointError:
-        return CheckpointError(
-            f"there is no checkpoint {step} in {self._directory}; if the run goes on training, which deletes "
-            "older checkpoints, run the same command again to read the newest one"
-        )
+            raise CheckpointError(f"{folder} is damaged; see the message of process {failed.argmax()}")
 
     def _steps(self) -> list[int]:
         """Steps of all whole checkpoints, in ascending order."""
@@ -173,7 +157,7 @@ class SavedCheckpoints:
     def _rank(self, step: int) -> tuple[float, int]:
         """Sorts checkpoints, the best one first."""
         folder = self._directory / str(step)
-        check_digests(folder, listed_digests(folder), [_LOSS])
+        _check(folder, _listed_digests(folder), [_LOSS])
         loss = json.loads((folder / _LOSS).read_text())["loss"]
         return (math.inf, -step) if loss is None else (loss, step)
 
@@ -232,14 +216,12 @@ class Checkpoints(SavedCheckpoints):
         Raises:
           OSError, CheckpointError: as in ``save``.
         """
-        if self._saving is None:
-            return
+        saving, self._saving = self._saving, None
         try:
-            self._saving.result()
+            if saving is not None:
+                saving.result()
         except Exception as error:  # as in restore
-            self._saving = None
             raise self._failure(error) from error
-        self._saving = None
 
     def close(self) -> None:
         """Waits until all checkpoints are on disk, and releases the thread that writes them.
@@ -259,7 +241,12 @@ class Checkpoints(SavedCheckpoints):
             return
         folder = self._partial(step)
         (folder / _LOSS).write_text(json.dumps({"loss": loss}) + "\n")
-        write_digests(folder)
+        names = _files(folder)
+        with ThreadPoolExecutor() as pool:
+            digests = pool.map(_digest, [folder / name for name in names])
+            lines = [f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)]
+            (folder / _DIGESTS).write_text("".join(lines))
+            list(pool.map(flush, [folder, folder / _DIGESTS, *(folder / name for name in names)]))
         self._remove(step)
         folder.rename(self._directory / str(step))
         flush(self._directory)
@@ -283,9 +270,7 @@ class Checkpoints(SavedCheckpoints):
         """Deletes a checkpoint, if there is one of this step, which at no moment looks like a whole one."""
         folder = self._directory / str(step)
         if folder.exists():
-            removed = self._directory / f"removed.{step}.partial"
-            folder.rename(removed)
-            shutil.rmtree(removed)
+            shutil.rmtree(folder.rename(self._directory / f"removed.{step}.partial"))
 
     def _remove_superseded(self) -> None:
         """Deletes all checkpoints but the last one and the best one."""
@@ -295,11 +280,47 @@ class Checkpoints(SavedCheckpoints):
                 self._remove(old)
 
     def _remove_unfinished(self) -> None:
-        """Deletes what is not whole, also what threads of orbax still write after a failed save."""
-        for _ in range(20 if self._writes else 0):
-            unfinished = [*self._directory.glob("*.partial*")]  # orbax appends to the name while it writes
-            if not unfinished:
-                return
-            for path in unfinished:
-                shutil.rmtree(path, ignore_errors=True)
-            time.sleep(0.05)
+        for path in self._directory.glob("*.partial*") if self._writes else ():  # orbax appends to the name
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _listed_digests(folder: Path) -> dict[str, str]:
+    """The digest of each file of a checkpoint, by its name; a CheckpointError if not all files are listed."""
+    try:
+        lines = (folder / _DIGESTS).read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise _damaged(folder / _DIGESTS, f"it cannot be read ({error})") from error
+    digests = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in sorted({*digests} ^ {*_files(folder)}):
+        reason = (
+            f"it is missing, but {_DIGESTS} lists it" if name in digests else f"{_DIGESTS} does not list it"
+        )
+        raise _damaged(folder / name, reason)
+    return digests
+
+
+def _check(folder: Path, digests: dict[str, str], names: Sequence[str]) -> None:
+    """Reads these files and compares them with their digests; a CheckpointError names one that differs."""
+    with ThreadPoolExecutor() as pool:
+        for name, found in zip(names, pool.map(_digest, [folder / name for name in names]), strict=True):
+            if found != digests[name]:
+                raise _damaged(folder / name, f"its digest is not the one in {_DIGESTS}")
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged: {reason}. Put back the checkpoint {path} is part of, or start a new run"
+    )
+
+
+def _files(folder: Path) -> list[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _DIGESTS)
+    return sorted(str(path.relative_to(folder)) for path in files)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damaged(path, f"it cannot be read ({error.strerror})") from error

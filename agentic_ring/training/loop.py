@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agentic_ring.distributed.processes import compile_together
-from agentic_ring.distributed.watchdog import watched_steps
+from agentic_ring.distributed import compile_together, watched_steps
 from agentic_ring.errors import NonFiniteLossError, StopRequested
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
@@ -174,7 +173,7 @@ def run_updates(
 
         for step in range(first + 1, config.steps + 1):
             batch = next(batches)
-            enter_step(step)
+            enter_step()
             state, measured = update(state, batch)
             overdue = time.monotonic() - saved_at >= 60 * config.checkpoint_minutes
             own = Wishes(save=overdue and jax.process_index() == 0, stop=stop_requested() is not None)

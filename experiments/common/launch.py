@@ -10,7 +10,7 @@ import jax
 import tyro
 from jax.sharding import Mesh
 
-from agentic_ring.distributed.processes import first_process_first, join_processes
+from agentic_ring.distributed import first_process_first, join_processes
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import (
     Dataclass,

@@ -44,7 +44,7 @@ from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, Ch
 from agentic_ring.models.model import Model, Params
 from agentic_ring.rollouts.policies import RolloutPlan, with_copies
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
-from agentic_ring.rollouts.windows import TrialWindowPolicy
+from agentic_ring.rollouts.policies import TrialWindowPolicy
 from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
 
 RANDOM = "random"

@@ -5,7 +5,6 @@ them on other packages too; docs/notebook.md says what each test reports where t
 """
 
 import pytest
-
 from evals.attention_bugs.cases import KNOWN_BUGS
 from evals.attention_bugs.implementations import ours
 

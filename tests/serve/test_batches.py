@@ -7,8 +7,8 @@ import httpx
 import openai
 import pytest
 
-from agentic_ring.inference import Sampling
 from agentic_ring.inference.prefix_cache import PrefixCache
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.serve.generation import GenerationJob, GenerationRequest, RequestBatch, TextGenerator
 from agentic_ring.serve.load_limits import BusyError, RequestQueue
 from agentic_ring.serve.prompts import Prompt

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from agentic_ring.data.chain_loader import ChainPipeline
-from agentic_ring.distributed.processes import first_process_first, join_processes
+from agentic_ring.distributed import first_process_first, join_processes
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import run
@@ -36,14 +36,12 @@ def main(
     directory: Path,
     steps: int,
     devices: int,
-    busy: float = 0,
     fail: bool = False,
     hang: int = 0,
 ) -> None:
     """Trains and saves the weights in weights-PROCESS.npy.
 
     Args:
-      busy: Seconds for which the first process works before the others may go on.
       fail: Let the first process fail in that work.
       hang: Number of the batch for which process 1 waits without an end.
     """
@@ -52,7 +50,6 @@ def main(
     with first_process_first("data"):
         if fail:
             raise DataError("there is no data")
-        time.sleep(busy if jax.process_index() == 0 else 0)
     if hang and jax.process_index() == 1:
         hang_at_batch(hang)
     weights = train_tiny(store, directory, steps, data=2)

@@ -22,8 +22,6 @@ from agentic_ring.training.train_step import TrainState
 from tests.commands import exit_status
 from tests.data.synthetic import random_store
 
-FEW, MANY = 40, 200
-
 
 def state_of(step: int) -> TrainState:
     weights = jnp.arange(512.0).reshape(8, 64) + step
@@ -85,13 +83,6 @@ def test_superseded_ones_that_a_kill_left_behind_are_deleted(saved, tmp_path):
     assert_restores(reader(run), 4)
 
 
-def test_sha256sum_agrees(saved):
-    if shutil.which("sha256sum") is None:
-        pytest.skip("needs sha256sum")
-    command = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
-    subprocess.run(command, cwd=saved / "checkpoints" / "8", check=True)
-
-
 def damage(file: Path, draw: random.Random) -> str:
     content = bytearray(file.read_bytes())
     kind = draw.choice(["flip", "truncate", "delete", "append", "zero"]) if content else "append"
@@ -109,8 +100,8 @@ def damage(file: Path, draw: random.Random) -> str:
     return f"{kind} {file}"
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_damage_is_refused_or_changes_nothing(saved, tmp_path, count):
+def test_damage_is_refused_or_changes_nothing(saved, tmp_path):
+    count = 40
     draw = random.Random(count)
     pristine = sorted(path for path in saved.rglob("*") if path.is_file() and "/4/" not in str(path))
     refused = 0
@@ -216,8 +207,8 @@ def needs_mount(folder: Path) -> None:
         pytest.skip("needs the right to mount a small disk in a namespace")
 
 
-@pytest.mark.parametrize("sizes", [[77, 300], pytest.param([*range(20, 500, 13)], marks=pytest.mark.slow)])
-def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(tmp_path, sizes):
+def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(tmp_path):
+    sizes = (77, 300)
     needs_mount(tmp_path)
     script = [sys.executable, "-m", "tests.training.full_disk", str(tmp_path), *map(str, sizes)]
     ended = subprocess.run(["unshare", "-rm", *script], capture_output=True, text=True)

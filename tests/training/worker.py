@@ -14,7 +14,7 @@ from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeli
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.scaling import measure_scaling
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.distributed.processes import join_processes
+from agentic_ring.distributed import join_processes
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
