@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.explain import explain
+from agentic_ring.attention.inputs import AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.options import AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.doctor import describe_attention, describe_balance, describe_devices, describe_mesh
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention.cost_model import HARDWARE
 from agentic_ring.attention.explain import Explanation
+from agentic_ring.attention.inputs import LAYOUTS
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.options import LAYOUTS
 from agentic_ring.attention.ring.balance import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.provenance import hardware, versions

@@ -18,7 +18,7 @@ os.environ["MUJOCO_GL"] = "disabled"
 os.environ["MPLBACKEND"] = "Agg"
 
 # No programs from disk, nor in the processes that tests start: rings come back damaged
-# (agentic_ring.cpu_compilation_cache).
+# (agentic_ring.jax_settings).
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 # `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.

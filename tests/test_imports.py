@@ -19,8 +19,8 @@ SOURCES = ("agentic_ring", "data_prep", "evals", "experiments")
 # everything within the package: it gathers the public names and nothing inside imports from it.
 LAYERS = (
     (
-        "agentic_ring.absent_tpus",
-        "agentic_ring.cpu_compilation_cache",
+        "agentic_ring.jax_settings",
+        "agentic_ring.jax_settings",
         "agentic_ring.device_memory",
         "agentic_ring.distributed",
         "agentic_ring.errors",

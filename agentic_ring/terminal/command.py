@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from agentic_ring.absent_tpus import skip_absent_tpus
 from agentic_ring.distributed.watchdog import await_lost_process, kept_reason, leave_job
 from agentic_ring.errors import EXIT_STOPPED, AgenticRingError
+from agentic_ring.jax_settings import skip_absent_tpus
 from agentic_ring.stopping import StopListener
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.models.perceptron import apply_mlp, init_mlp
+from agentic_ring.models.layers import apply_mlp, init_mlp
 from data_prep.collectors.explorer import Explorer
 from data_prep.collectors.intrinsic_reward import Batch
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.models.perceptron import apply_mlp, init_mlp
+from agentic_ring.models.layers import apply_mlp, init_mlp
 from data_prep.collectors.intrinsic_reward import Batch
 
 

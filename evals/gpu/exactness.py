@@ -11,8 +11,8 @@ from jax.sharding import SingleDeviceSharding
 
 from agentic_ring.attention import MaskSpec, attention, inverse_order, order, reference_attention
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.errors import ArgumentError
+from agentic_ring.mesh import mesh_platform
 from evals.gpu.rows import Found
 from evals.speed.attention_benchmark import Dtype, Implementation, Problem, UnsupportedError
 from evals.speed.one_device_ring import EmulatedRing

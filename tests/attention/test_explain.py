@@ -8,7 +8,7 @@ import pytest
 
 from agentic_ring.attention import STRATEGIES, MaskSpec, attention, plan
 from agentic_ring.attention.explain import explain
-from agentic_ring.attention.options import AttentionOptions
+from agentic_ring.attention.inputs import AttentionOptions
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import MeshShape, make_mesh
 

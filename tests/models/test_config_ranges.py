@@ -6,8 +6,7 @@ import pytest
 
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling

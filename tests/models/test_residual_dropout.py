@@ -9,8 +9,8 @@ import pytest
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape
+from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
-from agentic_ring.models.residual_dropout import ResidualDropout
 from tests.models.test_agentic_transformer import STEPS, losses, predict
 from tests.models.tiny_agentic_transformer import fresh_params, tiny_config
 

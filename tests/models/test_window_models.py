@@ -10,11 +10,14 @@ import optax
 import pytest
 
 from agentic_ring.errors import ConfigError
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import (
+    BehaviorCloningConfig,
+    DecisionTransformerConfig,
+    WindowBatch,
+    Windows,
+)
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.models.windows import WindowBatch, Windows
 from agentic_ring.training.losses import window_loss
 
 WINDOW, OBSERVATION, ACTION = 4, 3, 2

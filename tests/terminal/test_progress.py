@@ -113,7 +113,7 @@ def test_libtpu_is_used_only_where_an_accelerator_is(tmp_path, device, chosen, e
         (devices / device).parent.mkdir(exist_ok=True)
         (devices / device).touch()
     code = (
-        "import sys, pathlib, jax; from agentic_ring.absent_tpus import skip_absent_tpus; "
+        "import sys, pathlib, jax; from agentic_ring.jax_settings import skip_absent_tpus; "
         "skip_absent_tpus(pathlib.Path(sys.argv[1])); print(jax.config.values['jax_platforms'])"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])

@@ -7,14 +7,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention import MaskSpec
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.ring.balance import balanced_layout
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.packed_file import PackedRows
 from agentic_ring.errors import DataError
 from agentic_ring.extras import needs_extra
-from agentic_ring.mesh import ShardingRules
+from agentic_ring.mesh import ShardingRules, mesh_platform
 from agentic_ring.models.llama import TokenBatch
 
 with needs_extra("text"):

@@ -19,8 +19,7 @@ from agentic_ring.attention import (
 )
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.exchange import from_layout, to_layout
-from agentic_ring.attention.ring.layout import STRIPES
+from agentic_ring.attention.ring.layout import STRIPES, from_layout, to_layout
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 

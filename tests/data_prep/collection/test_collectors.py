@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.models.perceptron import apply_mlp
+from agentic_ring.models.layers import apply_mlp
 from agentic_ring.training.td3 import TD3Config, update
 from data_prep.collectors.apt import APT, particle_reward
 from data_prep.collectors.diayn import DIAYN, SkillExplorer
