@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -80,40 +80,36 @@ def exists(choices: dict[str, Any]) -> bool:
     return ring >= SMALLEST_RING.get(strategy, 1) and not (chunked and choices.get("kernel") == "vanilla")
 
 
-def covering(strength: int, given: Sequence[Case] = ()) -> list[Case]:
-    """Cases in which, with those ``given``, every combination of ``strength`` values that exists occurs.
+def pairwise_cases() -> list[Case]:
+    """Cases in which every pair of values of two factors that exists occurs.
 
-    Faults come from few factors at once, and the full product would compile for days. Each case starts
-    from a combination that is missing; of some random completions, that with most missing ones is taken.
+    Faults come from few factors at once, and the full product would compile for days. Each case starts from a
+    pair that is missing; of some random completions, that with most missing ones is taken.
     """
     generator = random.Random(0)
     missing = {}  # a dict for its order, which a set of strings changes from process to process
-    for names in itertools.combinations(FACTORS, strength):
+    for names in itertools.combinations(FACTORS, 2):
         for values in itertools.product(*(FACTORS[name] for name in names)):
-            combination = tuple(zip(names, values, strict=True))
-            if exists(dict(combination)):
-                missing[combination] = None
+            pair = tuple(zip(names, values, strict=True))
+            if exists(dict(pair)):
+                missing[pair] = None
 
-    def complete(combination: tuple) -> dict[str, Any]:
+    def complete(pair: tuple) -> dict[str, Any]:
         while True:
-            choices = {name: generator.choice(values) for name, values in FACTORS.items()}
-            choices |= dict(combination)
+            choices = {name: generator.choice(values) for name, values in FACTORS.items()} | dict(pair)
             if exists(choices):
                 return choices
 
     def found(choices: dict[str, Any]) -> list[tuple]:
-        return [c for c in itertools.combinations(choices.items(), strength) if c in missing]
+        return [pair for pair in itertools.combinations(choices.items(), 2) if pair in missing]
 
-    for case in given:
-        for combination in found(vars(case)):
-            del missing[combination]
     chosen = []
     while missing:
         first = next(iter(missing))
         best = max((complete(first) for _ in range(30)), key=lambda choices: len(found(choices)))
         chosen.append(Case(**best))
-        for combination in found(best):
-            del missing[combination]
+        for pair in found(best):
+            del missing[pair]
     return chosen
 
 
@@ -209,7 +205,7 @@ def truth(mask: str, scores: str, heads: tuple[int, int], length: int, dtype: st
         return Result(*(np.asarray(x) for x in differentiated(reference_attention, case, arrays)))
 
 
-def compute(case: Case, **compiler_options: Any) -> Result:
+def compute(case: Case) -> Result:
     """``attention`` and its gradients on the devices of the case."""
     (*arrays, d_output), sinks, *_ = problem(case.mask, case.heads, case.length, case.dtype)
     chunks = dict(zip(("query_chunk", "key_chunk"), case.chunks or (None, None), strict=True))
@@ -227,7 +223,7 @@ def compute(case: Case, **compiler_options: Any) -> Result:
         mesh = jax.make_mesh((2, case.ring // 2), ("outer", "inner"), (AxisType.Auto,) * 2, devices=devices)
         options["rules"] = ShardingRules(sequence=("outer", "inner"))
     attend = functools.partial(attention, mesh=mesh, **options)
-    run = jax.jit(lambda *arrays: differentiated(attend, case, arrays), compiler_options=compiler_options)
+    run = jax.jit(lambda *arrays: differentiated(attend, case, arrays))
     result = run(*arrays, sinks, d_output)
     return Result(*(np.asarray(x, np.float64) for x in result))
 

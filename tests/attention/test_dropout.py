@@ -72,10 +72,8 @@ def test_the_same_on_any_mesh_strategy_layout_and_kernel():
     want = attention(q, k, v, **options)
     assert np.abs(np.asarray(want - attention(q, k, v))).max() > 0.1
     for shape, strategy, layout in (
-        (MeshShape(ring=8), "ring", "contiguous"),
         (MeshShape(data=2, ring=4), "ulysses_ring", "striped"),
-        (MeshShape(ring=2, tensor=4), "all_gather", "zigzag"),
-        (MeshShape(data=4, ring=2), "ulysses", "zigzag"),
+        (MeshShape(ring=2, tensor=4), "ring", "zigzag"),
     ):
         got = attention(q, k, v, mesh=make_mesh(shape), strategy=strategy, layout=layout, **options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentic_ring.attention import hidden_outside
 from agentic_ring.attention.kernels.chunks import ChunkGrid
 from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
@@ -21,8 +22,12 @@ def labels(values: str) -> jax.Array:
     return jnp.asarray([int(value) for value in values.split()], jnp.int32)[None]
 
 
+def allowed(mask: HopMask) -> np.ndarray:
+    return np.asarray(mask.allowed())[0]
+
+
 def picture(mask: HopMask) -> list[str]:
-    return ["".join("x" if allowed else "." for allowed in row) for row in np.asarray(mask.allowed())[0]]
+    return ["".join("x" if attends else "." for attends in row) for row in allowed(mask)]
 
 
 def test_packed_documents_with_padding():
@@ -116,3 +121,67 @@ def test_rows_with_fewer_keys_where_the_kernel_takes_one_row_after_another():
     tile = Tile(q, k, v, mask, Scores(8**-0.5))
     got, expected = XlaKernel().forward(tile), VanillaKernel().forward(tile)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
+
+
+T = 24
+T_ROW, S_COLUMN = np.arange(T)[:, None], np.arange(T)[None]
+CAUSAL = S_COLUMN <= T_ROW
+STARTS = np.repeat([0, 7, 8, 19], [7, 1, 11, 5])  # of the document of each token
+ENDS = np.repeat([7, 8, 19, 24], [7, 1, 11, 5])
+IN_PREFIX = np.arange(T) < STARTS + 3
+SUBTREE = np.array([24, 9, 5, 4, 5, 9, 7, 8, 9, *range(16, 17), *[16] * 6, *range(17, 25)])
+
+
+def with_hidden_rows(spec: MaskSpec, hidden_rows: np.ndarray) -> HopMask:
+    positions = jnp.arange(len(hidden_rows))[None]
+    ranges = jnp.asarray(hidden_rows).reshape(1, len(hidden_rows), -1, 2)
+    hidden = tuple((ranges[:, :, i, 0], ranges[:, :, i, 1]) for i in range(ranges.shape[2]))
+    return HopMask(spec, TokenLabels(positions), TokenLabels(positions, hidden=hidden))
+
+
+PATTERNS = {
+    "packed documents": (True, 0, ENDS, CAUSAL & (STARTS[:, None] == STARTS)),
+    "documents, each a prefix-LM": (
+        False,
+        np.where(IN_PREFIX, STARTS, np.arange(T)),
+        ENDS,
+        (STARTS[:, None] == STARTS) & (CAUSAL | IN_PREFIX),
+    ),
+    "one question, many answers": (
+        True,
+        0,
+        np.where(np.arange(T) < 7, T, ENDS),
+        CAUSAL & ((S_COLUMN < 7) | (STARTS[:, None] == STARTS)),
+    ),
+    "tree": (True, 0, SUBTREE, CAUSAL & (T_ROW < SUBTREE)),
+    "window and global tokens": (
+        True,
+        0,
+        np.where(np.arange(T) % 9 == 0, T, np.arange(T) + 4),
+        CAUSAL & ((S_COLUMN % 9 == 0) | (T_ROW - S_COLUMN < 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_of_the_documentation(name: str):
+    causal, first, end, expected = PATTERNS[name]
+    hidden = np.asarray(hidden_outside(first, end))
+    assert (allowed(with_hidden_rows(MaskSpec(causal), hidden)) == expected).all()
+
+
+@given(st.data())
+def test_chunks_are_skipped_only_where_nothing_attends(data: st.DataObject):
+    """And all chunks without a visible pair are, where one range of rows hides every key of the chunk."""
+    spec = MaskSpec(causal=data.draw(st.booleans()))
+    numbers = data.draw(st.lists(st.integers(0, T), min_size=4 * T, max_size=4 * T))
+    mask = with_hidden_rows(spec, np.array(numbers).reshape(T, 4))
+    size = data.draw(st.sampled_from([1, 2, 3, 8]))
+    chunks = [labels.map(lambda x: x.reshape(1, -1, size)).bounds() for labels in (mask.query, mask.key)]
+    query = jax.tree.map(lambda x: x[0, :, None], chunks[0])
+    key = jax.tree.map(lambda x: x[0, None], chunks[1])
+    reachable = np.asarray(mask.reachable(query, key))
+    attends = allowed(mask).reshape(T // size, size, T // size, size).any((1, 3))
+    assert (reachable >= attends).all()
+    if size == 1:
+        assert (reachable == attends).all()

@@ -19,7 +19,7 @@ from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
 from tests.data.synthetic import DOMAIN, TASK, two_task_store
 
-UPDATES = 8
+UPDATES = 4
 STACK = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none")
 MODEL = Model(AgenticTransformerConfig(STACK, DOMAIN.observation_dim, DOMAIN.action_dim, max_timestep=8))
 

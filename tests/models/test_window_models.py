@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from agentic_ring.errors import ConfigError
 from agentic_ring.models.baselines import (
     BehaviorCloningConfig,
     DecisionTransformerConfig,
@@ -144,11 +143,3 @@ def test_the_decision_transformer_follows_its_target_return():
     predict = fitted(DECISION, batch_of, 150)
     test = batch_of().windows
     np.testing.assert_allclose(predict(test)[:, 0], test.action[:, 0], atol=0.15)
-
-
-@pytest.mark.parametrize(
-    ("config", "field"), [(CLONING, "layers"), (CLONING, "window"), (DECISION, "max_timestep")]
-)
-def test_sizes_below_one_are_named(config, field):
-    with pytest.raises(ConfigError, match=f"{field} is 0"):
-        replace(config, **{field: 0})

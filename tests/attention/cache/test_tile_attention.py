@@ -103,7 +103,6 @@ def counted(lengths: list[int], columns: int, start: int = 0) -> np.ndarray:
         (1, (2, 1), False),
         (2, (8, 1), True),
         pytest.param(2, (2, 2), False, marks=pytest.mark.slow),
-        pytest.param(4, (8, 1), True, marks=pytest.mark.slow),
     ],
 )
 def test_rows_of_different_lengths_run_the_hardware_kernel(on_hardware, ring, heads, goes_round):
@@ -117,11 +116,10 @@ def test_rows_of_different_lengths_run_the_hardware_kernel(on_hardware, ring, he
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ring", "heads"), [(1, (2, 1)), (2, (8, 1))])
-def test_a_shared_prefix_runs_the_hardware_kernel(on_hardware, ring, heads):
+def test_a_shared_prefix_runs_the_hardware_kernel(on_hardware):
     on_hardware("splash")
-    positions = counted([256 * ring, 130 * ring], 256 * ring, start=512)
-    output, expected, _ = prefill(ring, positions, 128 * ring, heads, prefix=512)
+    positions = counted([512, 260], 512, start=512)
+    output, expected, _ = prefill(2, positions, 256, (8, 1), prefix=512)
     np.testing.assert_allclose(output, expected, atol=5e-6)
 
 
@@ -152,10 +150,9 @@ def whole_rows(first: int, columns: int) -> np.ndarray:
         (with_holes, CAUSAL, 128, 1),
         (whole_rows, MaskSpec(window=40), 128, 1),
         (whole_rows, CAUSAL, 100, 1),
-        pytest.param(between, CAUSAL, 128, 2, marks=pytest.mark.slow),
         pytest.param(with_holes, CAUSAL, 128, 2, marks=pytest.mark.slow),
     ],
-    ids=["out of order", "holes", "window", "100 tokens", "out of order, ring", "holes, ring"],
+    ids=["out of order", "holes", "window", "100 tokens", "holes, ring"],
 )
 def test_what_it_does_not_serve_runs_the_xla_kernel(on_hardware, make, mask, chunk, ring):
     # On a ring some blocks are simple all the same.
@@ -168,12 +165,19 @@ def test_the_xla_kernel_can_be_asked_for(on_hardware):
     on_hardware("xla")
     output, expected, _ = prefill(1, whole_rows(128, 256), 128, kernel="xla")
     np.testing.assert_allclose(output, expected, atol=5e-6)
-    with pytest.raises(ArgumentError, match="'cudnn', which runs on gpu devices"):
+    with pytest.raises(ArgumentError, match="'cudnn'"):
         prefill(1, whole_rows(128, 256), 128, kernel="cudnn")
 
 
-@pytest.mark.parametrize("kernel", [XlaKernel(), VanillaKernel(), SplashKernel(interpret=True)])
-@pytest.mark.parametrize("spec", [MaskSpec(causal=False), CAUSAL])
+@pytest.mark.parametrize(
+    ("kernel", "spec"),
+    [
+        (XlaKernel(), CAUSAL),
+        (VanillaKernel(), MaskSpec(causal=False)),
+        (SplashKernel(interpret=True), CAUSAL),
+        (SplashKernel(interpret=True), MaskSpec(causal=False)),
+    ],
+)
 def test_keys_beyond_their_length_are_not_there(kernel, spec):
     q, k, v, _ = arrays(128, 256, batch=3)
     mask, scores, lengths = unlabelled(spec), Scores(0.3), [256, 77, 0]
