@@ -32,7 +32,7 @@ THEIRS = """mesh = jax.make_mesh((2,), ("mine",), (AxisType.Auto,))
     ids=["our mesh", "a user's mesh", "one device"],
 )
 def test_rings_of_cpu_devices_are_not_cached(tmp_path, mesh, programs, warnings):
-    """They would come back with wrong values. What ran before the mesh was known is there; a warning says so."""
+    """They would come back with wrong values. What ran before the mesh was known is there, with a warning."""
     settings = {
         "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

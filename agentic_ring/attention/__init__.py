@@ -25,12 +25,7 @@ from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.mask import MaskSpec, hidden_outside
 from agentic_ring.attention.merging import attention_with_prefix, merge_attention
 from agentic_ring.attention.reference import reference_attention
-from agentic_ring.attention.ring.layout import (
-    inverse_order,
-    order,
-    padded_length,
-    shard_order,
-)
+from agentic_ring.attention.ring.layout import inverse_order, order, padded_length, shard_order
 from agentic_ring.attention.scores import alibi_slopes
 
 __all__ = [

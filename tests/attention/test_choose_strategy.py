@@ -18,15 +18,7 @@ from agentic_ring.attention.choose_strategy import (
     gathered_bytes,
     reason_against,
 )
-from agentic_ring.attention.cost_model import (
-    BACKWARD,
-    FORWARD,
-    HARDWARE,
-    Hardware,
-    Pass,
-    Shapes,
-    estimate,
-)
+from agentic_ring.attention.cost_model import BACKWARD, FORWARD, HARDWARE, Hardware, Pass, Shapes, estimate
 
 
 @dataclass(frozen=True)
@@ -283,11 +275,7 @@ def test_reasons_name_the_estimates_and_what_keeps_a_strategy_out():
             "ulysses",
             "cannot serve: 6 query and 2 key heads per device do not divide over 8 devices",
         ),
-        (
-            replace(LLAMA_8B, inner=4, permuted=True),
-            "ulysses_ring",
-            "joins no blocks of a permuted sequence",
-        ),
+        (replace(LLAMA_8B, inner=4, permuted=True), "ulysses_ring", "joins no blocks of a permuted sequence"),
         (LLAMA_8B, "local", "each of 8 devices would do the work of all"),
     ):
         assert reason in reason_against(shapes, CAUSAL, "gpu", cast(Strategy, strategy))

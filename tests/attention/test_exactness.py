@@ -8,13 +8,26 @@ from agentic_ring.attention import attention, reference_attention
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.interface import Saved
 from agentic_ring.attention.kernels.xla import XlaKernel
-from tests.attention.cases import SCORES, Case, compute, pairwise_cases, problem, relative_errors, truth
+from tests.attention.cases import (
+    FACTORS,
+    SCORES,
+    Case,
+    compute,
+    pairwise_cases,
+    problem,
+    relative_errors,
+    truth,
+)
 
 FORWARD, GRADIENT = 2e-6, 1e-5  # relative, float32
 # bfloat16 keeps 8 bits, so rounding to it errs by up to 2**-9 = 0.002. An output is rounded once at
 # the end and its probabilities once on the way; a gradient goes through up to three rounded factors
 # (probabilities or scores' gradients, the saved output in delta, the result) that add up in sums.
-TOLERANCES = {"float32": (FORWARD, GRADIENT), "bfloat16": (2 * 2**-8, 4 * 2**-8)}
+TOLERANCES = {
+    "float32": (FORWARD, GRADIENT),
+    "bfloat16": (2 * 2**-8, 4 * 2**-8),
+    "float64": (1e-13, 1e-12),
+}
 
 PAIRS = pairwise_cases()
 OTHERS = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS if case not in PAIRS[::3]]
@@ -31,6 +44,11 @@ def test_equals_the_oracle(case: Case):
     empty = problem(case.mask, case.heads, case.length, case.dtype).empty_rows
     for array in result[:4]:
         assert not array[empty].any(), "a row with nothing to attend to is not exactly 0"
+
+
+def test_every_choice_is_in_a_case_that_is_not_slow():
+    for name, values in FACTORS.items():
+        assert {getattr(case, name) for case in PAIRS[::3]} == set(values)
 
 
 class OwnOutputKernel(XlaKernel):

@@ -9,7 +9,6 @@ import pytest
 from agentic_ring.attention import STRATEGIES, MaskSpec, attention, plan
 from agentic_ring.attention.explain import explain
 from agentic_ring.attention.inputs import AttentionOptions
-from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import MeshShape, make_mesh
 
 
@@ -114,16 +113,3 @@ def test_kernels_of_platforms(platform, options, kernel, refused, monkeypatch):
     for name, reason in refused.items():
         assert len(explanation.refusals[name]) == len(explanation.calls)
         assert all(reason in text for text in explanation.refusals[name].values())
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
-        ({"heads": 6, "key_heads": 4}, ArgumentError, "q has 6 heads and k has 4"),
-        ({"heads": 3, "strategy": "ulysses"}, MeshError, "do not divide over 8 devices"),
-        ({"dropout_rate": 1.0}, ArgumentError, "dropout_rate is 1.0"),
-    ],
-)
-def test_mistakes_are_those_of_the_call(options, error, named):
-    with pytest.raises(error, match=named):
-        explained(**options)

@@ -68,9 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wide_heads": {"head_dim": 16},
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-    "yarn": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     "yarn_of_its_own": {
         "rope_scaling": {
             "rope_type": "yarn",
@@ -80,7 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
             "beta_slow": 0.5,
             "attention_factor": 1.5,
             "truncate": False,
-        },
+        }
     },
     "llama3": {
         "rope_scaling": {
@@ -89,7 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
-        },
+        }
     },
     "mistral": {**family("mistral", "Mistral"), "sliding_window": 20},
     "mistral_without_window": {**family("mistral", "Mistral"), "sliding_window": None, "head_dim": 16},

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentic_ring.errors import ArgumentError
+from agentic_ring.models.layers import rms_norm
 from agentic_ring.models.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -51,6 +53,15 @@ def test_bfloat16_queries_are_rotated_by_exact_angles():
     assert found.dtype == jnp.bfloat16
     expected = reference(np.ones((1, 1, 1, HEAD_DIM)), positions, 1e4, None)
     np.testing.assert_allclose(np.float64(found), expected, atol=2**-8)
+
+
+def test_float64_is_refused_here_and_kept_by_norms():
+    with jax.enable_x64(True):
+        x, scale = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 4, 8))), jnp.arange(1.0, 9.0)
+        root = np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(rms_norm(x, scale, 1e-5), x / root * scale, rtol=1e-12)
+        with pytest.raises(ArgumentError, match="x is float64"):
+            apply_rotary(x, jnp.arange(32)[None], 1e4)
 
 
 def test_stretched_waves_by_hand():

@@ -71,12 +71,7 @@ def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask
 
 @pytest.mark.parametrize(
     ("ring", "mask", "heads"),
-    [
-        (1, "causal", (4, 2)),
-        (4, "window and sinks", (4, 2)),
-        (2, "window", (8, 1)),
-        (4, "causal", (8, 1)),
-    ],
+    [(1, "causal", (4, 2)), (4, "window and sinks", (4, 2)), (2, "window", (8, 1)), (4, "causal", (8, 1))],
 )
 def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask, heads):
     """Of 8 heads that share a key head the queries would be more to send than all keys."""
@@ -304,9 +299,17 @@ def test_capacity_is_counted_by_device_and_by_chunk():
     assert slots_needed(prefill_tokens=4000, calls=1, tokens_per_call=2, ring=4) == 4 * 1024
 
 
-def test_an_unknown_cache_dtype_is_refused():
+def test_dtypes_that_no_cache_has_are_refused():
     with pytest.raises(UnknownNameError, match="cache dtype 'float16'"):
         make_cache(1, 8, 1, "float16")
+    with jax.enable_x64(True):
+        query, key, value = (jnp.asarray(x, "float64") for x in tokens(1, 8))
+        positions, cache = jnp.arange(8, dtype=jnp.int32)[None], make_cache(1, 64, 1)
+        with pytest.raises(ArgumentError, match="queries of a cache are float64"):
+            attend_new_tokens(CachedAttentionInputs(query, key, value, positions, cache.layer(0)), RULES)
+        for store in (append, append_blocks):
+            with pytest.raises(ArgumentError, match="keys and values are float64"):
+                store(cache, key[None], value[None], positions, RULES)
 
 
 FULL = {"append": (append, 8), "append_blocks": (append_blocks, 16)}

@@ -99,11 +99,7 @@ def counted(lengths: list[int], columns: int, start: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("ring", "heads", "goes_round"),
-    [
-        (1, (2, 1), False),
-        (2, (8, 1), True),
-        pytest.param(2, (2, 2), False, marks=pytest.mark.slow),
-    ],
+    [(1, (2, 1), False), (2, (8, 1), True), pytest.param(2, (2, 2), False, marks=pytest.mark.slow)],
 )
 def test_rows_of_different_lengths_run_the_hardware_kernel(on_hardware, ring, heads, goes_round):
     on_hardware("splash")

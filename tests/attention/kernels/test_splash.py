@@ -16,14 +16,7 @@ from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import merge
 from agentic_ring.mesh import MeshShape, make_mesh
-from tests.attention.kernels.tiles import (
-    SCALE,
-    allowed_pairs,
-    arrays,
-    check,
-    truth,
-    unlabelled,
-)
+from tests.attention.kernels.tiles import SCALE, allowed_pairs, arrays, check, truth, unlabelled
 
 KERNEL = SplashKernel(interpret=True)
 
