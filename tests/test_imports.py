@@ -24,7 +24,7 @@ LAYERS = (
     ("agentic_ring.models",),
     ("agentic_ring.data",),
     ("agentic_ring.training", "agentic_ring.inference"),
-    ("agentic_ring.run", "agentic_ring.doctor", "agentic_ring.rollouts", "agentic_ring.serve"),
+    ("agentic_ring.run", "agentic_ring.rollouts", "agentic_ring.serve"),
     ("agentic_ring.policies",),
     ("agentic_ring.play", "agentic_ring.__main__"),
     ("agentic_ring",),

@@ -44,7 +44,7 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        (MeshShape(ring=8), {"head_groups": 2, "remat": "full", "ffn_chunk": 3}),
+        (MeshShape(ring=8), {"dropout": RATE, "head_groups": 2, "remat": "full", "ffn_chunk": 3}),
         (MeshShape(data=2, ring=4), {"dropout": RATE, "remat": "full", "accumulation": 2}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)

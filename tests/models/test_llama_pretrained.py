@@ -61,7 +61,10 @@ def test_logits_are_those_of_transformers(case, tmp_path):
             pytest.param(case, MeshShape(ring=(2, 4, 8)[index % 3]), marks=pytest.mark.slow)
             for index, case in enumerate(case for case in CASES if case.startswith(FAMILIES))
         ),
-        *(pytest.param(case, EVERY_AXIS, marks=pytest.mark.slow) for case in FAMILIES),
+        *(
+            pytest.param(case, EVERY_AXIS, marks=pytest.mark.slow)
+            for case in ("mistral", "qwen2", "qwen3", "gemma2")
+        ),
     ],
     ids=str,
 )

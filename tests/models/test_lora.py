@@ -89,7 +89,9 @@ def test_the_sum_is_base_and_scaled_product():
 
 
 def test_an_update_changes_only_adapters_and_lowers_the_loss():
-    model, frozen = LoraModel(CONFIG, LoraConfig(4), "bfloat16"), frozen_weights("bfloat16")
+    stack = replace(STACK, ffn_chunk=None, head_groups=1)
+    config = replace(CONFIG, transformer=stack, loss_chunk=None)
+    model, frozen = LoraModel(config, LoraConfig(4), "bfloat16"), frozen_weights("bfloat16")
     before = jax.tree.map(np.asarray, frozen)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 10)
     losses = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_ring import doctor
+from agentic_ring import __main__ as command
 from agentic_ring.__main__ import main
 from agentic_ring.attention import plan
 from tests.commands import exit_status, run_python
@@ -56,9 +56,9 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
 
 
 def test_memory_where_devices_tell(monkeypatch):
-    assert "memory " not in doctor.describe_devices()
-    monkeypatch.setattr(doctor, "bytes_limit", lambda device: 80 * 2**30)
-    assert "memory     80.0 GiB per device" in doctor.describe_devices()
+    assert "memory " not in command.describe_devices()
+    monkeypatch.setattr(command, "bytes_limit", lambda device: 80 * 2**30)
+    assert "memory     80.0 GiB per device" in command.describe_devices()
 
 
 @pytest.mark.parametrize(
