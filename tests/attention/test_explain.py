@@ -101,7 +101,7 @@ def test_tiles_are_those_of_the_program():
     [
         ("cpu", {}, "xla", {"cudnn": "runs on gpu devices", "splash": "runs on tpu devices"}),
         ("tpu", {}, "splash", {}),
-        ("tpu", {"dropout_rate": 0.1}, "xla", {"splash": "dropout"}),
+        ("tpu", {"dropout_rate": 0.1}, "xla", {"splash": "positions"}),
         ("gpu", {"soft_cap": 30.0}, "xla", {"cudnn": "a soft cap"}),
     ],
 )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.attention import hidden_outside
@@ -67,6 +67,7 @@ def test_an_offset_places_queries_after_keys(offset: int):
 QUERIES, KEYS = 12, 10
 
 
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**31),
     causal=st.booleans(),

@@ -84,7 +84,7 @@ def test_llama_on_packed_rows():
     assert_equal_to_rounding(run(FOUR_STAGES), run(ONE_DEVICE))
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 2)])
 def test_float64(stages, microbatches):
     """Layers with a ring of their own, differentiated through both loops, to the precision of float64."""
     rows = 4 * microbatches
@@ -158,10 +158,8 @@ def optimizer_moments(state):
 
 
 def test_each_stage_holds_its_layers_only():
-    mesh = mesh_of(FOUR_STAGES)
-    shardings = Model(LLAMA).param_shardings(mesh, RULES)["transformer"]["blocks"]
-    for sharding in jax.tree.leaves(shardings):
-        assert sharding.spec[0] == "stage"
+    shardings = Model(LLAMA).param_shardings(mesh_of(FOUR_STAGES), RULES)["transformer"]["blocks"]
+    assert {sharding.spec[0] for sharding in jax.tree.leaves(shardings)} == {"stage"}
 
 
 @pytest.mark.parametrize(
