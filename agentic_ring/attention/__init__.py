@@ -15,7 +15,7 @@ From ``attention`` to a kernel a call passes seven modules:
     kernels.*         computes a tile, forward or backward
 
 The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as one
-``options.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
+``inputs.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
 from agentic_ring.attention.api import attention, latent_attention, ring_attention

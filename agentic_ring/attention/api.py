@@ -84,7 +84,7 @@ def attention(
         A caller who passes positions may have permuted the sequence: it is then used as it is.
       hidden_rows: int [B, S, 2] (or [1, S, 2]), a range of positions for each key: the queries from the
         first to before the second do not attend to it, whatever else the mask says. With [B, S, 4] two
-        ranges (module ``hidden_rows``; FlashMask, arXiv 2410.01359).
+        ranges (``hidden_outside``; FlashMask, arXiv 2410.01359).
       scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
       sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
