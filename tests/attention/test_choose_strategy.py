@@ -1,11 +1,16 @@
 """The rule and its cost model, held against published times. Plain arithmetic: nothing is compiled.
 
-Methods are named as strategies; "ulysses_ring 4" exchanges heads among 4 devices, and "gathered" attends to
-all gathered keys in one call of the kernel (the strategy "all_gather" works block by block). Rings are
-zigzag, masks causal.
+A row of published_times.csv has the seconds of several methods on one shape: of a training step, of attention
+only, or relative. Methods are named as strategies; "ulysses_ring 4" exchanges heads among 4 devices, and
+"gathered" attends to all gathered keys in one call of the kernel (the strategy "all_gather" works block by
+block). Rings are zigzag, masks causal; ``calls`` of attention follow one another in what was timed. Of
+maxtext's #4687 the estimate has the gather wait for 3.6 s in a step, which XLA must have hidden; in those of
+long-context-attention rings lose up to 1.65 against estimated 1.2.
 """
 
+import csv
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,113 +24,39 @@ from agentic_ring.attention.choose_strategy import (
 )
 from agentic_ring.attention.cost_model import BACKWARD, FORWARD, HARDWARE, Hardware, Pass, Shapes, estimate
 
+# The rate of FlashAttention-2 as README of ring-flash-attention measures it, causal, 8K tokens, heads of 128.
+# NCCL's share of NVLink: 220 of 300 GB/s on A100 (NVIDIA/nccl-tests#228), the same share of 200 on H800.
+MACHINES = HARDWARE | {
+    "A100": replace(HARDWARE["gpu"], name="A100", flops=205e12, link=220e9, collective=220e9),
+    "H800": replace(HARDWARE["gpu"], name="H800", flops=325e12, link=147e9, collective=147e9),
+}
+PASSES = {"forward": FORWARD, "backward": BACKWARD}
+
 
 @dataclass(frozen=True)
 class Cell:
-    """Times of several methods on one shape.
-
-    Attributes:
-      times: by method; seconds, of a training step or of attention alone; or a ratio.
-      calls: calls of attention, one after another, in what was timed.
-    """
+    """Times of several methods on one shape, a row of the file."""
 
     source: str
     hardware: Hardware
     shapes: Shapes
+    passes: tuple[Pass, ...]
+    calls: int
     times: dict[str, float]
-    calls: int = 1
-    passes: tuple[Pass, ...] = (FORWARD, BACKWARD)
+
+    @classmethod
+    def of(cls, row: dict[str, str]) -> "Cell":
+        names = ("ring", "batch", "tokens", "heads", "key_heads", "head_dim", "itemsize")
+        ring, batch, tokens, *sizes = (int(row[name]) for name in names)
+        shapes = Shapes(ring, ring, batch, tokens // ring, *sizes)
+        times = dict(part.split(": ") for part in row["times"].split("; "))
+        passes = tuple(PASSES[name] for name in row["passes"].split())
+        seconds = {method: float(time) for method, time in times.items()}
+        return cls(row["source"], MACHINES[row["hardware"]], shapes, passes, int(row["calls"]), seconds)
 
 
-# The rate of FlashAttention-2 as README of ring-flash-attention measures it, causal, 8K tokens, heads of 128.
-# NCCL's share of NVLink: 220 of 300 GB/s on A100 (NVIDIA/nccl-tests#228), the same share of 200 on H800.
-A100 = replace(HARDWARE["gpu"], name="A100", flops=205e12, link=220e9, collective=220e9)
-H800 = replace(HARDWARE["gpu"], name="H800", flops=325e12, link=147e9, collective=147e9)
-
-
-def _shapes(
-    ring: int, tokens: int, heads: int, key_heads: int, head_dim: int = 128, batch: int = 1, itemsize: int = 2
-) -> Shapes:
-    """Shapes of a sequence of ``tokens`` over the whole ring."""
-    return Shapes(ring, ring, batch, tokens // ring, heads, key_heads, head_dim, itemsize)
-
-
-def _maxtext_4893(tokens: int, *times: float) -> Cell:
-    """64 v5p chips, Llama-3-8B, one row over all of them; a block is rematerialised, so two forwards."""
-    methods = ("gathered", "ring", "ulysses_ring 4", "ulysses_ring 8", "ulysses_ring 2")
-    return Cell(
-        f"AI-Hypercomputer/maxtext#4893, {tokens} tokens",
-        HARDWARE["tpu"],
-        _shapes(64, tokens, 32, 8),
-        dict(zip(methods, times, strict=True)),
-        calls=32,
-        passes=(FORWARD, FORWARD, BACKWARD),
-    )
-
-
-def _long_context(shapes: Shapes, *rates: float) -> Cell:
-    """README of feifeibear/long-context-attention: 8 A100 with NVLink, forward, zigzag, no_packed."""
-    methods = ("ulysses", "ulysses_ring 4", "ulysses_ring 2", "ring")
-    return Cell(
-        f"feifeibear/long-context-attention, README, {shapes}",
-        A100,
-        shapes,
-        {method: 1 / rate for method, rate in zip(methods, rates, strict=True)},
-        passes=(FORWARD,),
-    )
-
-
-def _simulated(tokens: int, *times: float) -> Cell:
-    """8 simulated devices on 2 CPU cores, docs/attention-performance.md."""
-    methods = ("ring", "ulysses_ring 4", "all_gather")
-    shapes = _shapes(8, tokens, 4, 4, 64, itemsize=4)
-    return Cell(
-        f"docs/attention-performance.md, {tokens} tokens",
-        HARDWARE["cpu"],
-        shapes,
-        dict(zip(methods, times, strict=True)),
-    )
-
-
-CELLS = (
-    # Llama-2-7B, 64 v5p chips in 4 rings, 64 rows per step. The estimate has the gather wait for 3.6 s in a
-    # step, but it took no longer than Ulysses; there XLA must have hidden most of it.
-    Cell(
-        "AI-Hypercomputer/maxtext#4687, 32768 tokens",
-        HARDWARE["tpu"],
-        _shapes(16, 32768, 32, 32, batch=16),
-        {"ulysses": 8.90, "gathered": 8.83, "ring": 16.38},
-        calls=32,
-    ),
-    _maxtext_4893(131072, 2.98, 3.71, 2.88, 2.93, 3.49),
-    _maxtext_4893(262144, 9.71, 10.78, 9.50, 9.34, 10.24),
-    # Rings lose more than estimated, by up to 1.65 against 1.2. The 8K rows are left out: there, rates change
-    # twofold between columns that run the same program.
-    _long_context(_shapes(8, 32768, 32, 32, 32, 2), 76.908, 81.58, 76.818, 46.605),
-    _long_context(_shapes(8, 131072, 32, 32, 32, 2), 15.829, 15.699, 15.244, 12.445),
-    _long_context(_shapes(8, 131072, 8, 8, 32, 2), 57.9, 57.362, 57.404, 50.126),
-    _long_context(_shapes(8, 131072, 64, 8, 32, 2), 8.37, 8.054, 8.038, 7.819),
-    _long_context(_shapes(8, 131072, 8, 8, 128, 2), 21.002, 21.464, 21.201, 17.778),
-    # README of zhuzilin/ring-flash-attention, 8K tokens per GPU in the shape of Llama-3-8B.
-    *(
-        Cell(
-            f"zhuzilin/ring-flash-attention, README, {hardware.name}, {len(passes)} passes",
-            hardware,
-            _shapes(8, 65536, 32, 8),
-            {"ring": 1 / rate},
-            passes=passes,
-        )
-        for hardware, passes, rate in (
-            (H800, (FORWARD,), 63.0),
-            (H800, (FORWARD, BACKWARD), 17.4),
-            (A100, (FORWARD,), 38.2),
-            (A100, (FORWARD, BACKWARD), 10.6),
-        )
-    ),
-    _simulated(2048, 0.098, 0.079, 0.084),
-    _simulated(4096, 0.33, 0.24, 0.29),
-    _simulated(8192, 1.02, 0.86, 1.04),
-)
+with (Path(__file__).parent / "published_times.csv").open() as file:
+    CELLS = [Cell.of(row) for row in csv.DictReader(file)]
 
 CAUSAL = MaskSpec(causal=True)
 LLAMA_8B = Shapes(8, 8, 1, 8192, 32, 8, 128, 2)
@@ -148,7 +79,9 @@ def estimated(cell: Cell, method: str) -> float:
 
 def cells(part: str) -> Any:
     """Those with a part in their source, as parameters."""
-    return pytest.mark.parametrize("cell", [pytest.param(c, id=c.source) for c in CELLS if part in c.source])
+    return pytest.mark.parametrize(
+        "cell", [pytest.param(c, id=f"{c.source} {c.shapes}") for c in CELLS if part in c.source]
+    )
 
 
 @cells("")

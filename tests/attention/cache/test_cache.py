@@ -12,14 +12,13 @@ from agentic_ring.attention.cache import (
     EMPTY_SLOT,
     CachedAttentionInputs,
     CachedLayer,
-    KVCache,
     append,
     append_blocks,
     cache_specs,
     shard_attention,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk, ring_moves_less
+from agentic_ring.attention.cache.chunked_prefill import ring_moves_less
 from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
 from agentic_ring.attention.cache.storage import empty, store_like
@@ -34,91 +33,58 @@ from tests.attention.cache.sequences import (
     KEY_HEADS,
     MASKS,
     RULES,
-    compile_step,
+    chunk_step,
+    counted,
+    decode_step,
+    follow,
     make_cache,
     oracle,
     tokens,
 )
 
-decode_step = compile_step(attend_new_tokens, append)
-chunk_step = compile_step(attend_chunk, append_blocks)
 SHARP = Scores(scale=0.5, soft_cap=3.0)
-
-
-@pytest.mark.parametrize(("ring", "mask"), [(1, "causal"), (2, "window"), (4, "window and sinks")])
-def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask):
-    lengths, padded, calls, per_call = np.array([13, 7, 16]), 16, 5, 2
-    query, key, value = tokens(3, padded + calls * per_call)
-    positions = np.where(np.arange(padded) < lengths[:, None], np.arange(padded), EMPTY_SLOT)
-    positions = np.concatenate([positions, lengths[:, None] + np.arange(calls * per_call)], axis=1)
-    positions[1, -per_call:] = EMPTY_SLOT  # a row that ends before the others
-    arrays = (query, key, value, positions)
-    expected = oracle(*arrays, MASKS[mask])
-
-    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
-        cache = make_cache(3, slots_needed(padded, calls, per_call, ring), ring)
-        stored = (key[None, :, :padded], value[None, :, :padded], positions[:, :padded])
-        cache = jax.jit(partial(append_blocks, rules=RULES))(cache, *stored)
-        for first in range(padded, padded + calls * per_call, per_call):
-            new = slice(first, first + per_call)
-            output, cache = decode_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
-    assert not np.any(np.asarray(output)[1])
-    # Whole calls go to the devices in turn.
-    shares = [len(range(device, calls, ring)) * per_call for device in range(ring)]
-    np.testing.assert_array_equal(cache.filled, padded // ring + np.array(shares))
 
 
 @pytest.mark.parametrize(
     ("ring", "mask", "heads"),
-    [(1, "causal", (4, 2)), (4, "window and sinks", (4, 2)), (2, "window", (8, 1)), (4, "causal", (8, 1))],
+    [
+        (1, "causal", (4, 2)),
+        (2, "window", (8, 1)),
+        (4, "window and sinks", (4, 2)),
+        (4, "causal", (8, 1)),
+    ],
 )
-def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask, heads):
-    """Of 8 heads that share a key head the queries would be more to send than all keys."""
-    length, sizes, shorter = 29, (16, 16), 6  # the last chunk is 13 tokens and padding
-    query, key, value = tokens(2, sum(sizes), heads=heads)
-    positions = np.tile(np.arange(sum(sizes)), (2, 1))
-    positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
-    arrays = (query, key, value, positions)
-    expected = oracle(*arrays, MASKS[mask])
-    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
-        cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring, key_heads=heads[1])
-        for first, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
-            new = slice(first, first + size)
-            inputs = CachedAttentionInputs(*(x[:, new] for x in arrays), cache.layer(0))
-            assert ring_moves_less(inputs) == (heads == (8, 1))
-            output, cache = chunk_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
-    np.testing.assert_array_equal(cache.filled, [sum(sizes) // ring] * ring)
+def test_rows_of_different_lengths_are_read_in_chunks_and_decode_on_from_their_own_positions(
+    ring, mask, heads
+):
+    """After a prompt in two chunks; of 8 heads that share a key head the keys are less to send."""
+    chunks = counted([13, 7, 16], 16), counted([13, 13, 10], 16, start=[13, 7, 16])
+    calls = counted([6, 6, 4], 6, start=[26, 20, 26])  # the last row ends before the others
+    steps = [(chunk_step, 16), (chunk_step, 16), *[(decode_step, 2)] * 3]
+    positions = np.concatenate([*chunks, calls], axis=1)
+    output, cache = follow(MeshShape(ring=ring), positions, steps, mask=MASKS[mask], heads=heads)
+    assert not np.any(np.asarray(output)[2])
+    # Whole calls go to the devices in turn.
+    shares = [len(range(device, 3, ring)) * 2 for device in range(ring)]
+    np.testing.assert_array_equal(cache.filled, 32 // ring + np.array(shares))
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1)])
+def test_the_shapes_say_whether_keys_go_round_the_ring(heads):
+    query, new = (jnp.zeros((2, 16, count, HEAD_DIM)) for count in heads)
+    positions, cache = jnp.zeros((2, 16), jnp.int32), make_cache(2, 36, 4, key_heads=heads[1])
+    inputs = CachedAttentionInputs(query, new, new, positions, cache.layer(0))
+    assert ring_moves_less(inputs) == (heads == (8, 1))
 
 
 def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row():
-    shape, batch, prefix_length, calls = MeshShape(ring=2, data=2, tensor=2), 4, 16, 3
-    once = tokens(1, prefix_length, seed=1)
-    query, key, value = tokens(batch, 8 + calls)
     # Rows differ in where their own tokens begin: the first has a chunk before, the others padding.
-    positions = prefix_length + np.tile(np.arange(8 + calls), (batch, 1))
+    positions = 16 + np.tile(np.arange(11, dtype=np.int32), (4, 1))
     positions[1:] -= 3
     positions[1:, :3] = EMPTY_SLOT
-    whole = [
-        np.concatenate([np.repeat(a, batch, 0), b], 1) for a, b in zip(once, (query, key, value), strict=True)
-    ]
-    all_positions = np.concatenate([np.tile(np.arange(prefix_length), (batch, 1)), positions], 1)
-    expected = oracle(*whole, all_positions, CAUSAL)[:, prefix_length:]
-
-    arrays = (query, key, value, positions)
-    with jax.set_mesh(mesh_on_first_devices(shape)):
-        prefix = make_cache(1, prefix_length, shape.ring)
-        keys, values = (jnp.asarray(x).swapaxes(1, 2) for x in once[1:])
-        stored = ((store_like(x, prefix.keys[0]),) for x in (keys, values))
-        prefix = KVCache(*stored, jnp.arange(prefix_length)[None], prefix.filled, prefix.calls)
-        cache = make_cache(batch, slots_needed(8, calls, 1, shape.ring), shape.ring)
-        output, cache = chunk_step(cache, *(x[:, :8] for x in arrays), prefix=prefix)
-        np.testing.assert_allclose(output, expected[:, :8], atol=2e-6)
-        for token in range(8, 8 + calls):
-            new = slice(token, token + 1)
-            output, cache = decode_step(cache, *(x[:, new] for x in arrays), prefix=prefix)
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
+    follow(
+        MeshShape(ring=2, data=2, tensor=2), positions, [(chunk_step, 8), *[(decode_step, 1)] * 3], prefix=16
+    )
 
 
 @pytest.mark.usefixtures("full_compiler")
