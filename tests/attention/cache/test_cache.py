@@ -54,9 +54,7 @@ SHARP = Scores(scale=0.5, soft_cap=3.0)
         (4, "causal", (8, 1)),
     ],
 )
-def test_rows_of_different_lengths_are_read_in_chunks_and_decode_on_from_their_own_positions(
-    ring, mask, heads
-):
+def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask, heads):
     """After a prompt in two chunks; of 8 heads that share a key head the keys are less to send."""
     chunks = counted([13, 7, 16], 16), counted([13, 13, 10], 16, start=[13, 7, 16])
     calls = counted([6, 6, 4], 6, start=[26, 20, 26])  # the last row ends before the others
