@@ -44,8 +44,10 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        (MeshShape(ring=8), {"dropout": RATE, "head_groups": 2, "remat": "full", "ffn_chunk": 3}),
-        (MeshShape(data=2, ring=4), {"dropout": RATE, "remat": "full", "accumulation": 2}),
+        (
+            MeshShape(data=2, ring=4),
+            {"dropout": RATE, "head_groups": 2, "remat": "full", "ffn_chunk": 3, "accumulation": 2},
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -54,7 +56,7 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
                 (MeshShape(fsdp=4, ring=2), {"remat": "offload"}),
                 (MeshShape(data=4, ring=2), {"attention_kernel": "vanilla"}),
                 (MeshShape(data=4, ring=2), {"attention_strategy": "local"}),
-                (MeshShape(data=2, ring=4), {"accumulation": 2}),
+                (MeshShape(ring=8), {"accumulation": 4}),
                 (MeshShape(stage=2, ring=4), {"dropout": RATE}),
             )
         ),

@@ -42,7 +42,7 @@ def trained(path, trajectories: int):
     return state.params, batch.steps, bits
 
 
-@pytest.mark.parametrize("trajectories", [1, 4])
+@pytest.mark.parametrize("trajectories", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_bit_counts_only_where_chains_train_it(trajectories, tmp_path):
     params, steps, bits = trained(tmp_path / "s.h5", trajectories)
     row = np.asarray(params["embed_reward"]["kernel"])[COMPLETION_ROW]

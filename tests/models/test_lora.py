@@ -62,7 +62,8 @@ def logits(model, params, frozen=None):
         return np.asarray(jax.jit(lambda p, f: model.bind(p, f)(tokens()))(params, frozen))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_weights_give_what_the_adapted_model_gives(dtype):
     config = replace(CONFIG, transformer=replace(STACK, dtype=dtype))
     model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype)

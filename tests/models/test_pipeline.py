@@ -79,6 +79,7 @@ def test_agentic_transformer():
     assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
 
 
+@pytest.mark.slow
 def test_llama_on_packed_rows():
     run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
     assert_equal_to_rounding(run(FOUR_STAGES), run(ONE_DEVICE))

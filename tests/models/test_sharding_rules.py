@@ -48,6 +48,7 @@ def test_logits_are_those_of_transformers_whatever_the_axes_are_called(case, fol
     np.testing.assert_allclose(np.asarray(found), logits("two_key_heads"), atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_generated_text_is_the_same_whatever_the_axes_are_called(folder):
     answer = TextEngine(load_pretrained(folder), chunk=16).generate([PROMPT] * 2, max_new_tokens=6)[0].tokens
     mesh, rules = mesh_of(**CASES["double ring"][0]), CASES["double ring"][1]
