@@ -67,7 +67,7 @@ def test_an_offset_places_queries_after_keys(offset: int):
 QUERIES, KEYS = 12, 10
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
     spec=st.builds(MaskSpec, st.booleans(), st.sampled_from([None, 1, 4, 15]), st.sampled_from([0, 3])),
