@@ -20,9 +20,8 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from agentic_ring.absent_tpus import skip_absent_tpus
-from agentic_ring.cpu_compilation_cache import disable_cache_for_cpu_rings
 from agentic_ring.errors import MeshError
+from agentic_ring.jax_settings import disable_cache_for_cpu_rings, skip_absent_tpus
 from agentic_ring.torus import rings
 
 AXES = ("stage", "data", "fsdp", "ring", "tensor")
@@ -288,6 +287,31 @@ def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:
         for axis, size in mesh.shape.items()
         if size > 1 and axis not in mesh.abstract_mesh.manual_axes
     }
+
+
+def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
+    """One of "cpu", "gpu" and "tpu".
+
+    Args:
+      mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.
+    """
+    name, _ = _first_device(mesh)
+    return "gpu" if name in ("cuda", "rocm") else name
+
+
+def mesh_device_kind(mesh: Mesh | AbstractMesh | None = None) -> str:
+    """JAX's name of the devices, such as "TPU v3"; the mesh as in ``mesh_platform``."""
+    return _first_device(mesh)[1]
+
+
+def _first_device(mesh: Mesh | AbstractMesh | None) -> tuple[str, str]:
+    """(platform, kind)."""
+    if isinstance(mesh, Mesh):
+        device = mesh.devices.flat[0]
+    else:
+        device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device
+        device = jax.devices()[0] if device is None else device
+    return device.platform, device.device_kind
 
 
 SIMULATED_DEVICES = 8

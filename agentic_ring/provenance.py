@@ -46,12 +46,7 @@ def provenance() -> dict[str, Any]:
       ``command`` str; ``commit`` str, or None outside a checkout; ``hardware`` and ``versions``
       dicts. All of it can be written as JSON.
     """
-    return {
-        "command": command_line(),
-        "commit": git_commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-    }
+    return {"command": command_line(), "commit": git_commit(), "hardware": hardware(), "versions": versions()}
 
 
 def command_line() -> str:

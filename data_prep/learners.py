@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentic_ring.models.perceptron import apply_mlp, init_mlp
+from agentic_ring.models.layers import apply_mlp, init_mlp
 from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
 from data_prep.explorers import on_own_devices
 

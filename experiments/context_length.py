@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import rich
+from evals.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 from jax.sharding import Mesh
 
 from agentic_ring.data.tasks import parse_task
@@ -39,7 +40,6 @@ from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.common.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 
 
 @dataclass(frozen=True)

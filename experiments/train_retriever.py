@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import rich
+from evals.plots import plot_loss
 
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import make_mesh
@@ -23,7 +24,6 @@ from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import short_tokens
-from evals.common.plots import plot_loss
 from experiments.common.training_outputs import read_stage_metrics
 from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
 from experiments.retriever.model import answer_logits, retriever_config

@@ -6,8 +6,6 @@ and 8) fits into one process, on any machine.
 
 import gc
 import os
-import random
-import time
 from functools import partialmethod
 
 from tests.compiler import OPTIMISED, QUICK_FLAGS
@@ -18,7 +16,7 @@ os.environ["MUJOCO_GL"] = "disabled"
 os.environ["MPLBACKEND"] = "Agg"
 
 # No programs from disk, nor in the processes that tests start: rings come back damaged
-# (agentic_ring.cpu_compilation_cache).
+# (agentic_ring.jax_settings).
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 # `XLA_FLAGS= make test` tests the machine code that users run, as .ci/run does in some of its runs.
@@ -57,43 +55,14 @@ def full_compiler(monkeypatch) -> None:
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_fully)
 
 
-SLOW_TESTS_BEGIN_UNTIL = os.environ.get("SLOW_TESTS_BEGIN_UNTIL")
-"""Seconds since 1970; .ci/run sets it so that a slow machine ends in time too."""
-NOT_BEGUN = "not begun: the time for slow tests was over"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where time may end before the tests do, brings their files into another order each day."""
-    if SLOW_TESTS_BEGIN_UNTIL:
-        files = list(dict.fromkeys(item.path for item in items))
-        random.Random(daily_seed()).shuffle(files)
-        place = {file: index for index, file in enumerate(files)}
-        items.sort(key=lambda item: place[item.path])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves a slow test out, and says so in the summary, once SLOW_TESTS_BEGIN_UNTIL has passed."""
-    is_late = SLOW_TESTS_BEGIN_UNTIL and time.time() > float(SLOW_TESTS_BEGIN_UNTIL)
-    if is_late and item.get_closest_marker("slow"):
-        pytest.skip(NOT_BEGUN)
-
-
 def pytest_report_header() -> str:
     """Names the seed of the random trials of tests/trust."""
     return f"AGENTIC_RING_TRUST_SEED={daily_seed()}"
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Prints tests that were not begun, and what trials recorded as "trust": rows of docs/reliability.md."""
-    for report in terminalreporter.getreports("skipped"):
-        if NOT_BEGUN in str(report.longrepr):
-            terminalreporter.write_line(f"{NOT_BEGUN}: {report.nodeid}")
-    rows = [
-        value
-        for report in terminalreporter.getreports("passed")
-        for name, value in getattr(report, "user_properties", ())
-        if name == "trust"
-    ]
-    for row in dict.fromkeys(rows):
+    """Prints what trials recorded as "trust": rows of docs/reliability.md."""
+    reports = terminalreporter.getreports("passed")
+    recorded = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    for row in dict.fromkeys(value for name, value in recorded if name == "trust"):
         terminalreporter.write_line(row)

@@ -1,10 +1,10 @@
-"""Imports run one way, and of other people's packages only the declared ones are used."""
+"""Imports run one way and in no circle, and of other people's packages only the declared ones are used."""
 
 import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -15,43 +15,35 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("agentic_ring", "data_prep", "evals", "experiments")
 
-# Each line may import from itself and from the lines above it. The package's own __init__ comes after
-# everything within the package: it gathers the public names and nothing inside imports from it.
+# A package may import from itself and from the lines above it. Packages of agentic_ring that are not named
+# are the first line. The package's own __init__ gathers public names, and nothing inside imports from it.
 LAYERS = (
-    (
-        "agentic_ring.absent_tpus",
-        "agentic_ring.cpu_compilation_cache",
-        "agentic_ring.device_memory",
-        "agentic_ring.distributed",
-        "agentic_ring.errors",
-        "agentic_ring.extras",
-        "agentic_ring.files",
-        "agentic_ring.provenance",
-        "agentic_ring.stopping",
-        "agentic_ring.terminal",
-        "agentic_ring.token_units",
-        "agentic_ring.torus",
-    ),
-    ("agentic_ring.files.folder_lock", "agentic_ring.files.json_files", "agentic_ring.files.npz_files"),
-    ("agentic_ring.files.run_folder",),
-    ("agentic_ring.terminal.command",),
-    ("agentic_ring.terminal.cli",),
-    ("agentic_ring.results",),
+    (),
     ("agentic_ring.mesh",),
     ("agentic_ring.attention",),
     ("agentic_ring.models",),
     ("agentic_ring.data",),
     ("agentic_ring.training", "agentic_ring.inference"),
-    ("agentic_ring.run", "agentic_ring.doctor", "agentic_ring.serve"),
-    ("agentic_ring.rollouts",),
+    ("agentic_ring.run", "agentic_ring.rollouts", "agentic_ring.serve"),
     ("agentic_ring.policies",),
-    ("agentic_ring.play",),
-    ("agentic_ring.__main__",),
+    ("agentic_ring.play", "agentic_ring.__main__"),
     ("agentic_ring",),
-    ("data_prep",),
-    ("evals",),
+    ("data_prep", "evals"),
     ("experiments",),
 )
+STRANGERS = ({"data_prep", "evals"},)
+"""Of one line, but neither knows the other."""
+
+# Scripts outside agentic_ring need the extra `scripts`. These packages need others, which they or the command
+# that imports them name where they are missing.
+EXTRAS = {
+    "agentic_ring.serve": "serve",
+    "data_prep.episodes.minari_datasets": "minari",
+    "data_prep.episodes.parquet_files": "parquet",
+    "evals.harness_model": "harness",
+    "evals.speed": "hf",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def module_name(path: Path) -> str:
@@ -60,6 +52,7 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for source in SOURCES for path in sorted((ROOT / source).rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -71,59 +64,86 @@ def imported(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative import"
             for alias in node.names:
                 full_name = f"{node.module}.{alias.name}"
                 yield full_name if full_name in MODULES else str(node.module)
 
 
+def ours(tree: ast.AST) -> list[str]:
+    return [name for name in imported(tree) if name.split(".")[0] in SOURCES]
+
+
 def layer(module: str) -> int:
-    """Index in ``LAYERS`` of the longest prefix of the module's name."""
     parts = module.split(".")
-    for length in range(len(parts), 0, -1):
-        prefix = ".".join(parts[:length])
-        # `agentic_ring` itself names the package's __init__, not every module without a place.
-        if prefix == "agentic_ring" and module != prefix:
-            break
-        for index, prefixes in enumerate(LAYERS):
-            if prefix in prefixes:
-                return index
-    raise AssertionError(f"{module} has no place in LAYERS; give it one")
+    package = module if len(parts) == 1 or parts[0] != "agentic_ring" else ".".join(parts[:2])
+    package = package if package.startswith("agentic_ring") else parts[0]
+    return next((index for index, line in enumerate(LAYERS) if package in line), 0)
 
 
-def backward_imports(module: str, source: str) -> list[str]:
-    """What a module imports from a later layer."""
-    ours = [name for name in imported(ast.parse(source)) if name.split(".")[0] in SOURCES]
-    forbidden = {name for name in ours if layer(name) > layer(module)}
-    if module.split(".")[0] == "evals":  # and data_prep stands above it: neither knows the other
-        forbidden |= {name for name in ours if name.split(".")[0] == "data_prep"}
-    return sorted(forbidden)
+def backward_imports(module: str, tree: ast.AST) -> list[str]:
+    """What a module imports from a later line."""
+    source = module.split(".")[0]
+    strangers = {name for pair in STRANGERS if source in pair for name in pair - {source}}
+    found = (name for name in ours(tree) if layer(name) > layer(module) or name.split(".")[0] in strangers)
+    return [f"{module} imports {name}" for name in found]
+
+
+def package_imports(source: str) -> dict[str, set[str]]:
+    """What each package (or module beside the packages) of a source imports of the source's others."""
+    found: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        if module.startswith(f"{source}."):
+            package = module.split(".")[1]
+            names = {name.split(".")[1] for name in ours(tree) if name.startswith(f"{source}.")}
+            found.setdefault(package, set()).update(names - {package})
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> set[str]:
+    """Names from which imports lead back to them."""
+
+    def reached(names: set[str]) -> set[str]:
+        more = names.union(*(graph.get(name, set()) for name in names))
+        return names if more == names else reached(more)
+
+    return {name for name in graph if name in reached(graph[name])}
+
+
+def test_no_import_runs_backwards():
+    assert [line for module, tree in TREES.items() for line in backward_imports(module, tree)] == []
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_packages_import_each_other(source):
+    assert circles(package_imports(source)) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "is_backward"),
+    [
+        ("agentic_ring.attention.ring", "from agentic_ring.models import llama", True),
+        ("agentic_ring.mesh", "from agentic_ring import attention", True),
+        ("agentic_ring.mesh", "from agentic_ring import ring_attention", True),
+        ("agentic_ring.errors", "import agentic_ring.mesh", True),
+        ("agentic_ring.mesh", "from agentic_ring import errors", False),
+        ("evals.report", "from data_prep import folders", True),
+        ("data_prep.sharegpt", "from evals import report", True),
+        ("agentic_ring.data.chain_loader", "def late():\n  import evals.report", True),
+        ("evals.report", "from agentic_ring.data import tasks\nimport agentic_ring", False),
+        ("experiments.exorl.presets", "from evals import report", False),
+        ("evals.report", "import experiments.exorl.presets", True),
+    ],
+)
+def test_the_walk_finds_backward_imports(module, source, is_backward):
+    assert bool(backward_imports(module, ast.parse(source))) == is_backward
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}
 
 
 def normalised(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", distribution)[0]).lower()
-
-
-# Scripts outside the package need the extra `scripts`. These modules need others, which they or the command
-# that imports them name where they are missing.
-EXTRAS = {
-    "agentic_ring.serve.app": "serve",
-    "agentic_ring.serve.http_limits": "serve",
-    "agentic_ring.serve.json_body": "serve",
-    "agentic_ring.serve.metrics": "serve",
-    "agentic_ring.serve.openai_requests": "serve",
-    "data_prep.episodes.minari_datasets": "minari",
-    "data_prep.episodes.parquet_files": "parquet",
-    "evals.harness_model.model": "harness",
-    "evals.speed.torch_llama": "hf",
-}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-@cache
-def distributions() -> Mapping[str, list[str]]:
-    """Distributions by what can be imported of them; each look takes a good part of a second."""
-    return packages_distributions()
 
 
 @cache
@@ -138,8 +158,8 @@ def declared(*extras: str) -> set[str]:
     return found
 
 
-def needed(module: str, tree: ast.AST, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Each import of a module with the extras that are named where it fails: ``with needs_extra(NAME)``."""
+def needed(tree: ast.AST, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Each imported package with the extras that are named where it fails: ``with needs_extra(NAME)``."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -148,85 +168,32 @@ def needed(module: str, tree: ast.AST, extras: frozenset[str]) -> Iterator[tuple
             inside = extras | {node.items[0].context_expr.args[0].value}
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((name.split(".")[0], extras) for name in imported(node))
-        yield from needed(module, node, inside)
+        yield from needed(node, inside)
 
 
-def inherited(module: str) -> dict[str, frozenset[str]]:
-    """Extras by package that the package of a module imports before it, as models imports flax."""
-    parents = [MODULES[parent] for parent in MODULES if module.startswith(f"{parent}.")]
-    return {
-        name: extras
-        for path in parents
-        for name, extras in needed(module, ast.parse(path.read_text()), frozenset())
-        if extras
-    }
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_no_import_runs_backwards(module):
-    assert backward_imports(module, MODULES[module].read_text()) == []
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_third_party_imports_are_declared_dependencies(module):
-    assumed = {EXTRAS[module]} if module in EXTRAS else set()
-    if not module.startswith("agentic_ring"):
-        # The extra that is named suffices: it brings those of all scripts.
-        assert not assumed or declared("scripts") <= declared(*assumed)
-        assumed.add("scripts")
-    known = inherited(module)
-    for name, extras in needed(module, ast.parse(MODULES[module].read_text()), frozenset(assumed)):
+def undeclared_imports(module: str, distributions: dict[str, list[str]]) -> Iterator[str]:
+    """Third-party packages that a module imports and no extra that it names brings."""
+    assumed = {extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}.")}
+    assumed |= set() if module.startswith("agentic_ring") else {"scripts"}
+    parents = (parent for parent in MODULES if module.startswith(f"{parent}."))
+    # What the package of a module imports before it, as models imports flax.
+    known = {name: extras for parent in parents for name, extras in needed(TREES[parent], frozenset())}
+    for name, extras in needed(TREES[module], frozenset(assumed)):
         if name in sys.stdlib_module_names or name in SOURCES:
             continue
-        providers = {normalised(distribution) for distribution in distributions().get(name, [])}
         # An extra that is not installed has no providers: its name is that of its package.
-        providers = providers or {normalised(name)}
-        extras = extras | known.get(name, frozenset())
-        assert providers & declared(*sorted(extras)), (
-            f"{module} imports {name}, which no extra of {sorted(extras)} brings: declare it, or import it "
-            "inside `with needs_extra(NAME)`"
-        )
+        providers = {normalised(distribution) for distribution in distributions.get(name, [name])}
+        if not providers & declared(*sorted(extras | known.get(name, frozenset()))):
+            yield f"{module} imports {name}: declare it, or import it inside `with needs_extra(NAME)`"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("agentic_ring")])
-def test_no_script_bears_the_name_of_what_it_may_import(module):
+def test_third_party_imports_are_declared_dependencies():
+    distributions = dict(packages_distributions())
+    assert [line for module in MODULES for line in undeclared_imports(module, distributions)] == []
+
+
+def test_no_script_bears_the_name_of_what_it_may_import():
     # A script's folder comes first on its import path, where `statistics.py` would hide the standard one.
-    name = module.split(".")[-1]
-    taken = sys.stdlib_module_names | set(distributions()) | set(SOURCES)
-    assert "." not in module or name not in taken
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "expected"),
-    [
-        (
-            "agentic_ring.attention.ring",
-            "from agentic_ring.models import llama",
-            ["agentic_ring.models.llama"],
-        ),
-        ("agentic_ring.mesh", "import agentic_ring.attention.api", ["agentic_ring.attention.api"]),
-        ("agentic_ring.mesh", "from agentic_ring import errors", []),
-        ("agentic_ring.results.rows", "from data_prep import folders", ["data_prep.folders"]),
-        ("data_prep.sharegpt", "from evals.common import plots", ["evals.common.plots"]),
-        ("agentic_ring.mesh", "from agentic_ring import attention", ["agentic_ring.attention"]),
-        ("agentic_ring.mesh", "from agentic_ring import ring_attention", ["agentic_ring"]),
-        (
-            "agentic_ring.data.chain_loader",
-            "def late():\n  import evals.dmc_returns",
-            ["evals.dmc_returns"],
-        ),
-        (
-            "evals.dmc_returns",
-            "import experiments.exorl.presets\nfrom agentic_ring.data import tasks",
-            ["experiments.exorl.presets"],
-        ),
-        ("experiments.exorl.presets", "from evals import trials\nimport agentic_ring", []),
-    ],
-)
-def test_the_walk_finds_backward_imports(module, source, expected):
-    assert backward_imports(module, source) == expected
-
-
-def test_a_module_without_a_place_is_an_error():
-    with pytest.raises(AssertionError, match=r"agentic_ring\.helpers has no place"):
-        layer("agentic_ring.helpers")
+    taken = sys.stdlib_module_names | set(packages_distributions()) | set(SOURCES)
+    scripts = [name for name in MODULES if "." in name and not name.startswith("agentic_ring")]
+    assert [name for name in scripts if name.split(".")[-1] in taken] == []

@@ -1,8 +1,13 @@
-"""Where arrays lie: every device holds its share of a weight, whatever the weight's dimensions."""
+"""Where arrays lie: every device holds its share of a weight, and rings of TPU chips follow links.
 
+Pods are described: no compiler of theirs is needed.
+"""
+
+from dataclasses import dataclass
 from math import prod
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
@@ -16,6 +21,7 @@ from agentic_ring.mesh import (
     rows_per_shard,
     shape_with_ring,
 )
+from agentic_ring.torus import closed_tour, rings
 
 RULES = ShardingRules()
 
@@ -24,10 +30,11 @@ def shares(shape, axes, **sizes) -> int:
     """Parts that a weight is cut into on a mesh of these sizes."""
     mesh = AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
     spec = RULES.sharding(mesh, shape, axes).spec
-    used = [axis for entry in spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    used = [axis for entry in entries for axis in entry]
     assert len(used) == len(set(used)), spec
-    for size, entry in zip(shape, spec, strict=False):
-        assert size % prod(mesh.shape[a] for a in ((entry,) if isinstance(entry, str) else entry or ())) == 0
+    for size, entry in zip(shape, entries, strict=False):
+        assert size % prod(mesh.shape[axis] for axis in entry) == 0
     return prod(mesh.shape[axis] for axis in used)
 
 
@@ -35,7 +42,6 @@ def shares(shape, axes, **sizes) -> int:
     ("shape", "axes"),
     [
         ((3200, 8640), ("embed", "ffn")),
-        ((8640, 3200), ("ffn", "embed")),
         ((3200, 32, 100), ("embed", "heads", None)),
         ((32, 100, 3200), ("heads", None, "embed")),
         ((32000, 3200), ("vocab", "embed")),
@@ -44,7 +50,6 @@ def shares(shape, axes, **sizes) -> int:
     ids=str,
 )
 def test_a_width_that_does_not_divide_goes_over_two_dimensions(shape, axes):
-    assert 3200 % 512 != 0
     assert shares(shape, axes, fsdp=4, ring=128) == 512
     assert shares(shape, axes, fsdp=128, ring=4) == 512
 
@@ -54,13 +59,8 @@ def test_a_width_that_divides_stays_on_one_dimension():
     assert RULES.sharding(mesh, (64, 96), ("embed", "ffn")).spec[0] == ("fsdp", "ring")
     # The layers of a stack are scanned, so only stages cut them, even where nothing else can be.
     assert RULES.sharding(mesh, (8, 3, 5), ("embed", "ffn")).spec == PartitionSpec("stage", None, "tensor")
-
-
-def test_tensor_parallel_heads_keep_their_axis():
+    # Tensor-parallel heads keep their axis; axes that divide nothing are left out.
     assert shares((3200, 32, 100), ("embed", "heads", None), fsdp=4, ring=64, tensor=2) == 512
-
-
-def test_axes_that_divide_nothing_are_left_out():
     assert shares((7, 5), ("embed", "ffn"), ring=8) == 1
 
 
@@ -68,33 +68,113 @@ def test_a_saved_mesh_takes_as_many_devices_as_it_had():
     assert mesh_on_first_devices(MeshShape(ring=2)).devices.flatten().tolist() == jax.devices()[:2]
     with pytest.raises(MeshError, match="needs 16 devices, but there are 8"):
         mesh_on_first_devices(MeshShape(ring=16))
+    staged = mesh_on_first_devices(MeshShape(stage=2, data=2, ring=2))
+    assert staged.shape == {"stage": 1, "data": 4, "fsdp": 1, "ring": 2, "tensor": 1}
+
+
+def test_axes_that_cannot_be():
+    with pytest.raises(MeshError, match="fsdp is 0"):
+        make_mesh(MeshShape(fsdp=0))
+    with pytest.raises(MeshError, match="= 3 does not divide 8 devices"):
+        make_mesh(MeshShape(data=3))
+    with pytest.raises(MeshError, match="'depth'"):
+        RULES.spec("depth")
+    with pytest.raises(MeshError, match="on two dimensions"):
+        RULES.spec("embed", "sequence")
 
 
 def test_a_batch_that_does_not_divide_names_the_rings_that_fit():
     assert rows_per_shard(6, make_mesh(MeshShape(data=2, ring=4))) == 3
-    with pytest.raises(MeshError, match=r"6 rows .* over 4 parts .* a run keeps .* a ring of 4 or 8$"):
+    with pytest.raises(MeshError, match=r"a ring of 4 or 8$"):
         rows_per_shard(6, make_mesh(MeshShape(data=2, fsdp=2, ring=2)))
-    with pytest.raises(MeshError, match=r"3 rows .* choose fewer stages$"):
+    with pytest.raises(MeshError, match=r"fewer stages$"):
         rows_per_shard(3, make_mesh(MeshShape(stage=2, ring=4)))
 
 
-def test_a_saved_mesh_with_stages_has_its_devices_on_the_data_axis():
-    mesh = mesh_on_first_devices(MeshShape(stage=2, data=2, ring=2))
-    assert mesh.shape == {"stage": 1, "data": 4, "fsdp": 1, "ring": 2, "tensor": 1}
+def test_a_ring_in_each_stage():
+    assert shape_with_ring(None, 8) == MeshShape(ring=8)
+    assert shape_with_ring(None, 8, stages=4) == MeshShape(stage=4, ring=2)
+    assert shape_with_ring(2, 8, stages=2) == MeshShape(2, 1, 2, 1, 2)
+    with pytest.raises(MeshError, match=r"3 stages .* 1, 2, 4, 8"):
+        shape_with_ring(None, 8, stages=3)
+    with pytest.raises(MeshError, match=r"ring of 8 .* 4 devices of a stage; .* 1, 2"):
+        shape_with_ring(8, 8, stages=2)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The attributes of a TPU device that are used."""
+
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+    platform: str = "tpu"
+
+
+def pod(columns: int, rows: int) -> list[Chip]:
+    return [Chip((x, y, 0)) for y in range(rows) for x in range(columns)]
+
+
+def steps(ring) -> list[int]:
+    """Returns the number of links of each hop of a ring, including that from the last chip to the first."""
+    places = np.array([chip.coords for chip in ring])
+    return np.abs(places - np.roll(places, -1, axis=0)).sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (5, 4), (4, 5), (16, 16)])
+def test_a_tour_visits_every_place_once_and_closes(shape):
+    tour = closed_tour(*shape)
+    assert sorted(tour) == [(row, column) for row in range(shape[0]) for column in range(shape[1])]
+    assert set(steps([Chip((x, y, 0)) for y, x in tour])) == {1}
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (4, 1), (3, 3)])
+def test_where_there_is_no_tour_none_is_given(shape):
+    assert closed_tour(*shape) is None
+
+
+@pytest.mark.parametrize(("columns", "rows", "count"), [(16, 16, 1), (8, 4, 1), (16, 16, 4), (4, 8, 4)])
+def test_every_ring_steps_along_links(columns, rows, count):
+    found = rings(pod(columns, rows), count)
+    assert found.shape == (count, rows * columns // count)
+    assert set(found.reshape(-1)) == set(pod(columns, rows))
+    for ring in found:
+        assert set(steps(ring)) == {1}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A described GPU has coordinates, but no cores."""
+
+    coords: tuple[int, int, int]
 
 
 @pytest.mark.parametrize(
-    ("ring", "stages", "shape"),
-    [(None, 1, MeshShape(ring=8)), (None, 4, MeshShape(stage=4, ring=2)), (2, 2, MeshShape(2, 1, 2, 1, 2))],
+    ("devices", "count"),
+    [
+        (pod(3, 3), 1),
+        (pod(4, 4)[:-1], 1),
+        (pod(4, 4), 3),
+        ([Chip((x, 0, z)) for x in range(2) for z in range(2)], 1),
+        ([Chip((x, y, 0), core) for x in range(2) for y in range(2) for core in range(2)][1:], 1),
+        ([Gpu((x, 0, 0)) for x in range(4)], 1),
+        (jax.devices(), 1),
+    ],
+    ids=["odd", "not a rectangle", "does not divide", "not flat", "a core is missing", "GPUs", "CPUs"],
 )
-def test_a_ring_in_each_stage(ring, stages, shape):
-    assert shape_with_ring(ring, 8, stages) == shape
+def test_other_devices_are_left_to_jax(devices, count):
+    assert rings(devices, count) is None
 
 
-def test_stages_and_rings_that_do_not_divide():
-    with pytest.raises(MeshError, match="3 stages do not divide 8 devices; choose one of 1, 2, 4, 8"):
-        shape_with_ring(None, 8, stages=3)
-    with pytest.raises(
-        MeshError, match="a ring of 8 does not divide 4 devices of a stage; choose one of 1, 2"
-    ):
-        shape_with_ring(8, 8, stages=2)
+def test_cores_of_a_chip_follow_one_another():
+    cores = [Chip(chip.coords, core) for core in range(2) for chip in pod(4, 4)]
+    (ring,) = rings(cores, 1)
+    assert len(ring) == 32
+    assert [chip.core_on_chip for chip in ring] == [0, 1] * 16
+    assert sorted(set(steps(ring))) == [0, 1]
+
+
+def test_a_mesh_takes_its_rings_from_the_tour():
+    devices = pod(4, 4)
+    assert set(steps(make_mesh(MeshShape(), devices).devices.reshape(-1))) == {1}
+    for row in make_mesh(MeshShape(fsdp=2), devices).devices.reshape(2, 8):
+        assert set(steps(row)) == {1}

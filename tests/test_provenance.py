@@ -1,12 +1,18 @@
+"""What a run records of itself, and how it writes and reads numbers of tokens."""
+
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
-from agentic_ring.provenance import SOURCE, command_line, git_commit, hardware, provenance, versions
+from agentic_ring.errors import ArgumentError
+from agentic_ring.provenance import SOURCE, command_line, git_commit, provenance
+from agentic_ring.token_units import parse_tokens, short_tokens, thousands
+from tests.commands import run_python
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -36,55 +42,47 @@ def test_commit_of_a_clean_and_of_a_changed_checkout(checkout):
 
 
 @needs_git
-def test_no_commit_outside_a_checkout_or_inside_another_projects(checkout, tmp_path_factory):
-    assert git_commit(tmp_path_factory.mktemp("plain")) is None
+def test_no_commit_outside_a_checkout_inside_another_projects_or_without_git(checkout, monkeypatch):
     site_packages = checkout / ".venv" / "site-packages"
     site_packages.mkdir(parents=True)
     assert git_commit(site_packages) is None
     assert git_commit(checkout / "nonexistent") is None
-
-
-def test_no_commit_without_git(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert git_commit(checkout) is None
 
 
 def test_command_can_be_pasted_into_a_shell():
     program = "from agentic_ring.provenance import command_line; print(command_line())"
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "--note",
-        "two words",
-        "--from",
-        str(SOURCE / "evals/report.py"),
-    ]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    flags = ["--note", "two words", "--from", SOURCE / "evals/report.py"]
+    shown = run_python("-c", program, *flags).stdout.strip()
     assert shown.startswith("python -c ")
     assert shown.endswith(" --note 'two words' --from evals/report.py")
-    assert sys.executable not in shown
-
-
-def test_hardware_counts_what_jax_sees():
-    found = hardware()
-    assert (found["platform"], found["devices"], found["simulated"]) == ("cpu", 8, True)
-    assert found["processes"] == 1
-    assert found["cores"] >= 1
-    assert found["cpu"]
-
-
-def test_versions_are_the_installed_ones():
-    import jax
-    import mujoco
-
-    found = versions()
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["jax"] == jax.__version__
-    assert found["mujoco"] == mujoco.__version__
 
 
 def test_provenance_is_json_with_the_fields_of_the_contract():
     found = json.loads(json.dumps(provenance(), allow_nan=False))
     assert set(found) == {"command", "commit", "hardware", "versions"}
     assert found["command"] == command_line()
+    hardware, versions = found["hardware"], found["versions"]
+    assert (hardware["platform"], hardware["devices"], hardware["simulated"]) == ("cpu", 8, True)
+    assert hardware["processes"] == 1
+    assert hardware["cores"] >= 1
+    assert hardware["cpu"]
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert versions["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "short"),
+    [("4096", 4096, "4k"), ("2048K", 2**21, "2m"), ("512k", 2**19, "512k"), ("500000", 500_000, "500000")],
+)
+def test_tokens_are_read_and_written_as_short_as_can_be(text, tokens, short):
+    assert parse_tokens(text) == tokens
+    assert short_tokens(tokens) == short
+
+
+def test_tokens_in_tables_and_other_texts():
+    assert (thousands(2**20), thousands(5000)) == ("1024K", "5000")
+    for text in ("", "k", "2g", "-1k", "0", "1.5k"):
+        with pytest.raises(ArgumentError, match=repr(text)):
+            parse_tokens(text)

@@ -15,23 +15,17 @@ From ``attention`` to a kernel a call passes seven modules:
     kernels.*         computes a tile, forward or backward
 
 The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as one
-``options.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
+``inputs.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
 from agentic_ring.attention.api import attention, latent_attention, ring_attention
 from agentic_ring.attention.flax_attention import attention_fn
-from agentic_ring.attention.hidden_rows import hidden_outside
+from agentic_ring.attention.inputs import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.kernels.registry import KERNELS
-from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.mask import MaskSpec, hidden_outside
 from agentic_ring.attention.merging import attention_with_prefix, merge_attention
-from agentic_ring.attention.options import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.reference import reference_attention
-from agentic_ring.attention.ring.layout import (
-    inverse_order,
-    order,
-    padded_length,
-    shard_order,
-)
+from agentic_ring.attention.ring.layout import inverse_order, order, padded_length, shard_order
 from agentic_ring.attention.scores import alibi_slopes
 
 __all__ = [

@@ -10,16 +10,25 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from agentic_ring.attention.inputs import AttentionInputs, Expansion, Pair
+from agentic_ring.attention.inputs import (
+    LAYOUTS,
+    AttentionInputs,
+    AttentionOptions,
+    Expansion,
+    Layout,
+    Pair,
+    Schedule,
+    Strategy,
+    split_arguments,
+)
 from agentic_ring.attention.kernels.registry import select_kernel
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.attention.options import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.plan import Plan, decide
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import chunk_run
 from agentic_ring.attention.strategies import ShardedAttention
-from agentic_ring.cpu_compilation_cache import disable_cache_for_cpu_rings
 from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
+from agentic_ring.jax_settings import disable_cache_for_cpu_rings
 from agentic_ring.mesh import ShardingRules
 
 _log = logging.getLogger(__name__)
@@ -75,7 +84,7 @@ def attention(
         A caller who passes positions may have permuted the sequence: it is then used as it is.
       hidden_rows: int [B, S, 2] (or [1, S, 2]), a range of positions for each key: the queries from the
         first to before the second do not attend to it, whatever else the mask says. With [B, S, 4] two
-        ranges (module ``hidden_rows``; FlashMask, arXiv 2410.01359).
+        ranges (``hidden_outside``; FlashMask, arXiv 2410.01359).
       scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
       sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
@@ -110,33 +119,7 @@ def attention(
       MeshError: the batch or the heads do not divide over the mesh, or the mesh lacks the ring.
       UnknownNameError: an unknown strategy, schedule, layout or kernel.
     """
-    options = AttentionOptions(
-        mask=mask,
-        scale=scale,
-        soft_cap=soft_cap,
-        dropout_rate=dropout_rate,
-        strategy=strategy,
-        schedule=schedule,
-        layout=layout,
-        permuted=permuted,
-        kernel=kernel,
-        query_chunk=query_chunk,
-        key_chunk=key_chunk,
-        return_logsumexp=return_logsumexp,
-    )
-    inputs = AttentionInputs.checked(
-        q,
-        k,
-        v,
-        options,
-        positions=positions,
-        segment_ids=segment_ids,
-        hidden_rows=hidden_rows,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        head_windows=head_windows,
-        dropout_key=dropout_key,
-    )
+    options, inputs = split_arguments(locals())
     return _planned(inputs, options, mesh, rules)
 
 
@@ -269,39 +252,13 @@ def ring_attention(
     if layout not in LAYOUTS:
         raise UnknownNameError("layout", layout, LAYOUTS)
     axis = RingAxis.over(axis_name)
-    options = AttentionOptions(
-        mask=mask,
-        scale=scale,
-        soft_cap=soft_cap,
-        dropout_rate=dropout_rate,
-        strategy="ring",
-        schedule=schedule,
-        layout=layout,
-        permuted=True,
-        kernel=kernel,
-        query_chunk=query_chunk,
-        key_chunk=key_chunk,
-        return_logsumexp=return_logsumexp,
-    )
-    inputs = AttentionInputs.checked(
-        q,
-        k,
-        v,
-        options,
-        positions=positions,
-        segment_ids=segment_ids,
-        hidden_rows=hidden_rows,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        head_windows=head_windows,
-        dropout_key=dropout_key,
-    )
+    options, inputs = split_arguments({**locals(), "strategy": "ring", "permuted": True})
     sharded = ShardedAttention(
         options,
         select_kernel(kernel, query_chunk, key_chunk, run=chunk_run(layout, q.shape[1], axis.size)),
         inner=jax.lax.axis_size(axis.names[-1]) if len(axis.names) > 1 else 1,
     )
-    state = sharded.attend(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
+    state = sharded.attend_whole_sequence(axis, inputs, first_row=jnp.int32(0), first_head=jnp.int32(0))
     return tuple(state) if return_logsumexp else state.output  # pyright: ignore[reportReturnType]
 
 
@@ -347,7 +304,7 @@ def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
         return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
 
     first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
-    state = plan.sharded.attend(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    state = plan.sharded.attend_whole_sequence(RingAxis.over(place.sequence), inputs, first_row, first_head)
     if plan.sharded.options.return_logsumexp:
         return tuple(state)  # pyright: ignore[reportReturnType]
     return state.output

@@ -19,8 +19,8 @@ from agentic_ring.attention.cost_model import (
     readable,
     ulysses_degree,
 )
+from agentic_ring.attention.inputs import STRATEGIES, Strategy
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.options import STRATEGIES, Strategy
 
 GATHER_LIMIT = 2**30
 """Bytes of keys, values and their float32 gradients that "all_gather" may put on a device."""

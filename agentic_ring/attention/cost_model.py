@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass
 from math import gcd
 
+from agentic_ring.attention.inputs import Strategy
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.options import Strategy
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from agentic_ring.attention.choose_strategy import Choice, choose_strategy, refusal
 from agentic_ring.attention.cost_model import Shapes, ulysses_degree
-from agentic_ring.attention.inputs import AttentionInputs
+from agentic_ring.attention.inputs import AttentionInputs, AttentionOptions
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.options import AttentionOptions
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.ring.balance import balanced_layout
 from agentic_ring.attention.ring.layout import chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
-from agentic_ring.mesh import ShardingRules, shared_axes
+from agentic_ring.mesh import ShardingRules, mesh_platform, shared_axes
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.inputs import AttentionInputs, Pair
+from agentic_ring.attention.inputs import Pair, split_arguments
 from agentic_ring.attention.mask import HopMask, MaskSpec
-from agentic_ring.attention.options import AttentionOptions
 from agentic_ring.attention.scores import Dropout
 
 
@@ -48,21 +47,9 @@ def reference_attention(
       [B, T, N, V] in the dtype of the computation. A row with nothing to attend to is exactly 0, and so are
       its gradients. With ``return_logsumexp`` that and the logsumexp [B, T, N], -inf in such a row.
     """
-    options = AttentionOptions(mask=mask, soft_cap=soft_cap, dropout_rate=dropout_rate)
-    counted = jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]
-    inputs = AttentionInputs.checked(
-        q,
-        k,
-        v,
-        options,
-        positions=counted if positions is None else positions,
-        segment_ids=segment_ids,
-        hidden_rows=hidden_rows,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        head_windows=head_windows,
-        dropout_key=dropout_key,
-    )
+    if positions is None:
+        positions = jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]
+    _, inputs = split_arguments(locals())
     batch, queries, heads, head_dim = q.shape
     key_heads = k.shape[2]
     dtype = jnp.promote_types(q.dtype, jnp.float32)

@@ -15,14 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.inputs import AttentionInputs
+from agentic_ring.attention.inputs import AttentionInputs, AttentionOptions, Layout
 from agentic_ring.attention.kernels.interface import Kernel
-from agentic_ring.attention.options import AttentionOptions, Layout
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.derivative import Route, attend
-from agentic_ring.attention.ring.exchange import from_layout, to_layout
+from agentic_ring.attention.ring.derivative import Route, attend_to_all_blocks
 from agentic_ring.attention.ring.hop import Hop
-from agentic_ring.attention.ring.layout import inverse_order, order, shard_order
+from agentic_ring.attention.ring.layout import from_layout, inverse_order, order, shard_order, to_layout
 from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.attention.softmax import SoftmaxState
@@ -55,7 +53,7 @@ class ShardedAttention:
         """The order in which the devices hold the sequence."""
         return self.layout if self.options.permuted else "contiguous"
 
-    def attend(
+    def attend_whole_sequence(
         self, axis: RingAxis, inputs: AttentionInputs, first_row: jax.Array, first_head: jax.Array
     ) -> SoftmaxState:
         """Attention of this device's queries to the whole sequence.
@@ -75,7 +73,7 @@ class ShardedAttention:
         scores = Scores(scale, options.soft_cap, inputs.slopes, inputs.windows, dropout)
         inputs = replace(inputs, slopes=None, windows=None, dropout_key=None)
         if self.ulysses == 1:
-            return self._attend(axis, inputs, scores)
+            return self._attend_in_layout(axis, inputs, scores)
         permuted = self.given != "contiguous" and inputs.query.positions is None
         if permuted and self.ulysses < axis.size:
             # Blocks of neighbours do not join to a block of this order.
@@ -98,16 +96,16 @@ class ShardedAttention:
         joined = AttentionInputs(q, k, v, query=query, key=key)
         weights: dict[str, Any] = {"sinks": sinks, "expansion": expansion}
         if not permuted or self.ulysses < axis.size:
-            state = self._attend(outer, replace(joined, **weights), scores)
+            state = self._attend_in_layout(outer, replace(joined, **weights), scores)
         else:
             # Each device has the whole sequence, so that its order is known and no mask needs positions.
             places = order(self.given, q.shape[1], axis.size)
             joined = jax.tree.map(lambda x: _permuted(x, inverse_order(places)), joined)
-            state = self._attend(outer, replace(joined, **weights), scores)
+            state = self._attend_in_layout(outer, replace(joined, **weights), scores)
             state = jax.tree.map(lambda x: _permuted(x, places), state)
         return jax.tree.map(lambda x: inner.all_to_all(x, split_axis=1, concat_axis=2), state)
 
-    def _attend(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+    def _attend_in_layout(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
         moved = self.layout != self.given and axis.size > 1
         if moved:
             tokens = replace(inputs, sinks=None, expansion=None)
@@ -120,7 +118,8 @@ class ShardedAttention:
         if not tiled and unplaced and (self.options.mask.by_position or by_position):
             inputs = _with_positions(inputs, self.layout, axis)
         hop = Hop(self.kernel, self.options.mask, self.layout if tiled else None)
-        state = attend(Route(transport, hop, axis.names, self.options.return_logsumexp), inputs, scores)
+        route = Route(transport, hop, axis.names, self.options.return_logsumexp)
+        state = attend_to_all_blocks(route, inputs, scores)
         return jax.tree.map(lambda x: from_layout(x, self.layout, axis), state) if moved else state
 
     def _transport(self, axis: RingAxis, inputs: AttentionInputs) -> Transport:

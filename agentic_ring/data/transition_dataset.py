@@ -13,7 +13,7 @@ from agentic_ring.data.hindsight_chains import returns_to_go
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.models.windows import WindowBatch, Windows
+from agentic_ring.models.baselines import WindowBatch, Windows
 
 
 @dataclass(frozen=True)

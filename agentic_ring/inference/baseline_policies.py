@@ -6,10 +6,8 @@ import jax
 import numpy as np
 
 from agentic_ring.data.scaling import Scaling
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig, Windows
 from agentic_ring.models.model import Model, Params
-from agentic_ring.models.windows import Windows
 
 
 class ReactivePolicy:

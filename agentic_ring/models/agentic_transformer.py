@@ -33,8 +33,13 @@ from flax import nnx
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError, check_at_least_one
-from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
-from agentic_ring.models.residual_dropout import ResidualDropout
+from agentic_ring.models.layers import (
+    Linear,
+    ResidualDropout,
+    embedding_table,
+    gather_param,
+    input_projections,
+)
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 

@@ -1,6 +1,7 @@
-"""Layers of the models: weight initialisation, linear maps, normalisation, feedforward."""
+"""Layers of the models: weights, linear maps, normalisation, feedforward, residual dropout, perceptrons."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -137,3 +138,69 @@ class FeedForward(nnx.Module):
         if self.output_norm is not None:
             added = self.output_norm(added)
         return x + drop(added)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["seed", "position"], meta_fields=["rate"])
+@dataclass(frozen=True)
+class ResidualDropout:
+    """Drops entries of what residual branches add to the tokens of a batch.
+
+    Mesh, layout, accumulation and resumption change nothing: the mask of a token is a function of its
+    sequence's seed, its position, the layer and the branch, never of its place in an array. So it is also the
+    same when the forward pass is recomputed for the backward pass.
+
+    Attributes:
+      seed: uint32 [B, T], the same for all tokens of a sequence.
+      position: int32 [B, T], the place of each token in its sequence.
+      rate: share of the entries that is dropped, in [0, 1).
+    """
+
+    seed: jax.Array
+    position: jax.Array
+    rate: float
+
+    def __call__(self, layer: jax.Array, branch: int, added: jax.Array) -> jax.Array:
+        """Sets entries of ``added`` [B, T, D] to 0 with probability ``rate``, divides the others by 1 - rate.
+
+        ``layer``, an int32 scalar, and ``branch``, 0 or 1 within the layer, tell whose output ``added`` is.
+        """
+
+        def kept(seed: jax.Array, position: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), 2 * layer + branch)
+            return jax.random.bernoulli(key, 1 - self.rate, added.shape[-1:])
+
+        mask = jax.vmap(jax.vmap(kept))(self.seed, self.position)
+        return jnp.where(mask, added / (1 - self.rate), 0).astype(added.dtype)
+
+
+MlpParameters = list[dict[str, jax.Array]]
+"""A small perceptron as a plain pytree, so that ``jax.vmap`` can build populations of them."""
+
+
+def init_mlp(key: jax.Array, sizes: tuple[int, ...]) -> MlpParameters:
+    """Layers of these widths with orthogonal weights and zero biases (URLB: ``utils.weight_init``)."""
+    keys = jax.random.split(key, len(sizes) - 1)
+    orthogonal = jax.nn.initializers.orthogonal()
+    return [
+        {"weight": orthogonal(layer_key, (rows, columns)), "bias": jnp.zeros(columns)}
+        for layer_key, rows, columns in zip(keys, sizes[:-1], sizes[1:], strict=True)
+    ]
+
+
+def apply_mlp(parameters: MlpParameters, inputs: jax.Array) -> jax.Array:
+    """Applies the perceptron: [..., sizes[0]] -> [..., sizes[-1]].
+
+    The first hidden layer has LayerNorm and tanh, which bounds the effect of unscaled observations (as in
+    URLB's trunk); the others have LayerNorm and ReLU. LayerNorm in the critic keeps TD3 stable with many
+    updates per environment step (arXiv 2302.02948, section 4.2).
+    """
+    first, *hidden, last = parameters
+    features = jnp.tanh(_layer_norm(inputs @ first["weight"] + first["bias"]))
+    for layer in hidden:
+        features = jax.nn.relu(_layer_norm(features @ layer["weight"] + layer["bias"]))
+    return features @ last["weight"] + last["bias"]
+
+
+def _layer_norm(features: jax.Array) -> jax.Array:
+    centred = features - features.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.errors import ArgumentError, ConfigError, check_at_least_one, check_positive
+from agentic_ring.mesh import mesh_platform
 
 _DIGIT_BITS = 8
 _DIGITS = 4

@@ -61,24 +61,24 @@ class Attention(nnx.Module):
 
         # Everything in a group but the output of attention is recomputed for its derivative.
         @partial(jax.checkpoint, policy=SAVE_ATTENTION)
-        def attend(_: None, projections: _Projections) -> tuple[None, jax.Array]:
+        def attend_with_group(_: None, projections: _Projections) -> tuple[None, jax.Array]:
             query, key, value = self._project(projections, x, positions)
-            return None, self.attend(query, key, value, positions, segment_ids, layout)
+            return None, self.attend_to_rows(query, key, value, positions, segment_ids, layout)
 
         groups = self.config.head_groups
         if groups == 1:
             query, key, value = self.project(x, positions)
-            return self.combine(self.attend(query, key, value, positions, segment_ids, layout))
+            return self.combine(self.attend_to_rows(query, key, value, positions, segment_ids, layout))
         projections = tuple(
             (self._grouped(weight, axis=1), None if bias is None else self._grouped(bias, axis=0))
             for weight, bias in self._projections
         )
-        _, heads = jax.lax.scan(attend, None, projections)
+        _, heads = jax.lax.scan(attend_with_group, None, projections)
         output = self._grouped(self.output[...], axis=0)
         output = gather_weight(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
         return self._normed(jnp.einsum("gbtnh,gnhd->btd", heads, output))
 
-    def attend(
+    def attend_to_rows(
         self,
         query: jax.Array,
         key: jax.Array,

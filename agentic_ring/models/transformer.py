@@ -23,9 +23,8 @@ from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import constrain
-from agentic_ring.models.layers import FeedForward
+from agentic_ring.models.layers import FeedForward, ResidualDropout
 from agentic_ring.models.pipeline import ambient_stages, apply_in_stages, layers_per_stage
-from agentic_ring.models.residual_dropout import ResidualDropout
 from agentic_ring.models.self_attention import SAVE_ATTENTION, Attention, stack_norm
 from agentic_ring.models.transformer_config import TransformerConfig
 
@@ -90,7 +89,7 @@ class Block(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Returns the output for x [B, T, D], and the keys and values [B, T, K, H]."""
         query, key, value = self.attention.project(x, positions)
-        heads = self.attention.attend(query, key, value, positions, segment_ids, None)
+        heads = self.attention.attend_to_rows(query, key, value, positions, segment_ids, None)
         return self.feedforward(x + self.attention.combine(heads)), (key, value)
 
     def extend(

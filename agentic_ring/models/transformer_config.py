@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from agentic_ring.attention import MaskSpec, Strategy
+from agentic_ring.attention.inputs import STRATEGIES
 from agentic_ring.attention.kernels.registry import KERNELS
-from agentic_ring.attention.options import STRATEGIES
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 from agentic_ring.mesh import ShardingRules

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import jax
 
-from agentic_ring.absent_tpus import skip_absent_tpus
 from agentic_ring.distributed import end_job, is_lost_process
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError
+from agentic_ring.jax_settings import skip_absent_tpus
 from agentic_ring.stopping import StopListener
 
 

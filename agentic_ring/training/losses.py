@@ -12,10 +12,8 @@ import jax.numpy as jnp
 if TYPE_CHECKING:  # a job imports its own kind of model
     from agentic_ring.data.chain_loader import ChainBatch
     from agentic_ring.models.agentic_transformer import AgenticTransformer
-    from agentic_ring.models.behavior_cloning import BehaviorCloning
-    from agentic_ring.models.decision_transformer import DecisionTransformer
+    from agentic_ring.models.baselines import BehaviorCloning, DecisionTransformer, WindowBatch
     from agentic_ring.models.llama import Llama, TokenBatch
-    from agentic_ring.models.windows import WindowBatch
 
 COMPONENT_DEVIATION = 0.3
 """Standard deviation of each mixture component of the action."""

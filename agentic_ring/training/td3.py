@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
 from agentic_ring.errors import ConfigError, check_at_least_one
-from agentic_ring.models.perceptron import Parameters, apply_mlp, init_mlp
+from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import run_updates
 from agentic_ring.training.metrics_log import MetricsLog
@@ -62,10 +62,10 @@ class TD3Config:
 class TD3State(NamedTuple):
     """Everything that an update changes."""
 
-    actor: Parameters
-    critics: Parameters  # leading axis 2
-    target_critics: Parameters
-    target_actor: Parameters
+    actor: MlpParameters
+    critics: MlpParameters  # leading axis 2
+    target_critics: MlpParameters
+    target_actor: MlpParameters
     actor_optimizer: optax.OptState
     critic_optimizer: optax.OptState
     key: jax.Array  # key data, which unlike a key can be saved in a checkpoint
@@ -88,7 +88,7 @@ def _init_member(config: TD3Config, observation_dim: int, action_dim: int, seed:
 
 
 @jax.jit
-def act(actor: Parameters, observation: jax.Array) -> jax.Array:
+def act(actor: MlpParameters, observation: jax.Array) -> jax.Array:
     """Deterministic actions: observation [P, M, O] -> [P, M, A]."""
     return jnp.tanh(jax.vmap(apply_mlp)(actor, observation))
 
@@ -125,7 +125,7 @@ def _update_member(config: TD3Config, state: TD3State, batch: dict[str, jax.Arra
     return _update_actor(config, state, batch["observation"][-1], batch["action"][-1])
 
 
-def _critics(critics: Parameters, observation: jax.Array, action: jax.Array) -> jax.Array:
+def _critics(critics: MlpParameters, observation: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(apply_mlp, in_axes=(0, None))(critics, jnp.concatenate([observation, action], -1))[..., 0]
 
 
@@ -145,7 +145,7 @@ def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Arr
     key, noise_key = jax.random.split(jax.random.wrap_key_data(state.key))
     target = _critic_target(config, state, batch, noise_key)
 
-    def loss(critics: Parameters) -> jax.Array:
+    def loss(critics: MlpParameters) -> jax.Array:
         return jnp.mean((_critics(critics, batch["observation"], batch["action"]) - target) ** 2, -1).sum()
 
     gradient = jax.grad(loss)(state.critics)
@@ -159,7 +159,7 @@ def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Arr
 def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array, action: jax.Array) -> TD3State:
     critic = jax.tree.map(lambda both: both[0], state.critics)
 
-    def loss(actor: Parameters) -> jax.Array:
+    def loss(actor: MlpParameters) -> jax.Array:
         chosen = jnp.tanh(apply_mlp(actor, observation))
         value = apply_mlp(critic, jnp.concatenate([observation, chosen], -1))[..., 0]
         if config.bc_alpha is None:
@@ -175,8 +175,8 @@ def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array, ac
 
 
 def _descend(
-    config: TD3Config, parameters: Parameters, gradient: Parameters, state: optax.OptState
-) -> tuple[Parameters, optax.OptState]:
+    config: TD3Config, parameters: MlpParameters, gradient: MlpParameters, state: optax.OptState
+) -> tuple[MlpParameters, optax.OptState]:
     updates, state = optax.adam(config.learning_rate).update(gradient, state)
     return jax.tree.map(jnp.add, parameters, updates), state
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from evals.plots import plot_loss
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -27,7 +28,6 @@ from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import read_metrics
-from evals.common.plots import plot_loss
 from evals.compile.step_memory import TrainStep, token_batch
 from experiments.common.training_outputs import read_stage_metrics, train_stages, training_outputs
 from experiments.finetune.presets import FinetunePreset, Stage

@@ -42,9 +42,8 @@ from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from agentic_ring.rollouts.policies import RolloutPlan, with_copies
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, with_copies
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
-from agentic_ring.rollouts.policies import TrialWindowPolicy
 from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
 
 RANDOM = "random"

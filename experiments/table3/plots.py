@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from agentic_ring.token_units import thousands
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
 from evals.compile.maximum_context import Cell, Finding
 from experiments.table3.table import COLUMNS, Row
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from evals.plots import BLUE, ORANGE, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.timing import Spread
-from evals.common.plots import BLUE, ORANGE, save
 from evals.utilisation.measured_mfu import MeasuredRow
 from experiments.table4.projection import ProjectedRow
 

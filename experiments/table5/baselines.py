@@ -16,8 +16,7 @@ from agentic_ring.data.transition_dataset import (
     read_transitions,
 )
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.run import EvaluationConfig
 from agentic_ring.training.loop import Measure, train

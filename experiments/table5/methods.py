@@ -18,8 +18,7 @@ from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.rollouts.policies import in_context_policies

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 
 from agentic_ring.data.scaling import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
@@ -19,7 +20,6 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.common.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS

@@ -18,8 +18,8 @@ class Permutes(NamedTuple):
     conditional: int  # instructions, of either kind, that not every device need reach
 
 
-def permutes(compiled: jax.stages.Compiled) -> Permutes:
-    """Counts permutes by walking the computations of the program, loops times their trip count."""
+def computations(compiled: jax.stages.Compiled) -> tuple[str, dict[str, list[str]]]:
+    """The name of the entry, and the instructions of each computation by its name."""
     text = compiled.as_text()
     bodies, name = {}, ""
     for line in text.splitlines():
@@ -30,6 +30,12 @@ def permutes(compiled: jax.stages.Compiled) -> Permutes:
             bodies[name].append(line)
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
     assert entry, "the program has no entry"
+    return entry[1], bodies
+
+
+def permutes(compiled: jax.stages.Compiled) -> Permutes:
+    """Counts permutes by walking the computations of the program, loops times their trip count."""
+    entry, bodies = computations(compiled)
 
     def walk(name: str, times: int, conditional: bool) -> Iterator[Permutes]:
         for line in bodies[name]:
@@ -50,7 +56,7 @@ def permutes(compiled: jax.stages.Compiled) -> Permutes:
             elif call := re.search(r" call\(.*to_apply=%?([\w.\-]+)", line):
                 yield from walk(call[1], times, conditional)
 
-    found = [Permutes(0, 0, 0), *walk(entry[1], 1, False)]
+    found = [Permutes(0, 0, 0), *walk(entry, 1, False)]
     return Permutes(*map(sum, zip(*found, strict=True)))
 
 

@@ -1,7 +1,16 @@
-"""The rule and its cost model, held against published measurements. Plain arithmetic: nothing is compiled."""
+"""The rule and its cost model, held against published times. Plain arithmetic: nothing is compiled.
 
-import math
-from dataclasses import replace
+A row of published_times.csv has the seconds of several methods on one shape: of a training step, of attention
+only, or relative. Methods are named as strategies; "ulysses_ring 4" exchanges heads among 4 devices, and
+"gathered" attends to all gathered keys in one call of the kernel (the strategy "all_gather" works block by
+block). Rings are zigzag, masks causal; ``calls`` of attention follow one another in what was timed. Of
+maxtext's #4687 the estimate has the gather wait for 3.6 s in a step, which XLA must have hidden; in those of
+long-context-attention rings lose up to 1.65 against estimated 1.2.
+"""
+
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,8 +22,41 @@ from agentic_ring.attention.choose_strategy import (
     gathered_bytes,
     reason_against,
 )
-from agentic_ring.attention.cost_model import HARDWARE, Hardware, Shapes, estimate
-from tests.attention.published_times import CELLS, Cell
+from agentic_ring.attention.cost_model import BACKWARD, FORWARD, HARDWARE, Hardware, Pass, Shapes, estimate
+
+# The rate of FlashAttention-2 as README of ring-flash-attention measures it, causal, 8K tokens, heads of 128.
+# NCCL's share of NVLink: 220 of 300 GB/s on A100 (NVIDIA/nccl-tests#228), the same share of 200 on H800.
+MACHINES = HARDWARE | {
+    "A100": replace(HARDWARE["gpu"], name="A100", flops=205e12, link=220e9, collective=220e9),
+    "H800": replace(HARDWARE["gpu"], name="H800", flops=325e12, link=147e9, collective=147e9),
+}
+PASSES = {"forward": FORWARD, "backward": BACKWARD}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Times of several methods on one shape, a row of the file."""
+
+    source: str
+    hardware: Hardware
+    shapes: Shapes
+    passes: tuple[Pass, ...]
+    calls: int
+    times: dict[str, float]
+
+    @classmethod
+    def of(cls, row: dict[str, str]) -> "Cell":
+        names = ("ring", "batch", "tokens", "heads", "key_heads", "head_dim", "itemsize")
+        ring, batch, tokens, *sizes = (int(row[name]) for name in names)
+        shapes = Shapes(ring, ring, batch, tokens // ring, *sizes)
+        times = dict(part.split(": ") for part in row["times"].split("; "))
+        passes = tuple(PASSES[name] for name in row["passes"].split())
+        seconds = {method: float(time) for method, time in times.items()}
+        return cls(row["source"], MACHINES[row["hardware"]], shapes, passes, int(row["calls"]), seconds)
+
+
+with (Path(__file__).parent / "published_times.csv").open() as file:
+    CELLS = [Cell.of(row) for row in csv.DictReader(file)]
 
 CAUSAL = MaskSpec(causal=True)
 LLAMA_8B = Shapes(8, 8, 1, 8192, 32, 8, 128, 2)
@@ -28,42 +70,39 @@ def estimated(cell: Cell, method: str) -> float:
         return estimate(shapes, CAUSAL, cell.hardware, strategy, cell.passes)
 
     name, *degree = method.split()
-    if name not in ("gathered", "unbalanced"):
-        shapes = replace(cell.shapes, inner=int(degree[0])) if degree else cell.shapes
-        return on(cast(Strategy, name), shapes).total
-    # One call of the kernel sees all keys, as after Ulysses.
-    whole = replace(on("all_gather"), compute=on("ulysses").compute)
-    if name == "unbalanced":
-        whole = replace(whole, compute=whole.compute * (2 - 1 / cell.shapes.ring))
-    return whole.total
+    if name == "gathered":
+        # One call of the kernel sees all keys, as after Ulysses.
+        return replace(on("all_gather"), compute=on("ulysses").compute).total
+    shapes = replace(cell.shapes, inner=int(degree[0])) if degree else cell.shapes
+    return on(cast(Strategy, name), shapes).total
 
 
-def named(cells) -> Any:
-    return [pytest.param(cell, id=cell.source) for cell in cells]
+def cells(part: str) -> Any:
+    """Those with a part in their source, as parameters."""
+    return pytest.mark.parametrize(
+        "cell", [pytest.param(c, id=f"{c.source} {c.shapes}") for c in CELLS if part in c.source]
+    )
 
 
-@pytest.mark.parametrize("cell", named(cell for cell in CELLS if len(cell.times) > 1))
+@cells("")
 def test_the_least_estimate_is_the_published_winner_or_within_7_percent_of_it(cell: Cell):
-    methods = [method for method in cell.times if method not in cell.contradicts]
-    taken = min(methods, key=lambda method: estimated(cell, method))
+    taken = min(cell.times, key=lambda method: estimated(cell, method))
     assert cell.times[taken] <= 1.07 * min(cell.times.values())
-    for method in cell.contradicts:  # a contradiction that the model no longer has must leave the data
-        assert estimated(cell, method) < estimated(cell, taken)
 
 
-@pytest.mark.parametrize("cell", named(cell for cell in CELLS if cell.hardware == HARDWARE["tpu"]))
-def test_seconds_that_a_ring_loses_in_a_step_of_maxtext(cell: Cell):
+@cells("maxtext")
+def test_seconds_that_a_ring_loses_in_a_step(cell: Cell):
     best = min(cell.times.keys() - {"gathered"}, key=lambda method: cell.times[method])
     lost = cell.calls * (estimated(cell, "ring") - estimated(cell, best))
     assert lost == pytest.approx(cell.times["ring"] - cell.times[best], rel=0.25)
 
 
-@pytest.mark.parametrize("cell", named(cell for cell in CELLS if "zhuzilin" in cell.source))
+@cells("zhuzilin")
 def test_time_of_zigzag_on_nvlink(cell: Cell):
     assert estimated(cell, "ring") == pytest.approx(cell.times["ring"], rel=0.1)
 
 
-@pytest.mark.parametrize("cell", named(cell for cell in CELLS if cell.hardware == HARDWARE["cpu"]))
+@cells("docs/")
 def test_time_on_simulated_devices(cell: Cell):
     for method, seconds in cell.times.items():
         assert estimated(cell, method) == pytest.approx(seconds, rel=0.35)
@@ -142,11 +181,7 @@ def test_reasons_name_the_estimates_and_what_keeps_a_strategy_out():
             "ulysses",
             "cannot serve: 6 query and 2 key heads per device do not divide over 8 devices",
         ),
-        (
-            replace(LLAMA_8B, inner=4, permuted=True),
-            "ulysses_ring",
-            "joins no blocks of a permuted sequence",
-        ),
+        (replace(LLAMA_8B, inner=4, permuted=True), "ulysses_ring", "joins no blocks of a permuted sequence"),
         (LLAMA_8B, "local", "each of 8 devices would do the work of all"),
     ):
         assert reason in reason_against(shapes, CAUSAL, "gpu", cast(Strategy, strategy))
@@ -173,15 +208,6 @@ def test_what_each_strategy_waits_for():
         2 * (64 + 32) * 8192 * 128 * 2 / 16 * (7 / h100.collective + 8 / h100.network)
     )
     assert waiting("ring", ring=16, inner=8) == pytest.approx(per_token * 8192 * 4 / h100.network)
-    one_axis, two_axes = (
-        waiting("ring", ring=16, inner=inner, tokens=2048, key_heads=32) for inner in (16, 8)
-    )
-    assert one_axis > 4 * two_axes
-    # Short blocks wait on the inner axis too: forward and backward, 7 transfers in each of 2 rounds.
-    inner = 2 * 7 * 4 * per_token * 64 * (2 + 6) / h100.link
-    short_blocks = {"ring": 16, "inner": 8, "tokens": 64, "key_heads": 32}
-    crossing = waiting("ring", replace(h100, link=math.inf), **short_blocks)
-    assert 0.5 * inner < waiting("ring", **short_blocks) - crossing < inner
     # Heads are exchanged within a host. Two key heads become eight copies, which the outer ring moves on.
     gradients, exchanged = 8 * 128 * 2 * 8192 * 4, 2 * (64 + 16) * 8192 * 128 * 2 / 8 * 7
     assert waiting("ulysses_ring", ring=16, inner=8, key_heads=2) == pytest.approx(

@@ -1,28 +1,27 @@
 """What the mask allows, and that no chunk pair is skipped in which it allows something."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentic_ring.attention import hidden_outside
 from agentic_ring.attention.kernels.chunks import ChunkGrid
-from agentic_ring.attention.kernels.interface import Tile
-from agentic_ring.attention.kernels.vanilla import VanillaKernel
-from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.scores import Scores
 
 
 def labels(values: str) -> jax.Array:
     return jnp.asarray([int(value) for value in values.split()], jnp.int32)[None]
 
 
+def allowed(mask: HopMask) -> np.ndarray:
+    return np.asarray(mask.allowed())[0]
+
+
 def picture(mask: HopMask) -> list[str]:
-    return ["".join("x" if allowed else "." for allowed in row) for row in np.asarray(mask.allowed())[0]]
+    return ["".join("x" if attends else "." for attends in row) for row in allowed(mask)]
 
 
 def test_packed_documents_with_padding():
@@ -68,34 +67,42 @@ def test_an_offset_places_queries_after_keys(offset: int):
 QUERIES, KEYS = 12, 10
 
 
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
-    causal=st.booleans(),
-    window=st.sampled_from([None, 1, 4, 15]),
-    prefix=st.sampled_from([0, 3]),
+    spec=st.builds(MaskSpec, st.booleans(), st.sampled_from([None, 1, 4, 15]), st.sampled_from([0, 3])),
     has_positions=st.booleans(),
     has_segments=st.booleans(),
+    has_hidden_rows=st.booleans(),
     chunks=st.sampled_from([(1, 1), (4, 3), (5, 10)]),
 )
-def test_an_unreachable_chunk_pair_allows_nothing(
-    seed, causal, window, prefix, has_positions, has_segments, chunks
+def test_chunk_pairs_are_skipped_only_where_nothing_attends(
+    seed, spec, has_positions, has_segments, has_hidden_rows, chunks
 ):
+    """And of chunks of one token all are."""
     random = np.random.default_rng(seed)
-    spec = MaskSpec(causal, window, prefix)
+    # A mask has positions where they matter, and some label in any case.
+    keeps_positions = has_positions or has_hidden_rows or spec.by_position or not has_segments
 
-    def tokens(count: int) -> TokenLabels:
+    def tokens(count: int, hidden: bool = False) -> TokenLabels:
         positions = jnp.asarray(random.integers(-2, 20, (2, count)), jnp.int32)
         segments = jnp.asarray(np.sort(random.integers(-1, 4, (1, count)), axis=1), jnp.int32)
-        # A mask has positions where they matter, and some label in any case.
-        keeps_positions = has_positions or spec.by_position or not has_segments
-        return TokenLabels(positions if keeps_positions else None, segments if has_segments else None)
+        ranges = jnp.asarray(random.integers(0, 20, (2, 2, 2, count)), jnp.int32)
+        return TokenLabels(
+            positions if keeps_positions else None,
+            segments if has_segments else None,
+            tuple((first, end) for first, end in ranges) if hidden else None,
+        )
 
-    mask = HopMask(spec, tokens(QUERIES), tokens(KEYS))
+    mask = HopMask(spec, tokens(QUERIES), tokens(KEYS, has_hidden_rows))
     grid = ChunkGrid((2, QUERIES, 4, 4), (2, KEYS, 2, 4), *chunks)
     _, reachable = grid.split_mask(mask, jnp.zeros(()))
     assert reachable is not None
-    for row, column in np.argwhere(np.asarray(mask.allowed()).any(axis=0)):
+    attends = np.asarray(mask.allowed())
+    for row, column in np.argwhere(attends.any(axis=0)):
         assert reachable[row // chunks[0], column // chunks[1]]
+    if chunks == (1, 1):
+        np.testing.assert_array_equal(reachable, attends.any(axis=0))
 
 
 @pytest.mark.parametrize("keys", [4, 5])
@@ -110,9 +117,48 @@ def test_without_labels_only_chunk_padding_is_masked(keys: int):
         assert split.key.segment_ids[:, 0].tolist() == [[0, 0], [0, 0], [0, -1]]
 
 
-def test_rows_with_fewer_keys_where_the_kernel_takes_one_row_after_another():
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 512, 4, 8))
-    mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=jnp.array([100, 512]))
-    tile = Tile(q, k, v, mask, Scores(8**-0.5))
-    got, expected = XlaKernel().forward(tile), VanillaKernel().forward(tile)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
+T = 24
+T_ROW, S_COLUMN = np.arange(T)[:, None], np.arange(T)[None]
+CAUSAL = S_COLUMN <= T_ROW
+STARTS = np.repeat([0, 7, 8, 19], [7, 1, 11, 5])  # of the document of each token
+ENDS = np.repeat([7, 8, 19, 24], [7, 1, 11, 5])
+IN_PREFIX = np.arange(T) < STARTS + 3
+SUBTREE = np.array([24, 9, 5, 4, 5, 9, 7, 8, 9, *range(16, 17), *[16] * 6, *range(17, 25)])
+
+
+def with_hidden_rows(spec: MaskSpec, hidden_rows: np.ndarray) -> HopMask:
+    positions = jnp.arange(len(hidden_rows))[None]
+    ranges = jnp.asarray(hidden_rows).reshape(1, len(hidden_rows), -1, 2)
+    hidden = tuple((ranges[:, :, i, 0], ranges[:, :, i, 1]) for i in range(ranges.shape[2]))
+    return HopMask(spec, TokenLabels(positions), TokenLabels(positions, hidden=hidden))
+
+
+PATTERNS = {
+    "packed documents": (True, 0, ENDS, CAUSAL & (STARTS[:, None] == STARTS)),
+    "documents, each a prefix-LM": (
+        False,
+        np.where(IN_PREFIX, STARTS, np.arange(T)),
+        ENDS,
+        (STARTS[:, None] == STARTS) & (CAUSAL | IN_PREFIX),
+    ),
+    "one question, many answers": (
+        True,
+        0,
+        np.where(np.arange(T) < 7, T, ENDS),
+        CAUSAL & ((S_COLUMN < 7) | (STARTS[:, None] == STARTS)),
+    ),
+    "tree": (True, 0, SUBTREE, CAUSAL & (T_ROW < SUBTREE)),
+    "window and global tokens": (
+        True,
+        0,
+        np.where(np.arange(T) % 9 == 0, T, np.arange(T) + 4),
+        CAUSAL & ((S_COLUMN % 9 == 0) | (T_ROW - S_COLUMN < 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_of_the_documentation(name: str):
+    causal, first, end, expected = PATTERNS[name]
+    hidden = np.asarray(hidden_outside(first, end))
+    assert (allowed(with_hidden_rows(MaskSpec(causal), hidden)) == expected).all()

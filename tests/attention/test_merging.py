@@ -1,9 +1,10 @@
-"""Attention to sets of keys that are merged, and what is added to scores by head."""
+"""The softmax state of a part of the keys and its merge; attention to sets of keys that are merged."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_ring.attention import (
     MaskSpec,
@@ -13,7 +14,7 @@ from agentic_ring.attention import (
     merge_attention,
     reference_attention,
 )
-from agentic_ring.errors import ArgumentError
+from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, with_sinks
 from agentic_ring.mesh import MeshShape, make_mesh
 
 
@@ -40,10 +41,9 @@ def test_merged_attention_is_attention_to_all_keys_with_its_gradients():
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("ring", [1, 4])
-def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row(ring: int):
+def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row():
     q, k, v, prefix_k, prefix_v = arrays((3, 16, 4, 8), (3, 16, 2, 8), (3, 16, 2, 8), (24, 2, 8), (24, 2, 8))
-    mesh = make_mesh(MeshShape(ring=ring), devices=jax.devices()[:ring])
+    mesh = make_mesh(MeshShape(ring=4), devices=jax.devices()[:4])
 
     def copied(q: jax.Array, k: jax.Array, v: jax.Array, *prefix: jax.Array) -> jax.Array:
         keys, values = (
@@ -70,15 +70,45 @@ def test_slopes_of_the_paper():
     np.testing.assert_allclose(alibi_slopes(12)[8:], 0.5 ** np.array([0.5, 1.5, 2.5, 3.5]), rtol=1e-6)
 
 
-def test_refusals():
-    q, k, prefix = arrays((2, 8, 4, 8), (2, 8, 2, 8), (5, 2, 8))
-    with pytest.raises(ArgumentError, match=r"prefix_k has shape \(5, 4, 4\) .* expected \[S, K, H\]"):
-        attention_with_prefix(q, k, k, prefix.reshape(5, 4, 4), prefix)
-    with pytest.raises(ArgumentError, match="alibi_slopes was given, but a shared prefix does not take it"):
-        attention_with_prefix(q, k, k, prefix, prefix, alibi_slopes=alibi_slopes(4))
-    with pytest.raises(ArgumentError, match=r"alibi_slopes has shape \(3,\); expected one"):
-        attention(q, k, k, alibi_slopes=alibi_slopes(3))
-    with pytest.raises(ArgumentError, match="head_windows has 2 entries; expected one per query head, 4"):
-        attention(q, k, k, head_windows=(1, 2))
-    with pytest.raises(ArgumentError, match="head_windows has 0; it must be at least 1"):
-        attention(q, k, k, head_windows=(1, None, 0, 2))
+EMPTY = SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
+
+
+def state(scores: np.ndarray, values: np.ndarray) -> SoftmaxState:
+    """One query's state over some keys, in float64 on the host."""
+    if not len(scores):
+        return EMPTY
+    weights = np.exp(scores - scores.max())
+    output = weights @ values / weights.sum()
+    logsumexp = scores.max() + np.log(weights.sum())
+    return SoftmaxState(jnp.asarray(output, jnp.float32).reshape(1, 1, 1, 2), jnp.full((1, 1, 1), logsumexp))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    spread=st.sampled_from([1e-3, 1.0, 100.0, 1e4]),
+)
+def test_merging_pieces_gives_the_whole(seed, sizes, spread):
+    random = np.random.default_rng(seed)
+    scores = random.normal(size=sum(sizes)) * spread
+    values = random.normal(size=(sum(sizes), 2))
+    ends = np.cumsum(sizes)
+    merged = EMPTY
+    for start, end in zip(ends - sizes, ends, strict=True):
+        merged = merge(merged, state(scores[start:end], values[start:end]))
+    whole = state(scores, values)
+    np.testing.assert_allclose(merged.logsumexp, whole.logsumexp, rtol=1e-6, atol=1e-6)
+    # The difference of two float32 logsumexps errs by their size times 2**-24.
+    np.testing.assert_allclose(merged.output, whole.output, rtol=1e-5, atol=1e-6 + 1e-6 * spread)
+
+
+def test_an_empty_piece_changes_nothing():
+    for some in (EMPTY, state(np.array([3.0, -1.0]), np.eye(2))):
+        for merged in (merge(some, EMPTY), merge(EMPTY, some)):
+            jax.tree.map(np.testing.assert_array_equal, merged, some)
+
+
+def test_a_sink_that_is_switched_off_leaves_an_empty_row_at_0():
+    state = with_sinks(empty_state(jnp.ones((1, 3, 2, 4)), 4), jnp.array([-jnp.inf, 0.5]))
+    np.testing.assert_array_equal(state.output, 0)
+    np.testing.assert_array_equal(state.logsumexp[0, 0], [-jnp.inf, 0.5])

@@ -1,3 +1,4 @@
+import json
 import pickle
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.sealed_hdf5 import seal
+from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
 from agentic_ring.data.store import (
     STORE,
     StoredEpisode,

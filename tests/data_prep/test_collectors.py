@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.models.perceptron import apply_mlp
+from agentic_ring.models.layers import apply_mlp
 from agentic_ring.training.td3 import TD3Config, update
 from data_prep.explorers import NoiseExplorer, PopulationExplorer, ReplayBuffer, SkillExplorer, on_own_devices
 from data_prep.learners import APT, DIAYN, RND, IntrinsicRewardLearner, TD3Learner, particle_reward

@@ -1,14 +1,26 @@
-"""Every Python block of the documentation runs as it stands; the blocks of a page share their names."""
+"""Every Python block and every notebook of the documentation runs as it stands, and the site builds.
 
+The blocks of a page share their names.
+"""
+
+import copy
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 
 from agentic_ring.__main__ import main
 from tests.commands import exit_status
-from tests.docs.pages import PAGES, blocks
+from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, blocks
 from tests.models.tiny_llama import write_tiny_model
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
@@ -42,3 +54,59 @@ def test_the_explained_choice_is_what_the_command_prints(capsys):
     for line in lines:
         if line != "..." and not re.match("Python|host", line):
             assert line in printed, line  # in this order
+
+
+notebooks = pytest.mark.parametrize("path", [ROOT / name for name in NOTEBOOKS], ids=lambda path: path.stem)
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(notebook: nbformat.NotebookNode) -> list[str]:
+    """What each cell prints, without its numbers, which differ from one machine to the next."""
+    return [
+        re.sub(r"[\d.,]+", "#", "".join(output.get("text", "") for output in cell.outputs))
+        for cell in code_cells(notebook)
+    ]
+
+
+@notebooks
+def test_the_committed_notebook_has_run_once_from_the_top(path):
+    cells = code_cells(nbformat.read(path, 4))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert path.stat().st_size < 200_000
+
+
+@pytest.mark.slow
+@notebooks
+def test_the_notebook_runs_and_prints_what_it_shows(path, tmp_path):
+    shown = nbformat.read(path, 4)
+    again = copy.deepcopy(shown)
+    nbclient.NotebookClient(again, timeout=900, resources={"metadata": {"path": tmp_path}}).execute()
+    assert [text.split() for text in printed(again)] == [text.split() for text in printed(shown)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra docs is not installed")
+def test_the_site_builds_strictly(tmp_path):
+    """By the recipe of ``make docs``; pages link to files, so that they open from disk."""
+    (tmp_path / "agentic_ring").symlink_to(ROOT / "agentic_ring")
+    for folder in ("docs", "experiments/results"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml", "Makefile"):
+        shutil.copy(ROOT / page, tmp_path)
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    (venv / "bin").symlink_to(Path(sys.executable).parent)
+    stamps = [venv / name for name in ("usable", "installed", "installed-docs")]
+    for stamp in stamps:
+        stamp.touch()
+    # Without what an outer `make test` passes on.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "docs", f"VENV={venv}", *(f"--assume-old={stamp}" for stamp in stamps)]
+    built = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site/docs/attention.html").exists()
+    assert 'href="docs/attention.html"' in (tmp_path / "site/index.html").read_text()
+    assert "agentic_ring.attention.padded_length" in (tmp_path / "site/docs/api/attention.html").read_text()

@@ -1,10 +1,9 @@
-"""Links, anchors, paths and names in the documentation exist, and pages keep their limits."""
+"""Links, paths and names in the documentation exist, pages keep their limits, and a table its sources."""
 
+import csv
 import importlib
 import re
 import tomllib
-
-import pytest
 
 from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, anchors, inline_code, links, prose, text
 
@@ -26,38 +25,55 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS])
-def test_links_lead_to_files_and_headings(page):
+def dead_links(page: str) -> list[str]:
+    """Links to files and headings that do not exist."""
+    dead = []
     for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         if re.match(r"https?://", link):
             continue
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        assert target.resolve().is_relative_to(ROOT), link
-        assert target.exists(), link
-        if anchor:
-            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
+        if (
+            not target.is_relative_to(ROOT)
+            or not target.exists()
+            or (anchor and anchor not in anchors(str(target.relative_to(ROOT))))
+        ):
+            dead.append(link)
+    return dead
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
-def test_paths_and_names_exist(page):
-    for code in inline_code(page):
-        if OUR_PATH.fullmatch(code):
-            assert (ROOT / code).exists(), code
-        elif OUR_NAME.fullmatch(code) and not (ROOT / code).exists():
-            resolve(code)
+def test_links_lead_to_files_and_headings():
+    assert {page: dead for page in (*PAGES, *NOTEBOOKS) if (dead := dead_links(page))} == {}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/api/")])
-def test_documented_names_exist(page):
-    documented = re.findall(
-        r"^::: ([\w.]+)(?:\n    options:\n      members: \[(.*)\])?", text(page), re.MULTILINE
-    )
-    assert len(documented) == text(page).count(":::")
-    for name, members in documented:
-        for member in filter(None, members.split(", ")):
-            assert hasattr(resolve(name), member), f"{name}.{member}"
-        resolve(name)
+def is_missing(code: str) -> bool:
+    """Whether inline code is a path or a name of ours that does not exist."""
+    if OUR_PATH.fullmatch(code):
+        return not (ROOT / code).exists()
+    if not OUR_NAME.fullmatch(code) or (ROOT / code).exists():
+        return False
+    try:
+        resolve(code)
+    except (ModuleNotFoundError, AttributeError):
+        return True
+    return False
+
+
+def test_paths_and_names_exist():
+    pages = [page for page in PAGES if page != "CHANGELOG.md"]
+    assert [(page, code) for page in pages for code in inline_code(page) if is_missing(code)] == []
+
+
+def test_documented_names_exist():
+    for page in (page for page in PAGES if page.startswith("docs/api/")):
+        documented = re.findall(
+            r"^::: ([\w.]+)(?:\n    options:\n      members: \[(.*)\])?", text(page), re.MULTILINE
+        )
+        assert len(documented) == text(page).count(":::")
+        for name, members in documented:
+            for member in filter(None, members.split(", ")):
+                assert hasattr(resolve(name), member), f"{name}.{member}"
+            resolve(name)
 
 
 def test_the_site_has_every_page_once():
@@ -86,3 +102,45 @@ def test_the_version_is_the_same_everywhere():
     assert cited is not None
     assert cited[1] == version
     assert f"## [{version}] - {cited[2]}" in text("CHANGELOG.md")
+
+
+COMPARISON = "docs/attention-comparison.md"
+
+
+def tables(first_column: str) -> list[dict[str, str]]:
+    """The rows of all tables of the page whose first column has this heading, every cell as text."""
+    found = []
+    for lines in re.findall(
+        rf"^\| {first_column} \|.*?(?=\n\n|\Z)", text(COMPARISON), re.MULTILINE | re.DOTALL
+    ):
+        rows = lines.strip().splitlines()
+        header, _, *body = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
+        found += [dict(zip(header, row, strict=True)) for row in body]
+    assert found, first_column
+    return found
+
+
+def test_known_bugs_are_the_measured_rows():
+    with (ROOT / "experiments/results/attention_known_bugs.csv").open() as file:
+        measured = list(csv.DictReader(file))
+    columns = {
+        "bug": "bug",
+        "number": "measured",
+        "bound": "bound",
+        "this library": "this library",
+        "`ringattention`": "ringattention",
+    }
+    for shown, row in zip(tables("bug"), measured, strict=True):
+        assert {name: shown[name] for name in columns} == {name: row[key] for name, key in columns.items()}
+        for thread in row["thread"].split():
+            assert f"](https://github.com/{thread.replace('#', '/issues/')})" in shown["thread"]
+
+
+def test_what_this_library_has_is_held_by_a_test_that_exists():
+    features = {row["feature"]: row["this library"] for row in tables("feature")}
+    tests = {row["feature of this library"]: row["tests"] for row in tables("feature of this library")}
+    assert set(tests) == {name for name, cell in features.items() if cell != "N"}
+    for names in tests.values():
+        for path, function in re.findall(r"`(\S+\.py)::(test_\w+)`", names):
+            assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE), function
+        assert "`" in names

@@ -36,93 +36,16 @@ BASE: dict[str, Any] = {
 }
 
 
-def family(name: str, title: str) -> dict[str, Any]:
-    fields = {"model_type": name, "architectures": [f"{title}ForCausalLM"]}
-    # Defaults of some families lie outside the vocabulary.
-    return {**fields, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-
-
-def gemma(name: str, title: str, layer_types: str, **fields: Any) -> dict[str, Any]:
-    """Fields of a Gemma; ``layer_types`` has a letter for each layer, "l" for local and "g" for global."""
-    types = {"l": "sliding_attention", "g": "full_attention"}
-    return {
-        **family(name, title),
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "num_hidden_layers": len(layer_types),
-        "layer_types": [types[letter] for letter in layer_types],
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 24,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window": 20,
-        **fields,
-    }
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "one_key_head": {"num_key_value_heads": 1},
-    "two_key_heads": {},
-    "a_key_head_each": {"num_key_value_heads": 4},
-    "tied": {"tie_word_embeddings": True},
-    "wide_heads": {"head_dim": 16},
-    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-    "yarn": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
-    "yarn_of_its_own": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 8.0,
-            "original_max_position_embeddings": 32,
-            "beta_fast": 4.0,
-            "beta_slow": 0.5,
-            "attention_factor": 1.5,
-            "truncate": False,
-        },
-    },
-    "llama3": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    },
-    "mistral": {**family("mistral", "Mistral"), "sliding_window": 20},
-    "mistral_without_window": {**family("mistral", "Mistral"), "sliding_window": None, "head_dim": 16},
-    "qwen2": family("qwen2", "Qwen2"),
-    "qwen2_tied": {**family("qwen2", "Qwen2"), "tie_word_embeddings": True, "num_key_value_heads": 1},
-    "qwen3": family("qwen3", "Qwen3"),
-    "qwen3_wide_heads": {**family("qwen3", "Qwen3"), "head_dim": 16, "num_key_value_heads": 4},
-    "phi3": {**family("phi3", "Phi3"), "sliding_window": 20},
-    "phi3_without_window": {**family("phi3", "Phi3"), "sliding_window": None, "num_key_value_heads": 4},
-    "gemma2": gemma("gemma2", "Gemma2", "lg", attn_logit_softcapping=5.0, final_logit_softcapping=10.0),
-    "gemma2_wide_window": gemma(
-        "gemma2", "Gemma2", "lglgl", sliding_window=200, head_dim=16, tie_word_embeddings=False
-    ),
-    "gemma3_text": gemma(
-        "gemma3_text",
-        "Gemma3",
-        "llgllgl",
-        rope_theta=1e6,
-        rope_local_base_freq=1e4,
-        rope_scaling={"rope_type": "linear", "factor": 8.0},
-    ),
-    "gemma3_text_local": gemma(
-        "gemma3_text",
-        "Gemma3",
-        "lll",
-        final_logit_softcapping=10.0,
-        rope_theta=1e5,
-        rope_local_base_freq=1e3,
-        num_key_value_heads=1,
-    ),
-}
+CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
 """What each kind changes of ``BASE``."""
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "gemma3_text", "gemma2")
+
+
+def family(name: str) -> dict[str, Any]:
+    """The fields by which a file of this family differs from one of LLaMA in any case."""
+    # Defaults of some families lie outside the vocabulary.
+    names = ("model_type", "architectures", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {field: CASES[name][field] for field in names}
 
 
 def tokens() -> np.ndarray:

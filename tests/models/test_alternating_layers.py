@@ -99,8 +99,7 @@ def test_on_stages_they_have_the_gradients_of_one_device():
 def test_a_stage_needs_whole_groups():
     model = Model(replace(LLAMA, transformer=replace(LLAMA.transformer, global_every=4)))
     tokens = jnp.zeros((8, 16), jnp.int32)
-    message = "4 layers in 2 stages are 2 each, but every 4th layer is global"
-    with jax.set_mesh(make_mesh(TWO_STAGES)), pytest.raises(MeshError, match=message):
+    with jax.set_mesh(make_mesh(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
         jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
 
 
@@ -122,33 +121,24 @@ def test_merged_adapters_give_what_adapted_layers_give():
         np.testing.assert_allclose(got, run(adapted.merged(adapters, frozen)), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["global_every", "local_rope_theta"])
-def test_local_layers_need_a_window(name):
-    with pytest.raises(ConfigError, match=f"{name} is 2, but local layers need a window"):
-        TransformerConfig(width=32, layers=2, heads=4, ffn_width=48, **{name: 2})
-
-
 @pytest.mark.parametrize(
-    ("family", "changes", "message"),
+    ("family", "changes", "named"),
     [
-        ("llama", {}, "logit_cap is 5.0, but models of the family 'llama' have None"),
-        ("gemma2", {}, "local_rope_theta is 100.0, but models of the family 'gemma2' have None"),
-        (
-            "gemma3_text",
-            {"query_pre_attn_scalar": None},
-            "query_pre_attn_scalar is None, but .* have a number",
-        ),
-        ("gemma3_text", {"attention_cap": 5.0}, "attention_cap is 5.0, but .* have None"),
+        ("llama", {}, r"logit_cap is 5\.0"),
+        ("gemma2", {}, r"local_rope_theta is 100\.0"),
+        ("gemma3_text", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is None"),
+        ("gemma3_text", {"attention_cap": 5.0}, r"attention_cap is 5\.0"),
     ],
 )
-def test_what_no_model_of_a_family_has_is_refused(family, changes, message):
+def test_what_no_model_of_a_family_has_is_refused(family, changes, named):
     stack = replace(LLAMA.transformer, head_norm=family == "gemma3_text")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         replace(LLAMA, family=family, transformer=replace(stack, **changes))
 
 
-@pytest.mark.parametrize("zero_centered", [False, True])
-def test_parameters_have_strict_types(zero_centered):
+def test_parameters_have_strict_types():
     """A weak type would become a strict one in the first update, and the second would compile once more."""
-    transformer = Transformer(jax.random.key(0), replace(STACK, zero_centered_norms=zero_centered))
-    assert not any(leaf.weak_type for leaf in jax.tree.leaves(nnx.state(transformer)))
+    for zero_centered in (False, True):
+        config = replace(STACK, zero_centered_norms=zero_centered)
+        state = jax.eval_shape(lambda config=config: nnx.state(Transformer(jax.random.key(0), config)))
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))

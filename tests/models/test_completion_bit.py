@@ -19,7 +19,7 @@ from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
 from tests.data.synthetic import DOMAIN, TASK, two_task_store
 
-UPDATES = 8
+UPDATES = 4
 STACK = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none")
 MODEL = Model(AgenticTransformerConfig(STACK, DOMAIN.observation_dim, DOMAIN.action_dim, max_timestep=8))
 
@@ -42,7 +42,7 @@ def trained(path, trajectories: int):
     return state.params, batch.steps, bits
 
 
-@pytest.mark.parametrize("trajectories", [1, 4])
+@pytest.mark.parametrize("trajectories", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_bit_counts_only_where_chains_train_it(trajectories, tmp_path):
     params, steps, bits = trained(tmp_path / "s.h5", trajectories)
     row = np.asarray(params["embed_reward"]["kernel"])[COMPLETION_ROW]

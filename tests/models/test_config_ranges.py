@@ -6,109 +6,97 @@ import pytest
 
 from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.models.behavior_cloning import BehaviorCloningConfig
-from agentic_ring.models.decision_transformer import DecisionTransformerConfig
+from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
 
 SIZES = {"width": 32, "layers": 2, "heads": 4, "ffn_width": 48}
-STACK = TransformerConfig(**SIZES)
+STACK = {"transformer": TransformerConfig(**SIZES)}
 INPUTS = {"observation_dim": 3, "action_dim": 2}
 WHOLE = (0, -1, 2.5, "2", True, nan)
 POSITIVE = (0, -1.0, nan, inf, "1", True)
+CONTEXTS = {"original_context": 8, "context": 16}
+RANGES = (
+    (
+        TransformerConfig,
+        SIZES,
+        "width heads ffn_width kv_heads head_size head_groups ffn_chunk window",
+        WHOLE,
+    ),
+    (TransformerConfig, SIZES | {"window": 5}, "global_every", WHOLE),
+    (TransformerConfig, SIZES, "layers", (*WHOLE[1:], 10**9)),
+    (TransformerConfig, SIZES, "rope_theta query_pre_attn_scalar attention_cap", POSITIVE),
+    (TransformerConfig, SIZES | {"window": 5}, "local_rope_theta", POSITIVE),
+    (TransformerConfig, SIZES, "norm_epsilon", (*POSITIVE, 1.0)),
+    (LlamaConfig, STACK, "vocab_size", (*WHOLE, 1, 2**31)),
+    (LlamaConfig, STACK, "loss_chunk", WHOLE),
+    (LlamaConfig, STACK, "logit_cap", POSITIVE),
+    (LlamaConfig, STACK, "context", ("4096", 0)),
+    (
+        AgenticTransformerConfig,
+        STACK | INPUTS | {"max_timestep": 8},
+        "observation_dim action_dim max_timestep action_modes",
+        WHOLE,
+    ),
+    (AgenticTransformerConfig, STACK | INPUTS | {"max_timestep": 8}, "trajectory_index", (-1, 0.5)),
+    (AgenticTransformerConfig, STACK | INPUTS | {"max_timestep": 8}, "dropout", (-0.1, 1.0, nan)),
+    (DecisionTransformerConfig, INPUTS | {"max_timestep": 8}, "window max_timestep", WHOLE),
+    (BehaviorCloningConfig, INPUTS, "layers window", WHOLE),
+    (LoraConfig, {}, "rank", WHOLE),
+    (LoraConfig, {"rank": 2}, "scale", POSITIVE),
+    (QueryScaling, {"scale": 0.1}, "floor", WHOLE),
+    (QueryScaling, {"floor": 8}, "scale", (nan, "1")),
+    (LinearScaling, {}, "factor", POSITIVE),
+    (DynamicScaling, {"factor": 2.0} | CONTEXTS, "original_context context", WHOLE),
+    (YarnScaling, {"factor": 2.0, "original_context": 8}, "factor attention_factor", POSITIVE),
+    (
+        Llama3Scaling,
+        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_context",
+        WHOLE,
+    ),
+)
 
 
-def cases(make, name: str, values, **others):
-    return [pytest.param(make, {**others, name: value}, name, id=f"{name}={value}") for value in values]
+def test_a_value_out_of_range_is_named():
+    for make, others, names, values in RANGES:
+        for name in names.split():
+            for value in values:
+                with pytest.raises(ConfigError, match=rf"^{name} is "):
+                    make(**{**others, name: value})
+
+
+def test_an_unknown_name_is_named():
+    for name, value in {
+        "dtype": "float16",
+        "remat": "some",
+        "activation": "relu",
+        "attention_strategy": "star",
+        "attention_kernel": "fast",
+    }.items():
+        with pytest.raises(UnknownNameError, match=f"{name} '{value}'"):
+            TransformerConfig(**SIZES, **{name: value})
 
 
 @pytest.mark.parametrize(
-    ("make", "fields", "name"),
+    ("changes", "named"),
     [
-        *(
-            case
-            for name in (
-                *SIZES,
-                "kv_heads",
-                "head_size",
-                "head_groups",
-                "ffn_chunk",
-                "window",
-                "global_every",
-            )
-            if name != "layers"
-            for case in cases(TransformerConfig, name, WHOLE, **SIZES)
-        ),
-        *cases(TransformerConfig, "layers", (*WHOLE[1:], 10**9), **SIZES),
-        *(
-            case
-            for name in ("rope_theta", "local_rope_theta", "query_pre_attn_scalar", "attention_cap")
-            for case in cases(TransformerConfig, name, POSITIVE, **SIZES)
-        ),
-        *cases(TransformerConfig, "norm_epsilon", (*POSITIVE, 1.0), **SIZES),
-        *cases(LlamaConfig, "vocab_size", (*WHOLE, 1, 2**31), transformer=STACK),
-        *cases(LlamaConfig, "loss_chunk", WHOLE, transformer=STACK),
-        *cases(LlamaConfig, "logit_cap", POSITIVE, transformer=STACK),
-        *cases(LlamaConfig, "context", ("4096", 0), transformer=STACK),
-        *(
-            case
-            for name in ("observation_dim", "action_dim", "max_timestep", "action_modes")
-            for case in cases(
-                AgenticTransformerConfig, name, WHOLE, transformer=STACK, **{"max_timestep": 8, **INPUTS}
-            )
-        ),
-        *cases(
-            AgenticTransformerConfig,
-            "trajectory_index",
-            (-1, 0.5),
-            transformer=STACK,
-            max_timestep=8,
-            **INPUTS,
-        ),
-        *cases(DecisionTransformerConfig, "window", WHOLE, max_timestep=8, **INPUTS),
-        *cases(BehaviorCloningConfig, "layers", WHOLE, **INPUTS),
-        *cases(LoraConfig, "rank", WHOLE),
-        *cases(LoraConfig, "scale", POSITIVE, rank=2),
-        *cases(QueryScaling, "floor", WHOLE, scale=0.1),
-        *cases(QueryScaling, "scale", (nan, "1"), floor=8),
-        *cases(LinearScaling, "factor", POSITIVE),
-        *cases(DynamicScaling, "context", WHOLE, factor=2.0, original_context=8),
-        *cases(DynamicScaling, "original_context", WHOLE, factor=2.0, context=8),
-        *cases(YarnScaling, "factor", POSITIVE, original_context=8),
-        *cases(YarnScaling, "attention_factor", POSITIVE, factor=2.0, original_context=8),
-        *cases(
-            Llama3Scaling,
-            "original_context",
-            WHOLE,
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-        ),
+        ({"head_size": 2, "rope_scaling": DynamicScaling(2.0, 8, 16)}, "this one is 2"),
+        ({"width": 33}, "width 33 over 4 heads"),
+        ({"head_size": 7}, "head dimension"),
+        ({"kv_heads": 3}, "kv_heads 3"),
+        ({"head_groups": 3}, "head_groups 3"),
+        ({"global_every": 2}, "global_every is 2"),
+        ({"local_rope_theta": 2}, "local_rope_theta is 2"),
     ],
 )
-def test_a_value_out_of_range_is_named(make, fields, name):
-    with pytest.raises(ConfigError, match=rf"^{name} is .*; it must be"):
-        make(**fields)
+def test_values_that_do_not_fit_each_other(changes, named):
+    with pytest.raises(ConfigError, match=named):
+        TransformerConfig(**{**SIZES, **changes})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("dtype", "float64"),
-        ("dtype", "float16"),
-        ("remat", "some"),
-        ("activation", "relu"),
-        ("attention_strategy", "star"),
-        ("attention_kernel", "fast"),
-    ],
-)
-def test_an_unknown_name_lists_the_known_ones(name, value):
-    with pytest.raises(UnknownNameError, match=f"unknown {name} '{value}'; choose one of: "):
-        TransformerConfig(**SIZES, **{name: value})
-
-
-def test_dynamic_scaling_needs_more_than_one_wave():
-    with pytest.raises(ConfigError, match="at least 4"):
-        TransformerConfig(**SIZES, head_size=2, rope_scaling=DynamicScaling(2.0, 8, 16))
+def test_a_ramp_that_runs_backwards():
+    with pytest.raises(ConfigError, match=r"high_freq_factor 1\.0"):
+        Llama3Scaling(8.0, 4.0, 1.0, 8192)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.lora import LoraConfig, LoraModel
@@ -21,7 +20,7 @@ from agentic_ring.training.train_step import abstract_state, init_state, make_tr
 from evals.compile.step_memory import TrainStep, token_batch
 
 STACK = TransformerConfig(
-    width=32, layers=3, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"
+    width=32, layers=2, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"
 )
 CONFIG = LlamaConfig(STACK, vocab_size=40, loss_chunk=4)
 RULES = ShardingRules()
@@ -64,13 +63,7 @@ def logits(model, params, frozen=None):
 
 
 @pytest.mark.slow
-def test_it_starts_from_the_frozen_models_outputs():
-    model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
-    adapters = model.init_params(jax.random.key(1))
-    np.testing.assert_array_equal(logits(model, adapters, frozen), logits(Model(CONFIG), frozen))
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_weights_give_what_the_adapted_model_gives(dtype):
     config = replace(CONFIG, transformer=replace(STACK, dtype=dtype))
     model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype)
@@ -88,16 +81,18 @@ def test_the_sum_is_base_and_scaled_product():
     adapters = random_adapters(model)
     merged, base = flatten_dict(model.merged(adapters, frozen)), flatten_dict(frozen)
     output = ("transformer", "blocks", "attention", "output")  # two dimensions of inputs
-    small = flatten_dict(adapters)
+    small, fresh = flatten_dict(adapters), flatten_dict(model.init_params(jax.random.key(1)))
+    assert not any(matrix.any() for path, matrix in fresh.items() if path[-1] == "b")
     product = np.einsum("lnhr,lrd->lnhd", small[*output, "a"], small[*output, "b"])
     np.testing.assert_allclose(merged[output], base[output] + 0.5 * product, atol=1e-6)
     changed = {path[-1] for path in base if not np.array_equal(merged[path], base[path])}
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_an_update_changes_only_adapters_and_lowers_the_loss(dtype):
-    model, frozen = LoraModel(CONFIG, LoraConfig(4), dtype), frozen_weights(dtype)
+def test_an_update_changes_only_adapters_and_lowers_the_loss():
+    stack = replace(STACK, ffn_chunk=None, head_groups=1)
+    config = replace(CONFIG, transformer=stack, loss_chunk=None)
+    model, frozen = LoraModel(config, LoraConfig(4), "bfloat16"), frozen_weights("bfloat16")
     before = jax.tree.map(np.asarray, frozen)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 10)
     losses = []
@@ -155,8 +150,3 @@ def test_the_state_holds_nothing_for_frozen_weights():
     frozen = jax.tree.leaves(model.abstract_frozen(mesh(), RULES))
     assert {leaf.dtype for leaf in frozen} == {jnp.dtype("bfloat16")}
     assert sum(leaf.size for leaf in frozen) == Model(CONFIG).parameter_count()
-
-
-def test_a_rank_below_one_is_refused():
-    with pytest.raises(ConfigError, match="rank is 0"):
-        LoraConfig(0)

@@ -32,10 +32,6 @@ LLAMA = LlamaConfig(
 )
 TWO_STAGES, FOUR_STAGES = MeshShape(stage=2, fsdp=2, ring=2), MeshShape(stage=4, ring=2)
 ONE_DEVICE = MeshShape(ring=1)
-STAGED = [
-    pytest.param(TWO_STAGES, marks=pytest.mark.slow, id="2 stages"),
-    pytest.param(FOUR_STAGES, id="4 stages"),
-]
 
 
 def mesh_of(shape: MeshShape):
@@ -75,21 +71,21 @@ def assert_equal_to_rounding(got, want, tolerance=3e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-@pytest.mark.parametrize("shape", STAGED)
-def test_agentic_transformer(shape):
+@pytest.mark.slow
+def test_agentic_transformer():
     model = Model(tiny_config(layers=4, remat="full"))
     steps = random_steps(ROWS, 8, valid=6)
     run = partial(differentiated, model, action_loss, partial(on_mesh, steps))
-    assert_equal_to_rounding(run(shape), run(ONE_DEVICE))
+    assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
 
 
-@pytest.mark.parametrize("shape", STAGED)
-def test_llama_on_packed_rows(shape):
+@pytest.mark.slow
+def test_llama_on_packed_rows():
     run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
-    assert_equal_to_rounding(run(shape), run(ONE_DEVICE))
+    assert_equal_to_rounding(run(FOUR_STAGES), run(ONE_DEVICE))
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 2)])
 def test_float64(stages, microbatches):
     """Layers with a ring of their own, differentiated through both loops, to the precision of float64."""
     rows = 4 * microbatches
@@ -163,27 +159,17 @@ def optimizer_moments(state):
 
 
 def test_each_stage_holds_its_layers_only():
-    mesh = mesh_of(FOUR_STAGES)
-    shardings = Model(LLAMA).param_shardings(mesh, RULES)["transformer"]["blocks"]
-    for sharding in jax.tree.leaves(shardings):
-        assert sharding.spec[0] == "stage"
+    shardings = Model(LLAMA).param_shardings(mesh_of(FOUR_STAGES), RULES)["transformer"]["blocks"]
+    assert {sharding.spec[0] for sharding in jax.tree.leaves(shardings)} == {"stage"}
 
 
 @pytest.mark.parametrize(
-    ("layers", "rows", "message"),
-    [
-        (3, 8, "3 layers do not divide over 2 stages; choose a number of stages from 1, 3"),
-        (
-            4,
-            6,
-            "a batch of 6 rows does not divide over 2 groups of devices x 2 stages; make it a multiple of 4",
-        ),
-    ],
+    ("layers", "rows", "named"), [(3, 8, "3 layers .* 2 stages"), (4, 6, "batch of 6 rows .* 2 stages")]
 )
-def test_what_does_not_divide(layers, rows, message):
+def test_what_does_not_divide(layers, rows, named):
     model = Model(tiny_config(layers=layers))
     batch = random_steps(rows, 8, valid=8)
-    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match=message):
+    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match=named):
         jax.eval_shape(lambda params: model.bind(params)(batch, "zigzag"), model.abstract_params())
 
 

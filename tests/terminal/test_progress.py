@@ -5,7 +5,6 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,35 +91,6 @@ def test_a_continued_job_has_as_much_time_left_as_it_needs_itself(monkeypatch, c
 def test_help_has_colours_unless_no_color_is_set():
     assert "\x1b[" in on_a_terminal("-m", "agentic_ring", "--help")
     assert "\x1b" not in on_a_terminal("-m", "agentic_ring", "--help", NO_COLOR="1")
-
-
-@pytest.mark.parametrize(
-    ("device", "chosen", "expected"),
-    [
-        (None, "", "cpu"),
-        ("accel0", "", "None"),
-        ("vfio/0", "", "None"),
-        ("nvidia0", "", "None"),
-        (None, "tpu", "tpu"),
-    ],
-)
-def test_libtpu_is_used_only_where_an_accelerator_is(tmp_path, device, chosen, expected):
-    (tmp_path / "libtpu").mkdir()
-    (tmp_path / "libtpu" / "__init__.py").write_text("")
-    devices = tmp_path / "dev"
-    devices.mkdir()
-    if device is not None:
-        (devices / device).parent.mkdir(exist_ok=True)
-        (devices / device).touch()
-    code = (
-        "import sys, pathlib, jax; from agentic_ring.absent_tpus import skip_absent_tpus; "
-        "skip_absent_tpus(pathlib.Path(sys.argv[1])); print(jax.config.values['jax_platforms'])"
-    )
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    environment = ENVIRONMENT | {"PYTHONPATH": path, "JAX_PLATFORMS": chosen}
-    command = [sys.executable, "-c", code, str(devices)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert ended.stdout.strip() in (expected, expected.replace("None", ""))
 
 
 def test_environments_load_without_a_word():

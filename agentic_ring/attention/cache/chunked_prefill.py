@@ -100,11 +100,7 @@ def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, h
 
 
 def _attend_to_shards(
-    state: SoftmaxState,
-    query: jax.Array,
-    positions: jax.Array,
-    keys: CachedAttentionInputs,
-    how: _How,
+    state: SoftmaxState, query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How
 ) -> SoftmaxState:
     """``state``, with the cached tokens that ``keys`` has."""
     for shard in (keys.past, keys.prefix):

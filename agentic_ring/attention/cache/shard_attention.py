@@ -25,11 +25,10 @@ from agentic_ring.attention.cache.storage import Stored
 from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys
 from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.scores import Scores
 from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
 from agentic_ring.errors import ArgumentError
-from agentic_ring.mesh import ShardingRules
+from agentic_ring.mesh import ShardingRules, mesh_platform
 
 LARGEST_SLAB = 4096
 """Slots taken at a time. For 4 heads of 64 float32 numbers it is 4 MiB of keys: 1024 slots lose to the

@@ -42,7 +42,7 @@ def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
     lengths = (key >= 0).sum(-1)
     at_the_end = (key >= 0) == (jnp.arange(key.shape[1]) < lengths[:, None])
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=lengths)
-    return _attend(tile, kernel, mask, after, (after | before).all() & at_the_end.all())
+    return _attend_by_place_or_position(tile, kernel, mask, after, (after | before).all() & at_the_end.all())
 
 
 def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
@@ -57,10 +57,10 @@ def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
     this, following = positions[:, :-1], positions[:, 1:]
     in_order = (following < 0) | ((this >= 0) & (this < following))
     mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())
-    return _attend(tile, kernel, mask, positions >= 0, in_order.all())
+    return _attend_by_place_or_position(tile, kernel, mask, positions >= 0, in_order.all())
 
 
-def _attend(
+def _attend_by_place_or_position(
     tile: Tile, kernel: str, simple: HopMask, attends: jax.Array, is_simple: jax.Array
 ) -> SoftmaxState:
     """Attention by the tile's own mask.

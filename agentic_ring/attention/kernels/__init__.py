@@ -1,1 +1,0 @@
-"""Kernels: attention of one block of queries to one block of keys. ``registry`` chooses among them."""

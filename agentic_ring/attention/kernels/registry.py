@@ -15,9 +15,9 @@ from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, T
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.mesh import mesh_platform
 
 _log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec
-from agentic_ring.attention.platform import mesh_device_kind
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.softmax import SoftmaxState
+from agentic_ring.mesh import mesh_device_kind
 
 LANES = 128
 """Tokens that a vector register of a TPU holds side by side; blocks are multiples of it."""

@@ -166,7 +166,7 @@ def _forward(tile: Tile, grid: ChunkGrid) -> SoftmaxState:
         def visit_keys(place: jax.Array, state: _RunningSoftmax) -> _RunningSoftmax:
             key, value, labels = jax.tree.map(lambda x: x[place], (keys, values, mask.key))
             pair = _Pair(replace(mask, query=query_labels, key=labels), scores, grid)
-            return _attend(state, query, key, value, pair)
+            return _attend_to_chunk(state, query, key, value, pair)
 
         zeros = jnp.zeros_like(query[..., 0], dtype)
         nothing = _RunningSoftmax(
@@ -280,7 +280,7 @@ def _visit(
     return jax.lax.fori_loop(0, reachable.sum(), lambda number, state: step(places[number], state), state)
 
 
-def _attend(
+def _attend_to_chunk(
     state: _RunningSoftmax, query: jax.Array, key: jax.Array, value: jax.Array, pair: _Pair
 ) -> _RunningSoftmax:
     scores = pair.masked(pair.scores.from_products(accumulate("xrh,xsh->xrs", query, key)), keys_first=False)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentic_ring.attention.inputs import Layout
 from agentic_ring.attention.kernels.chunks import default_chunk
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.options import Layout
 from agentic_ring.attention.ring.layout import chunk_run, padded_length, shard_order
 
 

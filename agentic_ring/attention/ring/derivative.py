@@ -37,7 +37,7 @@ class Route:
     """Whether the logsumexp is an output too, with a gradient."""
 
 
-def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+def attend_to_all_blocks(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     """Attention of this device's queries to the blocks of keys and values of all devices.
 
     The inputs are this device's shards; what changes scores is part of ``scores`` already.
@@ -48,16 +48,16 @@ def attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxStat
     # Hops combine them all, and the carries of a scan must keep their type. Before the custom derivative, so
     # that JAX sums the gradient of an array that was the same on several devices.
     arrays = inputs, scores
-    return _attend(route, *vary_alike(arrays, like=arrays, axes=route.axes))
+    return _all_blocks(route, *vary_alike(arrays, like=arrays, axes=route.axes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
+def _all_blocks(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     state = _forward(route, inputs, scores)
     return state._replace(output=state.output.astype(inputs.q.dtype))
 
 
-def _attend_forward(
+def _all_blocks_forward(
     route: Route, inputs: AttentionInputs, scores: Scores
 ) -> tuple[SoftmaxState, tuple[AttentionInputs, Scores, SoftmaxState]]:
     state = _forward(route, inputs, scores)
@@ -78,7 +78,7 @@ def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxSt
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
 
-def _attend_backward(
+def _all_blocks_backward(
     route: Route, residuals: tuple[AttentionInputs, Scores, SoftmaxState], d_state: SoftmaxState
 ) -> tuple[AttentionInputs, None]:
     inputs, scores, state = residuals
@@ -109,4 +109,4 @@ def _d_sinks(sinks: jax.Array, saved: Saved) -> jax.Array:
     return -(probability * saved.delta).sum((0, 1)).astype(sinks.dtype)
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+_all_blocks.defvjp(_all_blocks_forward, _all_blocks_backward)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention.inputs import Schedule
 from agentic_ring.attention.mask import TokenLabels
-from agentic_ring.attention.options import Schedule
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.hop import Block, Origin, Sums
 from agentic_ring.attention.softmax import SoftmaxState

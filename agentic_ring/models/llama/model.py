@@ -8,18 +8,11 @@ from flax import nnx
 
 from agentic_ring.attention.cache import KVCache
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.exchange import from_layout
-from agentic_ring.attention.ring.layout import Layout, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, from_layout, order, padded_length
 from agentic_ring.attention.scores import soft_capped
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.mesh import ShardingRules, constrain, devices_along
-from agentic_ring.models.blockwise import (
-    Weights,
-    apply_blockwise,
-    gather_param,
-    gather_weight,
-    sum_over_axes,
-)
+from agentic_ring.models.blockwise import Weights, apply_blockwise, gather_param, gather_weight, sum_over_axes
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama.families import family_named, misfits
 from agentic_ring.models.transformer import Transformer

@@ -1,4 +1,4 @@
-"""Sequences for caches, their attention in float64, and the step of a layer that attends and stores."""
+"""Sequences for caches, and what a layer does with them, step by step, against attention in float64."""
 
 from functools import partial
 
@@ -7,8 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention import MaskSpec, reference_attention
-from agentic_ring.attention.cache import CachedAttentionInputs, KVCache, empty_cache
-from agentic_ring.mesh import ShardingRules
+from agentic_ring.attention.cache import (
+    EMPTY_SLOT,
+    CachedAttentionInputs,
+    KVCache,
+    append,
+    append_blocks,
+    empty_cache,
+    slots_needed,
+)
+from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.decode import attend_new_tokens
+from agentic_ring.attention.cache.storage import store_like
+from agentic_ring.mesh import MeshShape, ShardingRules, mesh_on_first_devices
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
 RULES = ShardingRules()
@@ -53,3 +64,55 @@ def compile_step(attend, store):
         return output, store(cache, key[None], value[None], positions, RULES)
 
     return step
+
+
+decode_step = compile_step(attend_new_tokens, append)
+chunk_step = compile_step(attend_chunk, append_blocks)
+
+
+def counted(lengths: list[int], columns: int, start: int | list[int] = 0) -> np.ndarray:
+    """Positions from ``start`` on in rows of these lengths, and padding after them."""
+    place = np.arange(columns)
+    starts = np.broadcast_to(start, len(lengths))[:, None]
+    return np.where(place < np.array(lengths)[:, None], starts + place, EMPTY_SLOT).astype(np.int32)
+
+
+def follow(
+    shape: MeshShape,
+    positions: np.ndarray,
+    steps: list[tuple],
+    *,
+    mask: MaskSpec = CAUSAL,
+    heads=(HEADS, KEY_HEADS),
+    prefix: int = 0,
+    tolerance: float = 2e-6,
+) -> tuple[np.ndarray, KVCache]:
+    """Takes the columns of ``positions`` in ``steps``, (step, columns), and compares outputs with the truth.
+
+    The first ``prefix`` tokens of all rows are the same and lie in a cache of their own. Returns the last
+    output, and the cache.
+    """
+    rows, length = positions.shape
+    query, key, value = tokens(rows, prefix + length, heads=heads)
+    key[:, :prefix], value[:, :prefix] = key[:1, :prefix], value[:1, :prefix]
+    places = np.concatenate([np.tile(np.arange(prefix), (rows, 1)), positions], axis=1)
+    expected = oracle(query, key, value, places, mask)[:, prefix:]
+    calls = [columns for step, columns in steps if step is decode_step]
+    capacity = slots_needed(length - sum(calls), len(calls), max(calls, default=1), shape.ring)
+    with jax.set_mesh(mesh_on_first_devices(shape)):
+        cache = make_cache(rows, capacity, shape.ring, key_heads=heads[1])
+        shared = None
+        if prefix:
+            shared = make_cache(1, prefix, shape.ring, key_heads=heads[1])
+            kept = (jnp.asarray(x[:1, :prefix]).swapaxes(1, 2) for x in (key, value))
+            kept = ((store_like(x, shared.keys[0]),) for x in kept)
+            shared = KVCache(*kept, jnp.arange(prefix)[None], shared.filled, shared.calls)
+        output, first = None, 0
+        for step, columns in steps:
+            new = slice(first, first + columns)
+            arrays = (x[:, prefix:][:, new] for x in (query, key, value))
+            output, cache = step(cache, *arrays, positions[:, new], mask=mask, prefix=shared)
+            if output is not None:
+                np.testing.assert_allclose(output, expected[:, new], atol=tolerance)
+            first += columns
+    return output, cache

@@ -12,17 +12,17 @@ from agentic_ring.attention.cache import (
     EMPTY_SLOT,
     CachedAttentionInputs,
     CachedLayer,
-    KVCache,
     append,
     append_blocks,
     cache_specs,
     shard_attention,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk, ring_moves_less
+from agentic_ring.attention.cache.chunked_prefill import ring_moves_less
 from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
-from agentic_ring.attention.cache.storage import CACHE_DTYPES, empty, store_like
+from agentic_ring.attention.cache.storage import empty, store_like
+from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
@@ -33,102 +33,56 @@ from tests.attention.cache.sequences import (
     KEY_HEADS,
     MASKS,
     RULES,
-    compile_step,
+    chunk_step,
+    counted,
+    decode_step,
+    follow,
     make_cache,
     oracle,
     tokens,
 )
 
-decode_step = compile_step(attend_new_tokens, append)
-chunk_step = compile_step(attend_chunk, append_blocks)
 SHARP = Scores(scale=0.5, soft_cap=3.0)
-
-
-@pytest.mark.parametrize(
-    ("ring", "mask"), [(1, "causal"), (2, "window"), (4, "window and sinks"), (8, "causal")]
-)
-def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask):
-    lengths, padded, calls, per_call = np.array([13, 7, 16]), 16, 5, 2
-    query, key, value = tokens(3, padded + calls * per_call)
-    positions = np.where(np.arange(padded) < lengths[:, None], np.arange(padded), EMPTY_SLOT)
-    positions = np.concatenate([positions, lengths[:, None] + np.arange(calls * per_call)], axis=1)
-    positions[1, -per_call:] = EMPTY_SLOT  # a row that ends before the others
-    arrays = (query, key, value, positions)
-    expected = oracle(*arrays, MASKS[mask])
-
-    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
-        cache = make_cache(3, slots_needed(padded, calls, per_call, ring), ring)
-        stored = (key[None, :, :padded], value[None, :, :padded], positions[:, :padded])
-        cache = jax.jit(partial(append_blocks, rules=RULES))(cache, *stored)
-        for first in range(padded, padded + calls * per_call, per_call):
-            new = slice(first, first + per_call)
-            output, cache = decode_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
-    assert not np.any(np.asarray(output)[1])
-    # Whole calls go to the devices in turn.
-    shares = [len(range(device, calls, ring)) * per_call for device in range(ring)]
-    np.testing.assert_array_equal(cache.filled, padded // ring + np.array(shares))
 
 
 @pytest.mark.parametrize(
     ("ring", "mask", "heads"),
     [
         (1, "causal", (4, 2)),
-        (2, "window and sinks", (4, 2)),
-        (4, "causal", (4, 2)),
-        (8, "window", (4, 2)),
         (2, "window", (8, 1)),
-        (4, "window and sinks", (8, 1)),
-        (8, "causal", (8, 1)),
+        (4, "window and sinks", (4, 2)),
+        (4, "causal", (8, 1)),
     ],
 )
-def test_a_prompt_in_chunks_of_any_size_attends_as_it_does_at_once(ring, mask, heads):
-    """Of 8 heads that share a key head the queries would be more to send than all keys."""
-    length, sizes, shorter = 29, (16, 16), 6  # the last chunk is 13 tokens and padding
-    query, key, value = tokens(2, sum(sizes), heads=heads)
-    positions = np.tile(np.arange(sum(sizes)), (2, 1))
-    positions[positions >= length - np.array([[0], [shorter]])] = EMPTY_SLOT
-    arrays = (query, key, value, positions)
-    expected = oracle(*arrays, MASKS[mask])
-    with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=ring))):
-        cache = make_cache(2, slots_needed(sum(sizes), 1, 1, ring), ring, key_heads=heads[1])
-        for first, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
-            new = slice(first, first + size)
-            inputs = CachedAttentionInputs(*(x[:, new] for x in arrays), cache.layer(0))
-            assert ring_moves_less(inputs) == (heads == (8, 1))
-            output, cache = chunk_step(cache, *(x[:, new] for x in arrays), mask=MASKS[mask])
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
-    np.testing.assert_array_equal(cache.filled, [sum(sizes) // ring] * ring)
+def test_rows_of_different_lengths_decode_on_from_their_own_positions(ring, mask, heads):
+    """After a prompt in two chunks; of 8 heads that share a key head the keys are less to send."""
+    chunks = counted([13, 7, 16], 16), counted([13, 13, 10], 16, start=[13, 7, 16])
+    calls = counted([6, 6, 4], 6, start=[26, 20, 26])  # the last row ends before the others
+    steps = [(chunk_step, 16), (chunk_step, 16), *[(decode_step, 2)] * 3]
+    positions = np.concatenate([*chunks, calls], axis=1)
+    output, cache = follow(MeshShape(ring=ring), positions, steps, mask=MASKS[mask], heads=heads)
+    assert not np.any(np.asarray(output)[2])
+    # Whole calls go to the devices in turn.
+    shares = [len(range(device, 3, ring)) * 2 for device in range(ring)]
+    np.testing.assert_array_equal(cache.filled, 32 // ring + np.array(shares))
 
 
-@pytest.mark.parametrize("shape", [MeshShape(ring=4), MeshShape(ring=2, data=2, tensor=2)], ids=str)
-def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row(shape):
-    batch, prefix_length, calls = 4, 16, 3
-    once = tokens(1, prefix_length, seed=1)
-    query, key, value = tokens(batch, 8 + calls)
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1)])
+def test_the_shapes_say_whether_keys_go_round_the_ring(heads):
+    query, new = (jnp.zeros((2, 16, count, HEAD_DIM)) for count in heads)
+    positions, cache = jnp.zeros((2, 16), jnp.int32), make_cache(2, 36, 4, key_heads=heads[1])
+    inputs = CachedAttentionInputs(query, new, new, positions, cache.layer(0))
+    assert ring_moves_less(inputs) == (heads == (8, 1))
+
+
+def test_a_prefix_kept_once_is_as_good_as_a_copy_in_every_row():
     # Rows differ in where their own tokens begin: the first has a chunk before, the others padding.
-    positions = prefix_length + np.tile(np.arange(8 + calls), (batch, 1))
+    positions = 16 + np.tile(np.arange(11, dtype=np.int32), (4, 1))
     positions[1:] -= 3
     positions[1:, :3] = EMPTY_SLOT
-    whole = [
-        np.concatenate([np.repeat(a, batch, 0), b], 1) for a, b in zip(once, (query, key, value), strict=True)
-    ]
-    all_positions = np.concatenate([np.tile(np.arange(prefix_length), (batch, 1)), positions], 1)
-    expected = oracle(*whole, all_positions, CAUSAL)[:, prefix_length:]
-
-    arrays = (query, key, value, positions)
-    with jax.set_mesh(mesh_on_first_devices(shape)):
-        prefix = make_cache(1, prefix_length, shape.ring)
-        keys, values = (jnp.asarray(x).swapaxes(1, 2) for x in once[1:])
-        stored = ((store_like(x, prefix.keys[0]),) for x in (keys, values))
-        prefix = KVCache(*stored, jnp.arange(prefix_length)[None], prefix.filled, prefix.calls)
-        cache = make_cache(batch, slots_needed(8, calls, 1, shape.ring), shape.ring)
-        output, cache = chunk_step(cache, *(x[:, :8] for x in arrays), prefix=prefix)
-        np.testing.assert_allclose(output, expected[:, :8], atol=2e-6)
-        for token in range(8, 8 + calls):
-            new = slice(token, token + 1)
-            output, cache = decode_step(cache, *(x[:, new] for x in arrays), prefix=prefix)
-            np.testing.assert_allclose(output, expected[:, new], atol=2e-6)
+    follow(
+        MeshShape(ring=2, data=2, tensor=2), positions, [(chunk_step, 8), *[(decode_step, 1)] * 3], prefix=16
+    )
 
 
 @pytest.mark.usefixtures("full_compiler")
@@ -150,52 +104,57 @@ def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
     assert many <= few
 
 
-SHARED_ROWS = [(2, 1), (2, 40), (1, 1), (1, 24)]  # rows of the shard, and queries in each of two rows
+def shard_of(dtype: str, *arrays: np.ndarray, positions: np.ndarray) -> tuple[CachedLayer, list[np.ndarray]]:
+    """Keys and values as a shard stores them, and what it then holds."""
+    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in arrays]
+    shard = CachedLayer(*stored, jnp.asarray(positions))
+    return shard, [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
+
+
+def attend(query, positions, shard: CachedLayer, mask: MaskSpec = CAUSAL, scores: Scores = SHARP):
+    run = jax.jit(partial(attend_to_shard, mask=mask, scores=scores))
+    return run(jnp.asarray(query), jnp.asarray(positions), shard)
+
+
+SLOTS = 1536
+"""Three slabs of 512, of which the last holds nothing."""
 
 
 @pytest.mark.parametrize(
     ("dtype", "batch", "queries", "mask"),
     [
-        (dtype, *rows, list(MASKS)[(i + j) % len(MASKS)])
-        for i, dtype in enumerate(CACHE_DTYPES)
-        for j, rows in enumerate(SHARED_ROWS)
+        ("float32", 2, 1, "window and sinks"),
+        ("float32", 1, 24, "causal"),
+        ("bfloat16", 2, 40, "window"),
+        ("bfloat16", 1, 1, "causal"),
+        ("int8", 2, 1, "causal"),
+        ("int8", 1, 24, "window and sinks"),
     ],
 )
 def test_a_shard_of_several_slabs_is_attended_exactly_for_what_it_stores(dtype, batch, queries, mask):
-    slots = 1536  # three slabs of 512, of which the last holds nothing
-    query, key, value = tokens(batch, slots)
+    query, key, value = tokens(batch, SLOTS)
     query = np.concatenate([query[:, :queries], query[:, :queries] + 1])[:2]  # two rows of queries always
-    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
     random = np.random.default_rng(0)
-    place = np.stack([random.permutation(slots) for _ in range(batch)])
-    key_positions = np.where(np.arange(slots) < 1000, place, EMPTY_SLOT)
-    query_positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])[: len(query)]
-    shard = CachedLayer(*stored, jnp.asarray(key_positions))
-    run = jax.jit(partial(attend_to_shard, mask=MASKS[mask], scores=SHARP))
-    state = run(jnp.asarray(query), jnp.asarray(query_positions), shard)
-
-    restored = [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
-    arrays = [np.broadcast_to(x, (len(query), *x.shape[1:])) for x in (*restored, key_positions)]
+    place = np.stack([random.permutation(SLOTS) for _ in range(batch)])
+    key_positions = np.where(np.arange(SLOTS) < 1000, place, EMPTY_SLOT)
+    query_positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])
+    shard, restored = shard_of(dtype, key, value, positions=key_positions)
+    state = attend(query, query_positions, shard, MASKS[mask])
+    arrays = [np.broadcast_to(x, (2, *x.shape[1:])) for x in (*restored, key_positions)]
     scores = {"scale": SHARP.scale, "soft_cap": SHARP.soft_cap}
     expected = oracle(query, *arrays[:2], (query_positions, arrays[2]), MASKS[mask], **scores)
     np.testing.assert_allclose(state.output, expected, atol=4e-6)
 
 
-@pytest.mark.parametrize("query_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("dtype", "query_dtype"), [("bfloat16", "float32"), ("int8", "bfloat16")])
 def test_the_products_of_a_gpu_lose_nothing_of_what_a_shard_stores(monkeypatch, dtype, query_dtype):
     monkeypatch.setattr(shard_attention, "mesh_platform", lambda: "gpu")
-    slots = 1536
-    query, key, value = tokens(2, slots)
-    query = np.asarray(jnp.asarray(query[:, :2]).astype(query_dtype), np.float32)
-    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
-    key_positions = np.tile(np.where(np.arange(slots) < 1000, np.arange(slots), EMPTY_SLOT), (2, 1))
+    query, key, value = tokens(2, SLOTS)
+    query = jnp.asarray(query[:, :2]).astype(query_dtype)
+    key_positions = np.tile(np.where(np.arange(SLOTS) < 1000, np.arange(SLOTS), EMPTY_SLOT), (2, 1))
     query_positions = np.array([[900, 901], [EMPTY_SLOT, 100]])
-    run = jax.jit(partial(attend_to_shard, mask=CAUSAL, scores=SHARP))
-    arguments = (jnp.asarray(query, query_dtype), jnp.asarray(query_positions))
-    state = run(*arguments, CachedLayer(*stored, jnp.asarray(key_positions)))
-
-    restored = [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
+    shard, restored = shard_of(dtype, key, value, positions=key_positions)
+    state = attend(query, query_positions, shard)
     scores = {"scale": SHARP.scale, "soft_cap": SHARP.soft_cap}
     expected = oracle(query, *restored, (query_positions, key_positions), CAUSAL, **scores)
     # Of a query in bfloat16, probabilities are rounded to it as in the kernels for many queries.
@@ -222,15 +181,12 @@ def test_attention_to_a_smaller_cache_is_off_by_a_bounded_amount(dtype, measured
     query, key, value = tokens(2, slots)
     query, positions = query[:, -1:], np.full((2, 1), slots)
     expected = oracle(query, key, value, (positions, np.tile(np.arange(slots), (2, 1))), CAUSAL)
-    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in (key, value)]
-    shard = CachedLayer(*stored, jnp.tile(jnp.arange(slots), (2, 1)))
-    attend = jax.jit(partial(attend_to_shard, mask=CAUSAL, scores=Scores(HEAD_DIM**-0.5)))
-    output = attend(jnp.asarray(query), jnp.asarray(positions), shard)
-    error = np.abs(np.asarray(output.output) - expected).max()
+    places = np.tile(np.arange(slots), (2, 1))
+    shard, (new_key, new_value) = shard_of(dtype, key, value, positions=places)
+    output = attend(query, positions, shard, scores=Scores(HEAD_DIM**-0.5)).output
+    error = np.abs(np.asarray(output) - expected).max()
     # No score is off by more than `off`, so no probability by more than a factor exp(2 off).
-    key_error, value_error = (
-        np.asarray(new.restored()).swapaxes(1, 2) - old for new, old in zip(stored, (key, value), strict=True)
-    )
+    key_error, value_error = new_key - key, new_value - value
     per_head = np.repeat(key_error, HEADS // KEY_HEADS, axis=2)
     off = np.abs((query * per_head).sum(-1)).max() * HEAD_DIM**-0.5
     assert error <= np.abs(value_error).max() + np.expm1(2 * off) * np.abs(value).max()
@@ -244,7 +200,7 @@ def collectives(compiled: jax.stages.Compiled) -> set[str]:
 
 
 @pytest.mark.usefixtures("full_compiler")
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_no_key_or_value_moves_and_a_donated_cache_is_updated_in_place(dtype):
     ring, batch = 4, 2
     mesh = mesh_on_first_devices(MeshShape(ring=ring))
@@ -298,7 +254,6 @@ def test_what_attending_moves_does_not_grow_with_the_cache():
         assert moved(chunk_step, "ring", 4096) == chunk
         # What is less goes to the other: the cache, where it is small.
         assert moved(chunk_step, "ring", 16, heads=(8, 1))[0] == {"collective-permute"}
-        assert moved(chunk_step, "ring", 4096, heads=(8, 1))[0] <= {"all-gather", "all-to-all"}
 
 
 def test_capacity_is_counted_by_device_and_by_chunk():
@@ -308,9 +263,17 @@ def test_capacity_is_counted_by_device_and_by_chunk():
     assert slots_needed(prefill_tokens=4000, calls=1, tokens_per_call=2, ring=4) == 4 * 1024
 
 
-def test_an_unknown_cache_dtype_is_refused():
-    with pytest.raises(UnknownNameError, match=r"unknown cache dtype 'float16'.*int8"):
+def test_dtypes_that_no_cache_has_are_refused():
+    with pytest.raises(UnknownNameError, match="cache dtype 'float16'"):
         make_cache(1, 8, 1, "float16")
+    with jax.enable_x64(True):
+        query, key, value = (jnp.asarray(x, "float64") for x in tokens(1, 8))
+        positions, cache = jnp.arange(8, dtype=jnp.int32)[None], make_cache(1, 64, 1)
+        with pytest.raises(ArgumentError, match="queries of a cache are float64"):
+            attend_new_tokens(CachedAttentionInputs(query, key, value, positions, cache.layer(0)), RULES)
+        for store in (append, append_blocks):
+            with pytest.raises(ArgumentError, match="keys and values are float64"):
+                store(cache, key[None], value[None], positions, RULES)
 
 
 FULL = {"append": (append, 8), "append_blocks": (append_blocks, 16)}
@@ -327,18 +290,17 @@ def test_a_full_cache_refuses_tokens(store):
 
     with jax.set_mesh(mesh_on_first_devices(MeshShape(ring=2))):
         cache = make_cache(1, 16, ring=2)
-        with pytest.raises(ArgumentError, match=r"has 8 slots, 0 of them filled; .*slots_needed"):
+        with pytest.raises(ArgumentError, match="8 slots, 0 of them filled"):
             jax.jit(lambda cache: put(cache, *tokens_of(most + 2), RULES))(cache)
         fill = jax.jit(lambda cache: put(cache, *tokens_of(most), RULES))
         for _ in range(16 // most):
             cache = fill(cache)
         np.testing.assert_array_equal(cache.filled, [8, 8])
-        with pytest.raises(ArgumentError, match=r"has 8 slots, 8 of them filled; .*slots_needed"):
+        with pytest.raises(ArgumentError, match="8 slots, 8 of them filled"):
             put(cache, *tokens_of(2), RULES)
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("store", FULL)
+@pytest.mark.parametrize(("store", "dtype"), [("append", "int8"), ("append_blocks", "bfloat16")])
 def test_a_cache_that_a_program_overfills_gives_nan(store, dtype):
     put, _ = FULL[store]
     key, value = (jnp.ones((1, 2, 6, KEY_HEADS, HEAD_DIM)) for _ in range(2))
@@ -347,9 +309,9 @@ def test_a_cache_that_a_program_overfills_gives_nan(store, dtype):
     query = jnp.ones((2, 1, HEADS, HEAD_DIM))
     new = jnp.ones((2, 1, KEY_HEADS, HEAD_DIM))
     place = jnp.full((2, 1), 6, jnp.int32)
-    attend = jax.jit(
+    read = jax.jit(
         lambda cache: attend_new_tokens(CachedAttentionInputs(query, new, new, place, cache.layer(0)), RULES)
     )
     cache = step(make_cache(2, 8, 1, dtype))
-    assert np.isfinite(attend(cache)).all()
-    assert np.isnan(attend(step(cache))).all()
+    assert np.isfinite(read(cache)).all()
+    assert np.isnan(read(step(cache))).all()

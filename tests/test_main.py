@@ -2,16 +2,14 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from agentic_ring import doctor
+from agentic_ring import __main__ as command
 from agentic_ring.__main__ import main
 from agentic_ring.attention import plan
-from tests.commands import exit_status
+from tests.commands import exit_status, run_python
 from tests.data.text.test_packing import numbered, packed, write
 
 
@@ -32,7 +30,7 @@ def test_the_whole_report(capsys):
         "    xla: takes all tiles",
     ):
         assert line in printed.splitlines()
-    assert "    cudnn: refuses: kernel is 'cudnn', which runs on gpu devices, but these are cpu" in printed
+    assert "    cudnn: refuses: kernel is 'cudnn'" in printed
 
 
 def test_the_balance_of_packed_rows(capsys, tmp_path):
@@ -41,9 +39,8 @@ def test_the_balance_of_packed_rows(capsys, tmp_path):
     assert exit_status(main, "--packing", str(path), "--ring", "4", "--data", "2", "--batch", "2") == 0
     printed = capsys.readouterr().out
     assert "1 x 512 tokens of a sequence of 2048" in printed
-    found = re.search(
-        r"1 packed rows over 4 devices: contiguous (.*), striped.*, block_striped (.*), z", printed
-    )
+    pattern = r"1 packed rows over 4 devices: contiguous (.*), striped.*, block_striped (.*), z"
+    found = re.search(pattern, printed)
     assert found is not None
     assert 1.0 <= float(found[2]) < float(found[1])
 
@@ -59,37 +56,31 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
 
 
 def test_memory_where_devices_tell(monkeypatch):
-    assert "memory " not in doctor.describe_devices()
-    monkeypatch.setattr(doctor, "bytes_limit", lambda device: 80 * 2**30)
-    assert "memory     80.0 GiB per device" in doctor.describe_devices()
+    assert "memory " not in command.describe_devices()
+    monkeypatch.setattr(command, "bytes_limit", lambda device: 80 * 2**30)
+    assert "memory     80.0 GiB per device" in command.describe_devices()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--ring", "3"], "needs 3 devices, but there are 8"),
-        (["--heads", "6", "--kv-heads", "4"], "q has 6 heads and k has 4"),
-        (["--tokens", "-4"], "--tokens is -4; it must be at least 1"),
-        (["--kv-heads", "0"], "--kv-heads is 0; it must be at least 1"),
-        (
-            ["--tensor", "8", "--heads", "12"],
-            "the heads of q is 12, which does not divide over the 8 devices",
-        ),
-        (["--window", "0"], "window is 0; it must be at least 1"),
+        ("--ring 3", "3 devices"),
+        ("--heads 6 --kv-heads 4", "6 heads and k has 4"),
+        ("--tokens -4", "--tokens is -4"),
+        ("--kv-heads 0", "--kv-heads is 0"),
+        ("--window 0", "window is 0"),
     ],
 )
-def test_one_message_for_a_bad_value(arguments, message, capsys):
-    assert exit_status(main, *arguments) == 1
+def test_one_message_for_a_bad_value(arguments, named, capsys):
+    assert exit_status(main, *arguments.split()) == 1
     printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
+    assert re.fullmatch(f"error: .*{named}.*\n", printed.err)
     assert not printed.out
 
 
 def test_as_a_program_with_simulated_devices():
-    command = [sys.executable, "-m", "agentic_ring", "--simulated-devices", "4", "--tokens", "4096"]
+    flags = ["--simulated-devices", "4", "--tokens", "4096"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    finished = run_python("-m", "agentic_ring", *flags, env=environment)
     assert "mesh       stage 1 x data 1 x fsdp 1 x ring 4 x tensor 1" in finished.stdout
     assert finished.stderr == ""
