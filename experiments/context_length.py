@@ -39,7 +39,7 @@ from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from evals.common.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
+from evals.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 
 
 @dataclass(frozen=True)

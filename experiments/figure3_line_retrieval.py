@@ -20,7 +20,8 @@ from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import read_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.common.plots import (
+from evals.lines.accuracy_plots import accuracy_axes
+from evals.plots import (
     BLUE,
     GREEN,
     GREY,
@@ -31,7 +32,6 @@ from evals.common.plots import (
     save,
     titled_canvas,
 )
-from evals.lines.accuracy_plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

@@ -8,19 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from agentic_ring.results.intervals import Interval, hierarchical_interval
-from evals.common.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    draw_intervals,
-    error_bars,
-    legend_below,
-    save,
-    titled_canvas,
-)
 from evals.in_context.references import regret
 from evals.in_context.verdict import (
     ARMS,
@@ -34,6 +21,19 @@ from evals.in_context.verdict import (
     Case,
     Returns,
     block,
+)
+from evals.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    draw_intervals,
+    error_bars,
+    legend_below,
+    save,
+    titled_canvas,
 )
 
 BLACK = "#000000"

@@ -15,11 +15,11 @@ from agentic_ring.results.results_file import Figure
 from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
-from evals.common.plots import save, titled_canvas
 from evals.ladder_tasks.documents import LadderQuestion
 from evals.ladder_tasks.tasks import TASKS
 from evals.lines.accuracy_plots import MISSES_TO_HITS
 from evals.lines.readers import Answer
+from evals.plots import save, titled_canvas
 
 REFERENCE = "4k"
 """Length whose score the effective length is measured against."""

@@ -10,9 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from agentic_ring.token_units import short_tokens
-from evals.common.plots import BLUE, ORANGE, Canvas, draw_intervals, save, titled_canvas
 from evals.lines.prediction_log import Prediction
 from evals.lines.scores import Rule, SetScore
+from evals.plots import BLUE, ORANGE, Canvas, draw_intervals, save, titled_canvas
 
 DEPTH_BINS = 5
 PARTNER_BINS = {"none": 1, "1 to 3": 4, "4 to 15": 16, "16 to 63": 64, "64 to 127": 128, "128 or more": None}

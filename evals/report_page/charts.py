@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 
 from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.evaluation_record import EvaluationRecord
-from evals.common.plots import (
+from evals.plots import (
     BLUE,
     GREEN,
     GREY,

@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE, PINK
 from evals.in_context.learning_curves import PLOTS
 from evals.in_context.recorded_trials import GROUPS, RecordedTrials
 from evals.in_context.verdict import Returns
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK
 from evals.report_page.charts import chart, legend
 
 _COLOURS = (GREEN, BLUE, ORANGE, PINK, GREY)

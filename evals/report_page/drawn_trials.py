@@ -6,8 +6,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Circle
 
 from agentic_ring.data.families import Family
-from evals.common.plots import BLUE, GREEN, GREY, ORANGE
 from evals.in_context.recorded_trials import RecordedTrials
+from evals.plots import BLUE, GREEN, GREY, ORANGE
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced
 
 _FRAMES = 9

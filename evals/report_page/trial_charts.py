@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
-from evals.common.plots import GREY, PALETTE, draw_intervals
+from evals.plots import GREY, PALETTE, draw_intervals
 from evals.report_page.charts import INK, chart, legend
 
 _STYLES = ("-", "--", "-.", ":")

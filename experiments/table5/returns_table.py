@@ -19,7 +19,7 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.common.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
+from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS

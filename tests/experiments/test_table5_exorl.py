@@ -11,7 +11,7 @@ from agentic_ring.provenance import provenance
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure, Results
 from agentic_ring.results.rows import read_rows
-from evals.compile.compile_target import CompilerMissingError
+from evals.compile.machines import CompilerMissingError
 from experiments import paper, table5_exorl
 from experiments.table5 import methods, presets
 from experiments.table5.cells import TableCell, run_cell

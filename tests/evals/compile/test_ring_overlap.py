@@ -1,9 +1,9 @@
 """Overlap of transfers with compute, in the text of a schedule and in compiled ring attention."""
 
 import pytest
+from evals.compile.compile_target import CompilerMissingError, compile_target
 
 from evals.compile.collective_schedule import exposed, parse, transfers
-from evals.compile.compile_target import CompilerMissingError, compile_target
 from evals.ring_overlap import AttentionProblem
 
 PROGRAM = """\

@@ -6,10 +6,9 @@ import pytest
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.utilisation.projection import Overlap, Step, hop_bytes, project
-from evals.utilisation.rates import Rates
+from evals.utilisation.projection import Overlap, Rates, Step, hop_bytes, project
 from experiments import paper
-from experiments.table4.table2 import minimum_block
+from experiments.table4.projection import minimum_block
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 RATES = Rates(
@@ -26,7 +25,6 @@ RATES = Rates(
 )
 MASK_IS_FREE = replace(RATES, causal_forward=RATES.full_forward, causal_backward=RATES.full_backward)
 STEP = Step(STACK, vocab_size=10, context=64, ring=4, devices=4)
-KEPT = ("full", "attention")
 PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
 
 
@@ -44,12 +42,16 @@ def test_one_device_is_a_sum_by_hand():
     assert projected.utilisation(projected.seconds * 200) == pytest.approx(1)
 
 
-def test_without_rematerialisation_a_forward_less():
-    kept = project(replace(STEP, stack=replace(STACK, remat="none")), RATES)
-    again = project(STEP, RATES)
-    assert kept.products == pytest.approx(again.products * 3 / 4)
+def test_what_is_kept_is_not_computed_again():
+    again, saved, kept = (
+        project(replace(STEP, stack=replace(STACK, remat=remat)), RATES)
+        for remat in ("full", "attention", "none")
+    )
     forward = 4 * (16 * 16 / 2) * 8
-    assert again.attention - kept.attention == pytest.approx(2 * forward * (1 / 20 + 3 / 40))
+    for less in (saved, kept):
+        assert again.attention - less.attention == pytest.approx(2 * forward * (1 / 20 + 3 / 40))
+    assert saved.products == again.products
+    assert kept.products == pytest.approx(again.products * 3 / 4)
 
 
 def test_groups_of_heads_project_once_more():
@@ -93,13 +95,6 @@ def test_slow_links_expose_what_compute_does_not_overlap():
     assert exposed.hops - hidden.hops == pytest.approx(2 * behind)
 
 
-def test_the_faster_the_link_the_sooner_and_never_below_compute():
-    seconds = [project(STEP, replace(RATES, link=link)).seconds for link in (0.01, 0.1, 1.0, 10.0, 1e6, 1e12)]
-    assert seconds == sorted(seconds, reverse=True)
-    projected = project(STEP, replace(RATES, link=1e12))
-    assert projected.hops == pytest.approx(0, abs=1e-6)
-
-
 def test_products_overlap_gathers_or_not():
     rates = replace(RATES, collective=1000.0)
     a_number, layer, ends = 3 / 4 / 1000, 4 * 8 * 8 + 3 * 8 * 16, 2 * 80
@@ -111,13 +106,6 @@ def test_products_overlap_gathers_or_not():
     behind = 2 * 4 * 16 * 2 * layer / 100
     shown = project(STEP, slow, Overlap(gathers=False)).gathers
     assert shown - project(STEP, slow).gathers == pytest.approx(behind)
-
-
-def test_saved_attention_is_not_computed_again():
-    again, saved = (project(replace(STEP, stack=replace(STACK, remat=remat)), RATES) for remat in KEPT)
-    forward = 4 * (16 * 16 / 2) * 8
-    assert again.attention - saved.attention == pytest.approx(2 * forward * (1 / 20 + 3 / 40))
-    assert again.products == saved.products
 
 
 def test_accumulation_repeats_everything_but_the_update():
@@ -134,18 +122,11 @@ def test_rates_scale_with_the_peak():
     assert (other.link, other.collective, other.memory, other.peak) == (7.0, 7.0, 8.0, 2000.0)
 
 
-def test_simulated_devices_share_their_processor():
-    # Eight devices with an eighth of the rates each take as long as one with all of the work.
-    rates = replace(MASK_IS_FREE, link=1e12, collective=1e12)
-    simulated = project(STEP, rates.shared_by(4))
-    assert simulated.seconds == pytest.approx(project(replace(STEP, ring=1, devices=1), rates).seconds)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ring": 3}, "a ring of 3 does not divide 4 devices"),
-        ({"context": 36}, "choose a multiple of 8"),
+        ({"ring": 3}, "ring of 3"),
+        ({"context": 36}, "context is 36"),
         ({"rows": 0}, "rows is 0"),
     ],
 )
@@ -154,24 +135,24 @@ def test_steps_that_do_not_divide_are_refused(change, message):
         replace(STEP, **change)
 
 
-@pytest.mark.parametrize("row", paper.interconnects().values(), ids=lambda row: row.name)
-def test_table_2(row):
-    found = minimum_block(STACK, row.flops, row.link_bandwidth)
-    # The paper prints 24.5 and 149.5 for InfiniBand, which do not even agree with each other (6 x 24.5
-    # = 147); 312 / 12.5 is 24.96. All other figures are rounded right.
-    block_slip, sequence_slip = (0.46, 0.26) if row.name == "A100 InfiniBand" else (0.05, 0.05)
-    assert found.paper / 1e3 == pytest.approx(row.block_k, abs=block_slip + 1e-9)
-    assert found.paper_sequence / 1e3 == pytest.approx(row.sequence_k, abs=sequence_slip + 1e-9)
+def test_table_2():
+    for row in paper.interconnects().values():
+        found = minimum_block(STACK, row.flops, row.link_bandwidth).paper / 1e3
+        # The paper prints 24.5 and 149.5 for InfiniBand, which do not even agree with each other (6 x 24.5
+        # = 147); 312 / 12.5 is 24.96. All other figures are rounded right.
+        block_slip, sequence_slip = (0.46, 0.26) if row.name == "A100 InfiniBand" else (0.05, 0.05)
+        assert found == pytest.approx(row.block_k, abs=block_slip + 1e-9), row.name
+        assert 6 * found == pytest.approx(row.sequence_k, abs=sequence_slip + 1e-9), row.name
 
 
 def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     link, rate = 50.0, 400_000.0
     found = minimum_block(STACK, rate, link)
     assert found.forward == pytest.approx(2 * found.paper)
-    assert found.block == found.backward == pytest.approx(2.4 * found.paper)
+    assert found.backward == pytest.approx(2.4 * found.paper)
     kernels = ("causal_forward", "causal_backward", "full_forward", "full_backward")
     rates = replace(RATES, link=link, **dict.fromkeys(kernels, rate))
-    block = 2 * round(found.block / 2)
+    block = 2 * round(found.backward / 2)
     final = 2 * hop_bytes(STACK, block, 2) / link
     assert project(replace(STEP, context=4 * block), rates).hops == pytest.approx(final, rel=0.01)
     assert project(replace(STEP, context=2 * block), rates).hops > 1.5 * final / 2

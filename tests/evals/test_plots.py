@@ -9,7 +9,7 @@ import pytest
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import Interval, mean_interval
-from evals.common.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
+from evals.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
 
 
 def pixels(path: Path, colour: str) -> np.ndarray:
