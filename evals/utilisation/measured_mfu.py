@@ -17,12 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results.timing import Spread, square_product, square_product_flops, time_interleaved
 from evals.compile.machines import hardware_of
-from evals.speed.interleaved import Spread, time_interleaved
 from evals.utilisation.projection import Rates, Step, reached_rates
-
-MATMUL_WIDTH = {"cpu": 2048}
-"""Rows and columns of the square matrices, by platform; 8192 elsewhere."""
 
 
 class Candidate(NamedTuple):
@@ -77,17 +74,17 @@ def measure(candidates: Sequence[Candidate], itemsize: int, turns: int) -> tuple
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")
-    width, dtype = MATMUL_WIDTH.get(jax.default_backend(), 8192), {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
-    times = _times([[partial(_square_product, width, dtype), each.make] for each in candidates], turns)
+    product = partial(square_product, {2: jnp.bfloat16, 4: jnp.float32}[itemsize])
+    times = _times([[product, each.make] for each in candidates], turns)
     peak, _ = known_peak(itemsize)
-    peaks = [peak or 2 * width**3 / median(products) for products in zip(*times[::2], strict=True)]
+    peaks = [peak or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
     rows = []
     for candidate, seconds in zip(candidates, times[1::2], strict=True):
         row = _row(candidate, seconds, peaks)
         if rows:
             more = candidate.step.flops.model / candidates[0].step.flops.model
-            over = Spread.of(own / (more * base) for own, base in zip(seconds, times[1], strict=True))
-            row.spreads["over_blockwise_rate"] = over
+            expected = [more * base for base in times[1]]
+            row.spreads["over_blockwise_rate"] = Spread.ratio(seconds, expected)
         rows.append(row)
     sharing = candidates[0].step.devices if simulated() else 1
     return rows, reached_rates(candidates[0].step, median(times[1]), median(peaks) / sharing)
@@ -124,9 +121,3 @@ def _row(candidate: Candidate, seconds: Sequence[float], peaks: Sequence[float])
         rounds = zip(seconds, peaks, strict=True)
         spreads[f"mfu_{count}"] = Spread.of(operations / (spent * peak * devices) for spent, peak in rounds)
     return MeasuredRow(candidate.method, step, spreads)
-
-
-def _square_product(width: int, dtype: Any) -> Callable[[], Any]:
-    """Multiplies square matrices on one device."""
-    square = jnp.ones((width, width), dtype, device=jax.devices()[0])
-    return partial(jax.jit(jnp.matmul), square, square)

@@ -3,10 +3,10 @@
 import pytest
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.results import timing
 from agentic_ring.results.rows import read_rows
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
-from evals.utilisation import measured_mfu
 from evals.utilisation.projection import PUBLISHED
 from experiments import paper, table4_mfu
 from experiments.table4.projection import MACHINE_NAMES, paper_steps, project_machine, project_paper
@@ -17,7 +17,7 @@ from tests.commands import exit_status
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    monkeypatch.setattr(measured_mfu, "MATMUL_WIDTH", {"cpu": 64})
+    monkeypatch.setattr(timing, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 
 

@@ -12,10 +12,11 @@ from agentic_ring.attention import order
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.results import timing
 from agentic_ring.results.rows import write_rows
+from agentic_ring.results.timing import Spread
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
-from evals.speed.interleaved import Spread
 from evals.utilisation import measured_mfu
 from evals.utilisation.measured_mfu import Candidate, known_peak, measure
 from evals.utilisation.projection import Step, project, read_rates
@@ -38,7 +39,7 @@ def measured(monkeypatch):
     blockwise, ring = [2.0, 4.0, 8.0], [10.0, 10.0, 20.0]
     seconds = [[0.5, 0.25, 0.125], blockwise, [0.5, 0.25, 0.125], ring]
     monkeypatch.setattr(measured_mfu, "_times", lambda makers, turns: seconds)
-    monkeypatch.setattr(measured_mfu, "MATMUL_WIDTH", {"cpu": 10 / 2 ** (1 / 3)})
+    monkeypatch.setattr(timing, "MATMUL", {"cpu": 10 / 2 ** (1 / 3)})
     candidates = [Candidate("blockwise", BLOCKWISE, math.nan), Candidate("ring", RING, math.nan)]
     return measure(candidates, itemsize=4, turns=3)
 
