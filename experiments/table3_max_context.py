@@ -24,7 +24,7 @@ from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens, thousands
 from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
 from evals.compile.machines import MACHINES, NamedMachine, machine
-from evals.compile.maximum_context import ContextCell, Finding, Program, search
+from evals.compile.maximum_context import COMPILE_SECONDS, ContextCell, Finding, Program, search
 from evals.compile.step_memory import TrainStep
 from experiments import paper
 from experiments.common.cells import CellPool
@@ -45,8 +45,6 @@ BEYOND_THE_PAPER = (
 )
 """Rows beyond the paper: current machines, and Llama-3-8B on the four GPUs of a published PyTorch report."""
 
-COMPILE_SECONDS = 1800
-"""Time after which a compiler is given up."""
 TABLE_WIDTH = 150
 """Width in characters, also in narrower terminals and in files: wrapped cells are hard to read."""
 

@@ -25,6 +25,8 @@ from evals.compile.machines import NamedMachine, machine
 from evals.compile.step_memory import TrainStep
 
 LEAST_CONTEXT = 1024
+COMPILE_SECONDS = 1800
+"""Time after which a compiler is given up."""
 
 
 class CompilerFailedError(AgenticRingError, RuntimeError):

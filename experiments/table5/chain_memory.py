@@ -15,15 +15,13 @@ from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.terminal.progress import say
 from evals.compile.machines import NamedMachine, machine
-from evals.compile.maximum_context import Finding, Program
+from evals.compile.maximum_context import COMPILE_SECONDS, Finding, Program
 from evals.compile.step_memory import TrainStep, chain_step
 from experiments.common.cells import CellPool
 from experiments.exorl.presets import PRESETS
 from experiments.table5.methods import METHODS, Agentic
 
 SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
-COMPILE_SECONDS = 1800
-"""Time after which a compiler is given up."""
 DOMAIN = DOMAINS["walker"]
 """Domain whose observation and action widths are used; they hardly matter."""
 

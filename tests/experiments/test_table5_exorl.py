@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from agentic_ring.provenance import provenance
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure, Results
 from agentic_ring.results.rows import read_rows
@@ -29,7 +28,7 @@ DOMAIN = ("cartpole", None)
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 TASK = "cartpole_swingup"
-ORIGIN = provenance()
+LAST = "return/last_trial"
 
 
 @pytest.fixture
@@ -143,80 +142,58 @@ def test_ways_to_attend_differ_in_memory_alone():
     assert len({replace(each, **plain) for each in ways.values()}) == 1
 
 
-def test_the_table_of_the_docs_is_rendered_again_from_its_rows(tmp_path):
-    results = {}
+@pytest.fixture(scope="module")
+def demo_table() -> ReturnsTable:
+    """The table of the docs, from its rows."""
+    found = {}
     for row in read_rows(RESULTS / "table5_demo.csv"):
         name = f"trial_{row['trial']}" if row["trial"].isdigit() else row["trial"]
         numbers = [float(row[column]) for column in ("return", "low", "high")]
         interval = Interval(*numbers, int(row["environments"]))
         cell = TableCell(row["task"], row["method"], int(row["seed"]))
-        _, figures = results.setdefault(cell, (row, []))
+        figures = found.setdefault(cell, (row, []))[1]
         figures.append(Figure.from_interval(f"return/{name}", interval, "return"))
     cells = {}
-    for cell, (row, figures) in results.items():
+    for cell, (row, figures) in found.items():
         last = next(f for f in reversed(figures) if f.name.startswith("return/trial_"))
         origin = {name: row[name] for name in ("command", "commit")}
         origin |= {name: json.loads(row[name]) for name in ("hardware", "versions")}
-        config, figures = {"data": {"target": float(row["reference"])}}, (*figures, last_trial(last))
+        config, figures = {"data": {"target": float(row["reference"])}}, (*figures, replace(last, name=LAST))
         cells[cell] = Results(**origin, config=config, wall_seconds={}, figures=figures)
     tasks, names = (list(dict.fromkeys(getattr(cell, of) for cell in cells)) for of in ("task", "method"))
-    write_table(tmp_path, ReturnsTable(tasks, names, 3, cells), {}, "8xA100")
+    return ReturnsTable(tasks, names, 3, cells)
+
+
+def test_the_table_of_the_docs_is_rendered_again_from_its_rows(demo_table, tmp_path):
+    write_table(tmp_path, demo_table, {}, "8xA100")
     for kind in ("md", "csv"):
         assert (tmp_path / f"table.{kind}").read_bytes() == (RESULTS / f"table5_demo.{kind}").read_bytes()
 
 
-def last_trial(figure: Figure) -> Figure:
-    return replace(figure, name="return/last_trial")
-
-
-def table_of(scores: dict[str, list[list[float]]]) -> ReturnsTable:
-    """Returns [seeds, tasks] by method, under a random policy of 10 and a reference of 60."""
-
-    def results(value: float) -> Results:
-        interval = Interval(value, value - 1, value + 1, 16)
-        names = ("trial_1", "last_trial", "best_of_trials")
-        figures = tuple(Figure.from_interval(f"return/{name}", interval, "return") for name in names)
-        return Results(**ORIGIN, config={"data": {"target": 60.0}}, wall_seconds={}, figures=figures)
-
-    tasks, seeds = ("walker_run", TASK), len(scores["bc"])
-    scores = {"random": [[10.0, 10.0]] * seeds, **scores}
-    cells = {
-        TableCell(task, method, seed): results(values[seed][column])
-        for method, values in scores.items()
-        for seed in range(seeds)
-        for column, task in enumerate(tasks)
-    }
-    return ReturnsTable(tasks, tuple(scores), seeds, cells)
-
-
-def test_normalised_returns_and_the_order(tmp_path):
-    table = table_of({"bc": [[35.0, 60.0], [35.0, 60.0]], "dt": [[60.0, 110.0], [35.0, 110.0]]})
-    np.testing.assert_allclose(table.scores("bc"), [[50, 100], [50, 100]])
-    np.testing.assert_allclose(table.scores("dt"), [[100, 200], [50, 200]])
-    assert [name for name, _ in table.order] == ["dt", "bc", "random"]
-    texts = write_table(tmp_path, table, {"at_vanilla_128": "oom"}, "8xA100")
-    markdown = (tmp_path / "table.md").read_text()
-    assert (
-        "| walker_run | 0.0 (0.0 to 0.0) | 50.0 (50.0 to 50.0) | 75.0 (50.0 to 100.0) / 49.82 |" in markdown
+def test_normalised_returns_and_the_order(demo_table, tmp_path):
+    tasks, cell = demo_table.tasks, TableCell(TASK, "dt", 2)
+    random = np.mean(
+        [
+            demo_table.results[TableCell(TASK, "random", seed)].figure(f"return/trial_{n}").value
+            for seed in range(3)
+            for n in range(1, 5)
+        ]
     )
-    assert "| DT | 150.0 " in markdown
-    # On one task DT wins, on the other it wins with one of its two seeds and ties with the other.
-    dt, bc, random = texts[2].rows
-    assert dt["over BC"] == "**0.88 (0.75 to 1.00)**"
-    assert (dt["over random"], bc["over random"]) == ("**1.00 (1.00 to 1.00)**",) * 2
-    assert (bc["over BC"], random["over random"]) == ("", "")
+    reference = demo_table.results[TableCell(TASK, "random", 2)].config["data"]["target"]
+    expected = 100 * (demo_table.results[cell].figure(LAST).value - random) / (reference - random)
+    assert demo_table.scores("dt")[2, tasks.index(TASK)] == pytest.approx(expected)
+    means = [mean.value for _, mean in demo_table.order]
+    assert means == sorted(means, reverse=True)
+
+    one_seed = replace(demo_table, seeds=1)
+    texts = write_table(tmp_path, one_seed, {"at_vanilla_128": "oom"}, "8xA100")
+    assert texts[0].rows[0]["BC"] == f"{one_seed.scores('bc')[0, 0]:.1f}", "no interval"
+    assert "One training seed" in texts[0].notes[1]
+    assert "none of these orders is certain" in texts[2].notes[2]
     fits = {row["method"]: row for row in texts[3].rows}
     assert fits["AT vanilla, 128"]["8xA100"] == "oom"
     assert fits["AT ring, 128"]["8xA100"] == "not asked"
     assert fits["AT blockwise, 128"]["paper"] == "oom"
-
-
-def test_one_seed_has_no_interval(tmp_path):
-    texts = write_table(tmp_path, table_of({"bc": [[35.0, 60.0]]}), {}, "8xA100")
-    assert texts[0].rows[0]["BC"] == "50.0"
-    assert "One training seed" in texts[0].notes[1]
-    assert texts[2].rows[0]["over random"] == "1.00"
-    assert "none of these orders is certain" in texts[2].notes[2]
 
 
 def test_the_papers_model_at_a_context():
