@@ -161,7 +161,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
     published = paper.exorl_rows()
 
     def row(name: str, values: Mapping[str, Interval], printed: Mapping[str, Any]) -> dict[str, str]:
-        theirs = {m: f" / {printed[p]}" for m in values if (p := METHODS[m].paper) in printed}
+        theirs = {m: f" / {printed[p]}" for m in values if (p := METHODS[m].paper or "") in printed}
         return {"task": name} | {
             METHODS[m].title: _words(value) + theirs.get(m, "") for m, value in values.items()
         }
@@ -235,7 +235,7 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
             "method": method.title,
             "tokens": f"{method.trajectories * 4}K",
             hardware: memory.get(name, "not asked"),
-            "paper": "oom" if paper.exorl_averages().get(method.paper) == "oom" else "",
+            "paper": "oom" if paper.exorl_averages().get(method.paper or "") == "oom" else "",
         }
         for name, method in METHODS.items()
         if name.startswith("at_")
