@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import jax
 import numpy as np
 import pytest
 
@@ -137,7 +138,7 @@ def test_ways_to_attend_differ_in_memory_alone():
     ways = {way: METHODS[f"at_{way}_4"].transformer(stack, devices=8) for way in get_args(Method)}
     devices = {way: METHODS[f"at_{way}_4"].devices() for way in ways}
     assert [len(each) for each in devices.values()] == [1, 1, 1, 8], "simulated ones share a CPU"
-    meshes = [METHODS[f"at_{way}_4"].mesh([None] * 8).shape for way in ways]
+    meshes = [METHODS[f"at_{way}_4"].mesh(jax.devices()).shape for way in ways]
     assert [(mesh["fsdp"], mesh["ring"]) for mesh in meshes] == [(8, 1)] * 3 + [(1, 8)]
     assert [way for way, each in ways.items() if each.ffn_chunk] == ["blockwise", "ring"]
     assert [way for way, each in ways.items() if each.attention_kernel == "vanilla"] == ["vanilla"]
@@ -189,7 +190,8 @@ def test_normalised_returns_and_the_order(demo_table, tmp_path):
     means = [mean.value for _, mean in demo_table.order]
     assert means == sorted(means, reverse=True)
 
-    one_seed = replace(demo_table, seeds=1)
+    first = {cell: results for cell, results in demo_table.results.items() if cell.seed == 0}
+    one_seed = replace(demo_table, seeds=1, results=first)
     texts = write_table(tmp_path, one_seed, {"at_vanilla_128": "oom"}, "8xA100")
     assert texts[0].rows[0]["BC"] == f"{one_seed.scores('bc')[0, 0]:.1f}", "no interval"
     assert "One training seed" in texts[0].notes[1]
