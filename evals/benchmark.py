@@ -26,7 +26,7 @@ from agentic_ring.provenance import SOURCE, git_commit
 from agentic_ring.results.rows import read_rows
 from agentic_ring.terminal.command import run_command
 from evals.benchmarks.rows import Row, all_rows, choose_rows, is_wrong, line_table, measure
-from evals.compile.hardware import GPU_MEMORY_FRACTION
+from evals.compile.machines import GPU_MEMORY_FRACTION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,23 +40,18 @@ from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
+from evals.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
+
+Checkpoint = Literal["last", "best"]
 
 
 @dataclass(frozen=True)
 class ContextLengthConfig:
-    """Settings that all points share.
-
-    Attributes:
-      runs: folders of the main job's runs.
-      models: identity of each run's model, see ``model_identity``.
-      checkpoint: which checkpoint of each run.
-      environments: number of parallel environments, each with its own seed.
-      first_seed: seed of the first environment.
-    """
+    """Settings that all points share: flags of ``main``, and the identity of each run's model."""
 
     runs: tuple[str, ...]
     models: tuple[str, ...]
-    checkpoint: Literal["last", "best"]
+    checkpoint: Checkpoint
     environments: int
     first_seed: int
 
@@ -93,11 +88,7 @@ class Point:
 
 
 def read_point(path: Path) -> Point:
-    """Reads a point that was measured before.
-
-    Raises:
-      DataError: the file does not hold one.
-    """
+    """Reads a point that was measured before; raises a DataError if the file does not hold one."""
     return read_json(path, Point, "delete it to measure it again")
 
 
@@ -129,24 +120,18 @@ def plot_points(path: Path, points: Sequence[Point]) -> None:
     save(canvas, path)
 
 
-def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence[Point]) -> list[Figure]:
+def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence[Point]) -> None:
     """Writes ``results.json``, ``context_length.csv`` (a row per environment) and the plot."""
+    seconds = {f"{p.run}/{p.trajectories}": p.reading_seconds + p.trial_seconds for p in points}
     figures = [point.figure() for point in points]
-    seconds = {
-        f"{point.run}/{point.trajectories}": point.reading_seconds + point.trial_seconds for point in points
-    }
     write_results(directory / "results.json", Results.of_this_process(asdict(settings), seconds, figures))
     rows: list[dict[str, Any]] = []
     for point in points:
         cells = {name: value for name, value in asdict(point).items() if name != "returns"}
-        seeds = range(settings.first_seed, settings.first_seed + settings.environments)
-        rows += [
-            {**cells, "environment_seed": seed, "return": value}
-            for seed, value in zip(seeds, point.returns, strict=True)
-        ]
+        for seed, value in enumerate(point.returns, start=settings.first_seed):
+            rows.append({**cells, "environment_seed": seed, "return": value})
     write_rows(directory / "context_length.csv", rows)
     plot_points(directory / "context_length.png", points)
-    return figures
 
 
 @dataclass(frozen=True)
@@ -164,14 +149,24 @@ class TrainedRun:
         evaluation = replace(config.evaluation, trials=1, environments=environments, first_seed=first_seed)
         return cls(folder, replace(config, evaluation=evaluation), mesh_on_first_devices(config.mesh))
 
-    def behind(self, trajectories: int) -> RunConfig:
+    def model_identity(self, checkpoint: Checkpoint) -> str:
+        """Identifies the model by the digest of its configuration and the checkpoint's step."""
+        content = (self.folder / "config.json").read_bytes()
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        return f"{digest}, step {checkpoint_step(self.folder, checkpoint)}"
+
+    def with_context(self, trajectories: int) -> RunConfig:
         """The configuration of a trial with this number of trajectories in context."""
         evaluation = replace(self.config.evaluation, prompt_trajectories=trajectories - 1)
         return replace(self.config, evaluation=evaluation)
 
+    def tokens(self, trajectories: int) -> int:
+        """Tokens in context at the end of a trial."""
+        return trajectories * self.config.decisions * TOKENS_PER_STEP
+
     def context_bytes(self, trajectories: int) -> ContextBytes:
         """Cache memory of a point, before it is allocated."""
-        plan = rollout_plan(self.behind(trajectories), self.mesh)
+        plan = rollout_plan(self.with_context(trajectories), self.mesh)
         of_each = ContextBytes.planned(
             self.config.model,
             self.config.evaluation.environments // plan.policies,
@@ -184,22 +179,20 @@ class TrainedRun:
     def describe(self, trajectories: int) -> str:
         """Describes a point: tokens, bytes, and whether it is longer than the chains of training."""
         size, trained = self.context_bytes(trajectories), self.config.chains.trajectories
-        tokens = trajectories * self.config.decisions * TOKENS_PER_STEP
         words = (
-            f"{self.folder.name}, {trajectories} trajectories: {tokens:,} tokens, cache "
+            f"{self.folder.name}, {trajectories} trajectories: {self.tokens(trajectories):,} tokens, cache "
             f"{size.prompt / 1e6:,.1f} MB of the prompt and {size.environments / 1e6:,.1f} MB of the trials"
         )
         if trajectories > trained:
             words += f"; EXTRAPOLATION: the model was trained on chains of {trained}"
         return words
 
-    def measure(self, trajectories: int, checkpoint: Literal["last", "best"], chunk: int) -> Point:
+    def measure(self, trajectories: int, checkpoint: Checkpoint, chunk: int) -> Point:
         """Encodes the prompt and rolls out one trial."""
-        config = self.behind(trajectories)
-        model = Model(config.model)
+        config = self.with_context(trajectories)
         params, _ = load_params(self.folder, config, self.mesh, checkpoint)
         started = time.monotonic()
-        policies = in_context_policies(config, model, params, self.mesh, chunk)
+        policies = in_context_policies(config, Model(config.model), params, self.mesh, chunk)
         read = time.monotonic()
         task, repeat = parse_task(config.task), config.chains.action_repeat
         returns, _ = roll_out(policies, f"trial after {trajectories - 1}", task, repeat, config.evaluation)
@@ -208,7 +201,7 @@ class TrainedRun:
             run=self.folder.name,
             trajectories=trajectories,
             trained=config.chains.trajectories,
-            tokens=trajectories * self.config.decisions * TOKENS_PER_STEP,
+            tokens=self.tokens(trajectories),
             prompt_bytes=size.prompt,
             environments_bytes=size.environments,
             reading_seconds=read - started,
@@ -217,18 +210,12 @@ class TrainedRun:
         )
 
 
-def model_identity(folder: Path, checkpoint: Literal["last", "best"]) -> str:
-    """Identifies a run's model by the digest of its configuration and the checkpoint's step."""
-    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8).hexdigest()
-    return f"{digest}, step {checkpoint_step(folder, checkpoint)}"
-
-
 def main(
     run: tuple[Path, ...],
     trajectories: tuple[int, ...] = (1, 4, 16, 32, 64, 128),
     environments: int = 16,
     first_seed: int = 20_000,
-    checkpoint: Literal["last", "best"] = "last",
+    checkpoint: Checkpoint = "last",
     prompt_chunk: int = 1024,
     output: Path = Path("runs/context_length"),
     dry_run: bool = False,
@@ -259,7 +246,7 @@ def main(
         check_memory(size.prompt + size.environments, trained.mesh.size)
     if dry_run:
         return
-    models = tuple(model_identity(folder, checkpoint) for folder in run)
+    models = tuple(trained.model_identity(checkpoint) for trained in runs)
     settings = ContextLengthConfig(tuple(map(str, run)), models, checkpoint, environments, first_seed)
     with enter_directory(output, settings, resume=True):
         points = []

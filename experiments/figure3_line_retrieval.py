@@ -13,6 +13,14 @@ from typing import Annotated
 
 import rich
 import tyro
+from matplotlib.axes import Axes
+
+from agentic_ring.errors import DataError
+from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import read_results
+from agentic_ring.terminal import cli
+from agentic_ring.terminal.tables import TextTable
+from evals.lines.accuracy_plots import accuracy_axes
 from evals.plots import (
     BLUE,
     GREEN,
@@ -24,14 +32,6 @@ from evals.plots import (
     save,
     titled_canvas,
 )
-from matplotlib.axes import Axes
-
-from agentic_ring.errors import DataError
-from agentic_ring.results.intervals import Interval
-from agentic_ring.results.results_file import read_results
-from agentic_ring.terminal import cli
-from agentic_ring.terminal.tables import TextTable
-from evals.lines.accuracy_plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

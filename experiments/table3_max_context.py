@@ -10,8 +10,9 @@ longest power of two of tokens whose program fits a device. Needs the extras aot
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import jax
 from rich.console import Console
@@ -20,13 +21,15 @@ from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
-from agentic_ring.token_units import parse_tokens
+from agentic_ring.token_units import parse_tokens, thousands
 from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
-from evals.compile.machines import MACHINES, machine
-from evals.compile.maximum_context import Cell, CellCompiler, Finding, Findings, compile_cell, search, sweep
+from evals.compile.machines import MACHINES, NamedMachine, machine
+from evals.compile.maximum_context import COMPILE_SECONDS, ContextCell, Finding, Program, search
+from evals.compile.step_memory import TrainStep
 from experiments import paper
+from experiments.common.cells import CellPool
 from experiments.table3.plots import plot_contexts, plot_memory
-from experiments.table3.table import COLUMNS, contexts_of, table_rows, text_table, write_table
+from experiments.table3.table import COLUMNS, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),
@@ -46,6 +49,50 @@ TABLE_WIDTH = 150
 """Width in characters, also in narrower terminals and in files: wrapped cells are hard to read."""
 
 
+@dataclass(frozen=True)
+class ContextProgram(Program):
+    """A cell at one context, which a process compiles by this script's ``--check``."""
+
+    cell: ContextCell
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.cell} at {thousands(self.tokens)}"
+
+    @property
+    def machine(self) -> NamedMachine:
+        """Machine to compile for."""
+        return self.cell.machine
+
+    @property
+    def context(self) -> int:
+        """Tokens per sequence."""
+        return self.tokens
+
+    @property
+    def configuration(self) -> str:
+        """The model's configuration and its number of sequences."""
+        step = self.cell.step(self.tokens, (None,) * self.machine.devices)
+        return repr((step.config, step.batch))
+
+    def train_step(self, devices: tuple[Any, ...]) -> TrainStep:
+        """Returns the step on these devices."""
+        return self.cell.step(self.tokens, devices).train_step
+
+    def command(self, output: Path) -> list[str]:
+        """Command of the process that compiles it."""
+        flags = {
+            "--hardware": self.cell.hardware,
+            "--model": self.cell.model,
+            "--method": self.cell.method,
+            "--precision": self.cell.precision,
+            "--check": str(self.tokens),
+            "--inputs": "host" if self.cell.remat == "offload" else "device",
+            "--output": str(output),
+        }
+        return [sys.executable, __file__, *(part for pair in flags.items() for part in pair)]
+
+
 def paper_precision(hardware: str) -> Precision:
     """Returns float32 for the paper's GPUs, else bfloat16: the paper's own choice on its machines."""
     named = machine(hardware)
@@ -58,45 +105,19 @@ def all_rows() -> list[tuple[str, str]]:
     return [(names[hardware], model) for hardware, model in paper.longest_contexts()] + list(BEYOND_THE_PAPER)
 
 
-def cell_compiler(output: Path) -> CellCompiler[Cell]:
-    """Returns a compiler that runs this script with ``--check`` for each cell and context."""
-
-    def command(cell: Cell, context: int) -> list[str]:
-        flags = {
-            "--hardware": cell.hardware,
-            "--model": cell.model,
-            "--method": cell.method,
-            "--precision": cell.precision,
-            "--check": str(context),
-            "--inputs": "host" if cell.remat == "offload" else "device",
-            "--output": str(output),
-        }
-        return [sys.executable, __file__, *(part for pair in flags.items() for part in pair)]
-
-    return CellCompiler(command, findings_in(output))
-
-
-def findings_in(output: Path) -> Findings[Cell]:
-    """Returns the findings that are kept in an output folder."""
-    return Findings(output / "answers")
-
-
-def print_finding(finding: Finding) -> None:
+def print_finding(cell: ContextCell, finding: Finding) -> None:
     """Prints what ``--check`` found; the last line is the verdict."""
-    cell, named = finding.cell, finding.cell.machine
+    named = cell.machine
     print(f"{cell}, {finding.context:,} tokens per sequence")
     print(f"compiled for {named.devices} x {named.hardware.name}{', ' + named.note if named.note else ''}")
     if finding.state is not None:
-        print(
-            f"parameters, optimiser and batch {finding.state:,} bytes per device, host memory "
-            f"{finding.host:,}"
-        )
+        bytes_of = f"{finding.state:,} bytes per device, host memory {finding.host:,}"
+        print(f"parameters, optimiser and batch {bytes_of}")
     if finding.message:
         print(finding.message)
     needed = "unknown" if finding.needed is None else f"{finding.needed:,.0f}"
-    print(
-        f"{finding.verdict}: {needed} bytes per device of {finding.limit:,.0f}, {finding.seconds:.0f} seconds"
-    )
+    seconds = f"{finding.seconds:.0f} seconds"
+    print(f"{finding.verdict}: {needed} bytes per device of {finding.limit:,.0f}, {seconds}")
 
 
 def main(
@@ -140,29 +161,37 @@ def main(
                 "--check compiles one cell: give one --hardware, one --model and one --method"
             )
         remat = "offload" if inputs == "host" else "full"
-        cell = Cell(hardware[0], model[0], cast(Method, method[0]), precision_on(hardware[0]), remat)
-        finding = compile_cell(cell, parse_tokens(check))
-        findings_in(output).put(finding)
-        print_finding(finding)
+        cell = ContextCell(hardware[0], model[0], cast(Method, method[0]), precision_on(hardware[0]), remat)
+        print_finding(cell, ContextProgram(cell, parse_tokens(check)).compile_here(output))
         return
+    # The rows of the table, and any other pair of the flags.
+    pairs = dict.fromkeys([*all_rows(), *((name, size) for name in hardware for size in model)])
     rows = [
         (name, size)
-        for name, size in _rows(hardware, model)
+        for name, size in pairs
         if (not hardware or name in hardware) and (not model or size in model)
     ]
     cells = [
-        Cell(name, size, column.method, precision_on(name), column.remat)
+        ContextCell(name, size, column.method, precision_on(name), column.remat)
         for column in COLUMNS
         for name, size in rows
         if (not method or column.method in method)
         and (inputs is None or (inputs == "host") == (column.remat == "offload"))
     ]
-    compile_at, done = cell_compiler(output), {}
+    done: dict[ContextCell, list[Finding]] = {}
     with only_writer(output):
-        with progress("cells", len(cells)) as advance:
-            for cell, found in sweep(cells, lambda cell: search(cell, compile_at), workers):
+        with (
+            progress("cells", len(cells)) as advance,
+            CellPool(output, workers, None, COMPILE_SECONDS) as pool,
+        ):
+
+            def findings(cell: ContextCell) -> list[Finding]:
+                return list(search(cell, lambda n: ContextProgram(cell, n).compiled(output, pool.run)))
+
+            for cell, found in pool.each(findings, cells):
                 done[cell] = found
-                advance(len(done), f"{cell}: {contexts_of(found)}")
+                ends = sorted((finding.context, finding.verdict) for finding in found)
+                advance(len(done), f"{cell}: {', '.join(f'{thousands(n)} {verdict}' for n, verdict in ends)}")
                 write_table(output, table_rows(rows, done))
         plot_contexts(output / "contexts.png", table_rows(rows, done))
         plot_memory(output / "memory.png", table_rows(rows, done))
@@ -176,12 +205,6 @@ def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
     for name in names:
         if name not in known:
             raise UnknownNameError(kind, name, known)
-
-
-def _rows(hardware: tuple[str, ...], model: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Returns the rows of the table, and any other pair of the flags."""
-    pairs = [(name, size) for name in hardware for size in model]
-    return list(dict.fromkeys([*all_rows(), *pairs]))
 
 
 if __name__ == "__main__":

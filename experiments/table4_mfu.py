@@ -5,9 +5,9 @@
 
 Measured: a training step with blockwise attention, one sequence per device, and one with ring attention,
 one sequence over all devices, with as many tokens in both: the paper's ratio of contexts. Projected:
-the paper's machines, from the rates of single parts measured on one device (here, or by another run:
-``--rates``) and the links of the paper's Table 2. The claim under test is that the ring is within a few per
-cent of the speed that the blockwise step predicts.
+the paper's machines, from the rate that the blockwise step reached (here, or in another run: ``--rates``)
+or published ones, and the links of the paper's Table 2. The claim under test is that the ring is within a
+few per cent of the speed that the blockwise step predicts.
 """
 
 import os
@@ -33,15 +33,11 @@ from agentic_ring.terminal.tables import TextTable
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
-from evals.utilisation.measured_mfu import Candidate, MeasuredRow, measure
-from evals.utilisation.measured_rates import probes, simulated
-from evals.utilisation.projection import Step
-from evals.utilisation.rates import PUBLISHED, read_rates
+from evals.utilisation.measured_mfu import Candidate, known_peak, measure, simulated
+from evals.utilisation.projection import PUBLISHED, Step, read_rates
 from evals.utilisation.running_step import RunningStep
-from experiments.table4.plot import bars, plot_mfu
 from experiments.table4.projection import project_machine, project_paper
-from experiments.table4.table2 import minimum_table
-from experiments.table4.tables import kernel_table, measured_table, projected_table
+from experiments.table4.tables import kernel_table, measured_table, minimum_table, projected_table
 
 CORES = max(2, os.cpu_count() or 2)
 """Simulated devices of a CPU, one per core: devices that share a core would wait for each other."""
@@ -64,33 +60,19 @@ def training_steps(
     """Returns the blockwise and, on several devices, the ring step, with ``block`` tokens per device."""
     if block < 2 or block % 2:
         raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
-    methods: tuple[Method, ...] = ("blockwise", "ring") if len(devices) > 1 else ("blockwise",)
-    return [
-        LlamaStep(
-            model,
-            method,
-            block * (len(devices) if method == "ring" else 1),
-            tuple(devices),
-            precision,
-            remat=remat,
-        )
-        for method in methods
-    ]
+
+    def step(method: Method, context: int) -> LlamaStep:
+        return LlamaStep(model, method, context, tuple(devices), precision, remat=remat)
+
+    ring = [step("ring", block * len(devices))] if len(devices) > 1 else []
+    return [step("blockwise", block), *ring]
 
 
 def candidate(running: RunningStep) -> Candidate:
     """Returns the step in the form that ``measured_mfu`` times."""
-    step = running.step
-    ring = len(step.devices) if step.method == "ring" else 1
-    config = step.config
-    sizes = Step(
-        config.transformer,
-        config.vocab_size,
-        step.context,
-        ring,
-        len(step.devices),
-        itemsize=jnp.dtype(step.precision).itemsize,
-    )
+    step, config, devices = running.step, running.step.config, len(running.step.devices)
+    ring, itemsize = devices if step.method == "ring" else 1, jnp.dtype(step.precision).itemsize
+    sizes = Step(config.transformer, config.vocab_size, step.context, ring, devices, itemsize=itemsize)
     return Candidate(step.method, sizes, running.updates)
 
 
@@ -123,13 +105,13 @@ def main(
         keeps the layer's input in host memory; attention keeps the output of attention.
       hardware: Project this machine (8xH200, TPUv5p-256, ...) with --model and --block; no training step
         runs. Default: measure here, and project the paper's machines.
-      rates: File rates.csv of another run to project from. Default: rates measured here, on a CPU those
-        published for an H100.
+      rates: File rates.csv of another run to project from. Default: the rate that the blockwise step reaches
+        here; on a CPU, and with --hardware, rates published for an H100.
       turns: Number of timed rounds; medians are reported with minimum and maximum.
       simulated_devices: Number of devices where there is only a CPU. Default: one per core, at least 2.
       trace: Folder for a profile of one step of each method, whose longest kernels are then listed. Has no
         effect with --hardware, where no step runs.
-      output: Folder for CSV files, table4.md and table4.png.
+      output: Folder for CSV files and table4.md.
     """
     if hardware is not None:
         machine(hardware)
@@ -143,38 +125,32 @@ def main(
         block = BLOCK_ON_CPU if on_cpu else BLOCK
     precision = precision or ("float32" if on_cpu else "bfloat16")
     steps = training_steps(model, block, jax.devices(), precision, remat)
-    running = [RunningStep(step) for step in steps]
-    if chosen is None and on_cpu:
-        # The share of the peak that a CPU reaches says little about accelerators.
-        chosen = PUBLISHED, "published for an H100, see evals/utilisation/rates.py"
-
+    running = [RunningStep(step) for step in steps if hardware is None]
     with only_writer(output):
         tables: list[TextTable] = []
-        measured: list[MeasuredRow] = []
-        if hardware is None or chosen is None:
-            candidates = [candidate(each) for each in running] if hardware is None else []
-            parts = probes(steps[0].config, block, steps[0].mesh)
-            measurement = measure(candidates, parts, jnp.dtype(precision).itemsize, turns)
-            measured = measurement.rows
-            write_rows(output / "rates.csv", [vars(measurement.rates)])
-            chosen = chosen or (measurement.rates, f"of {model} at {block} tokens, measured on {where()}")
-            if measured:
-                write_rows(output / "measured.csv", [row.columns() for row in measured])
-                notes = [SIMULATED] if on_cpu and len(steps) > 1 else []
-                tables.append(measured_table(measurement, f"{model} in {precision}", where(), notes))
+        if running:
+            itemsize = jnp.dtype(precision).itemsize
+            measured, reached = measure([candidate(each) for each in running], itemsize, turns)
+            write_rows(output / "rates.csv", [vars(reached)])
+            write_rows(output / "measured.csv", [row.columns() for row in measured])
+            title = f"{model} in {precision} on {where()}"
+            notes = [f"Utilisation is a share of {known_peak(itemsize)[1]}."]
+            notes += [SIMULATED] if on_cpu and len(steps) > 1 else []
+            tables.append(measured_table(measured, title, notes))
+            # The share of the peak that a CPU reaches says little about accelerators.
+            if chosen is None and not on_cpu:
+                chosen = reached, f"of {model} at {block} tokens, measured on {where()}"
+        base, source = chosen or (PUBLISHED, "published for an H100, see evals/utilisation/projection.py")
         configs = partial(model_config, remat=remat)
         if hardware is None:
-            projected = project_paper(configs, chosen[0])
+            projected = project_paper(configs, base)
         else:
-            projected = project_machine(hardware, model, configs, block, chosen[0])
+            projected = project_machine(hardware, model, configs, block, base)
         write_rows(output / "projected.csv", [row.columns() for row in projected])
-        tables += [
-            projected_table(projected, chosen[1]),
-            minimum_table(model_config("7B", "ring").transformer),
-        ]
-        if trace is not None and hardware is None:
+        table2 = minimum_table(model_config("7B", "ring").transformer)
+        tables += [projected_table(projected, source), table2]
+        if trace is not None:
             tables += [traced(each, trace) for each in running]
-        plot_mfu(output / "table4.png", *bars(measured, projected))
         publish(tables, output)
 
 
@@ -203,7 +179,7 @@ def publish(tables: Sequence[TextTable], output: Path) -> None:
     heading = f"# Table 4\n\n`{origin['command']}` at commit {origin['commit']}, on {where()}.\n"
     with replacing(output / "table4.md") as beside:
         beside.write_text("\n".join([heading, *(table.markdown() for table in tables)]))
-    console.print(f"written to {output}: table4.md, table4.png and CSV files")
+    console.print(f"written to {output}: table4.md and CSV files")
 
 
 if __name__ == "__main__":

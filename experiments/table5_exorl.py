@@ -23,12 +23,11 @@ from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from data_prep.stores import prepare_store
 from evals.compile.machines import machine
-from evals.compile.maximum_context import compile_cell
 from experiments import paper
 from experiments.common.cells import run_with_progress
 from experiments.common.launch import default_preset
 from experiments.table5.cells import TableCell, prepare_cell, run_cell
-from experiments.table5.chain_memory import ChainCell, in_words, kept_findings, memory_findings
+from experiments.table5.chain_memory import ChainProgram, in_words, memory_cells
 from experiments.table5.learning_curves import write_learning_curves
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TABLE_PRESETS
@@ -43,15 +42,6 @@ KNOWN_TASKS = tuple(
     if task in [f"{domain.name}_{name}" for domain in DOMAINS.values() for name in domain.tasks]
 )
 """The paper's rows."""
-
-
-def answer_memory(method: str, hardware: str, output: Path) -> None:
-    """Compiles one method's train step for a machine, in this process, and stores the answer."""
-    jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
-    cell = ChainCell(hardware, method)
-    finding = compile_cell(cell, cell.context)
-    kept_findings(output).put(finding)
-    print(f"{cell}: {in_words(finding)} {finding.message}".rstrip())
 
 
 def main(
@@ -89,7 +79,10 @@ def main(
     """
     simulate_cpu_devices()
     if fit is not None:  # before JAX looks for devices: it would look for a driver as well
-        answer_memory(*fit, output or Path("runs") / "table5")
+        jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
+        program = ChainProgram(fit[1], fit[0])
+        finding = program.compile_here(output or Path("runs") / "table5")
+        print(f"{program}: {in_words(finding)} {finding.message}".rstrip())
         return
     name = preset or default_preset()
     chosen = TABLE_PRESETS[name]
@@ -117,8 +110,7 @@ def main(
         run_with_progress("cells", cells, folder, workers)
         found = {each: results for each in cells if (results := each.results(folder)) is not None}
         table = ReturnsTable(tuple(domains), columns, seeds, found)
-        memory = {name: in_words(finding) for name, finding in memory_findings(hardware, folder).items()}
-        for each in write_table(folder, table, memory, hardware):
+        for each in write_table(folder, table, memory_cells(hardware, folder), hardware):
             Console(width=TABLE_WIDTH).print(each.rich())
             print("\n".join(each.notes))
         plot_returns(folder / "table.png", table)

@@ -24,6 +24,7 @@ from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import short_tokens
+from evals.plots import plot_loss
 from experiments.common.training_outputs import read_stage_metrics
 from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
 from experiments.retriever.model import answer_logits, retriever_config

@@ -10,23 +10,27 @@ methods differ in how the sequence is sharded, and in how much of a layer is ali
     ring               one sequence is sharded over all devices (arXiv 2310.01889). One group of heads at a
                        time is sent round the ring, which the paper does not do: blocks of all heads and
                        their gradients would take more memory than the blockwise feedforward saves
+
+The memory of each is also given by a formula, the start of a search and a check on compilers.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, Literal, get_args
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig
-from evals.compile.step_memory import TrainStep, token_batch
+from evals.compile.step_memory import TrainStep, sharded_shape
 
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -171,3 +175,98 @@ class LlamaStep:
         """The step, to be compiled or run."""
         batch = token_batch(self.batch, self.context)
         return TrainStep(Model(self.config), token_loss, OptimizerConfig(), batch, self.mesh, self.rules)
+
+
+def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:
+    """Returns ``TrainStep.batch`` for zigzag rows [batch_size, tokens]; one text per row unless packed."""
+
+    def batch(mesh: Mesh, rules: ShardingRules) -> TokenBatch:
+        def array(dtype: Any, rows: int = batch_size) -> Any:
+            return sharded_shape(mesh, rules, dtype, (rows, tokens))
+
+        positions = array(jnp.int32, batch_size if packed else 1)
+        segments = array(jnp.int32) if packed else None
+        weight = array(jnp.float32)
+        return TokenBatch(array(jnp.int32), array(jnp.int32), weight, positions, segments, "zigzag")
+
+    return batch
+
+
+# A *unit* is one array [tokens of a device, width] in the compute dtype. The number of units that are alive
+# at once was counted in the compilers' plans of a layer's backward pass. TPUs keep more of them than GPUs,
+# and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
+_WHOLE_UNITS = {"cuda": 4, "tpu": 9}
+"""Units alive beside the attention of a layer: its input, what is kept of the heads, gradients of both."""
+_RING_FLOAT32 = 7
+"""Blocks that a ring holds in float32: dQ, and dK and dV that are summed, sent and received."""
+_LOCAL_FLOAT32 = 3
+"""Blocks that attention on one device holds in float32: dQ, dK and dV."""
+_SCORE_BYTES = 7
+"""Bytes per pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
+compilers hold in float32 or narrower and not all at once."""
+
+
+@dataclass(frozen=True)
+class MemoryFormula:
+    """Memory per device of a ``LlamaStep`` as a function of its context.
+
+    Attributes:
+      shape: sizes of the model.
+      method, remat: see ``LlamaStep``.
+      devices: number of devices that share the parameters and, in a ring, the sequence.
+      itemsize: bytes per number of the compute dtype.
+      platform: "cuda" or "tpu".
+    """
+
+    shape: Shape
+    method: str
+    remat: str
+    devices: int
+    itemsize: int
+    platform: str
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, without those of norms."""
+        shape = self.shape
+        key_share = (shape.kv_heads or shape.heads) / shape.heads
+        layer = shape.width * (shape.width * (2 + 2 * key_share) + 3 * shape.ffn_width)
+        return round(shape.layers * layer + 2 * shape.vocab_size * shape.width)
+
+    @property
+    def constant(self) -> float:
+        """Bytes that do not depend on the context: state, gradients and gathered weights."""
+        shape = self.shape
+        feedforward = 3 * shape.width * shape.ffn_width
+        vocabulary = shape.width * shape.vocab_size
+        gathered = feedforward * (2 * self.itemsize + 4) + vocabulary * (self.itemsize + 12)
+        logits = 3 * CHUNK * shape.vocab_size * 4
+        return 16 * self.parameters / self.devices + gathered + logits
+
+    @property
+    def per_token(self) -> float:
+        """Bytes per token of a device, without the scores of vanilla attention."""
+        shape = self.shape
+        unit = shape.width * self.itemsize
+        kept = 2 if self.remat == "offload" else shape.layers
+        if self.method == "ring":
+            blocks = (9 + _RING_FLOAT32 * 4 / self.itemsize) / shape.head_groups
+        else:
+            blocks = 5 + _LOCAL_FLOAT32 * 4 / self.itemsize
+        whole = self.method in ("vanilla", "memory_efficient")
+        feedforward = 6 * shape.ffn_width * self.itemsize if whole else 0
+        # The feedforward's backward and the attention's do not overlap in time.
+        return unit * (kept + _WHOLE_UNITS[self.platform]) + max(unit * blocks, feedforward)
+
+    def bytes(self, context: int) -> float:
+        """Returns the bytes per device for one sequence per device, or for one in total with a ring."""
+        tokens = context / self.devices if self.method == "ring" else context
+        scores = _SCORE_BYTES * self.shape.heads * tokens**2 if self.method == "vanilla" else 0
+        return self.constant + self.per_token * tokens + scores
+
+    def longest(self, limit: float, least: int = 1024) -> int:
+        """Returns the longest context that fits: ``least`` times a power of two, and at least ``least``."""
+        context = least
+        while self.bytes(2 * context) <= limit:
+            context *= 2
+        return context

@@ -1,15 +1,277 @@
-"""Machines by name, such as 8xA100 or TPUv5e-256: the paper's five and current ones."""
+"""Hardware specifications, machines by name, and compile targets: described devices to compile for.
 
-from dataclasses import dataclass, replace
+XLA compiles ahead of time for devices that are not here. Whether a program fits, and how its transfers are
+scheduled, can so be found out on a laptop. A successful compile says nothing about speed.
+"""
 
-from agentic_ring.errors import UnknownNameError
-from evals.compile.compile_target import CompileTarget, compile_target
-from evals.compile.hardware import HARDWARE, Hardware
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import jax
+from jax.experimental import topologies
+
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
+from agentic_ring.errors import AgenticRingError, ArgumentError, UnknownNameError
+
+GPU_MEMORY_FRACTION = 0.95
+"""Share of a GPU's memory that XLA may use, to be set as XLA_PYTHON_CLIENT_MEM_FRACTION (JAX's default is
+0.75); the rest is for the driver, the CUDA context and NCCL's buffers."""
+GPUS_PER_HOST = 8
+"""GPUs of a DGX or HGX board, within which NVLink connects every pair."""
+
+
+class CompilerMissingError(AgenticRingError, ImportError):
+    """The compiler for this hardware is an optional dependency that is not installed."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Specification of one device as JAX counts them: a GPU, a TPU chip, or one of the two cores of a chip.
+
+    Attributes:
+      name: as on the command line.
+      platform: XLA's name of the platform.
+      memory: bytes of a device; of a TPU those that the compiler says a program may use, of a GPU all, of
+        which the driver keeps some hundred MB.
+      flops: peak dense bfloat16 operations per second.
+      memory_bandwidth: bytes per second.
+      link_bandwidth: bytes per second that a device can send to its neighbour in a ring while it receives
+        as many: one link of a TPU torus, all NVLinks of a GPU.
+      target: further fields of XLA's description of a GPU.
+      chip: arguments of the TPU topology beside its name.
+      example: an arrangement of TPU chips, for messages.
+    """
+
+    name: str
+    platform: Literal["tpu", "cuda"]
+    memory: float
+    flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    target: Mapping[str, Any] = field(default_factory=dict)
+    chip: Mapping[str, Any] = field(default_factory=dict)
+    example: str = "2x2x4"
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a program may use: all of a TPU's, of a GPU's the share that JAX is told to take."""
+        return self.memory * (GPU_MEMORY_FRACTION if self.platform == "cuda" else 1.0)
+
+    @property
+    def compiler_installed(self) -> bool:
+        """Whether programs can be compiled for it here, if JAX has not looked for devices yet."""
+        packages = ("libtpu",) if self.platform == "tpu" else ("jax_cuda13_plugin", "jax_cuda12_plugin")
+        return any(find_spec(package) for package in packages)
+
+    @property
+    def compiler_extra(self) -> str:
+        """The extra of this package that installs the compiler."""
+        return "aot" if self.platform == "tpu" else "cuda13"
+
+
+_GIB = 2.0**30
+_HOPPER = {
+    "shared_memory_per_core": 233472,
+    "shared_memory_per_block_optin": 232448,
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "l2_cache_size": 52428800,
+    "clock_rate_ghz": 1.98,
+    "cuda_compute_capability": "{ major: 9 feature_extension: ACCELERATED_FEATURES }",
+}
+_AMPERE = {
+    "shared_memory_per_core": 167936,
+    "shared_memory_per_block_optin": 166912,
+    "core_count": 108,
+    "fpus_per_core": 64,
+    "l2_cache_size": 41943040,
+    "clock_rate_ghz": 1.41,
+    "cuda_compute_capability": "{ major: 8 }",
+}
+_EVERY_GPU = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "shared_memory_per_block": 49152,
+    "threads_per_core_limit": 2048,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+}
+# Two cores of a chip as one device, as programs see them since v4.
+_MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+
+# Memory of TPUs: the limit in the out-of-memory message of libtpu 0.0.42.1. Their rates: the table of
+# https://jax-ml.github.io/scaling-book/tpus (per chip; halved where a device is one of two cores), v7
+# from https://cloud.google.com/tpu/docs/tpu7x. GPUs: https://www.nvidia.com/en-us/data-center/a100,
+# /h100 and /h200, SXM variants; NVLink halved to one direction; memory and target fields from
+# https://github.com/openxla/xla, xla/backends/gpu/target_config/specs.
+HARDWARE: dict[str, Hardware] = {
+    hardware.name: hardware
+    for hardware in (
+        Hardware("a100", "cuda", 85100068864, 312e12, 2.039e12, 300e9, target=_AMPERE),
+        Hardware("h100", "cuda", 84942979072, 989e12, 3.352e12, 450e9, target=_HOPPER),
+        Hardware("h200", "cuda", 151397597184, 989e12, 4.8e12, 450e9, target=_HOPPER),
+        Hardware("v3", "tpu", 15.48 * _GIB, 61.5e12, 0.45e12, 100e9, example="4x4"),
+        Hardware("v4", "tpu", 30.75 * _GIB, 275e12, 1.2e12, 45e9, chip=_MEGACORE),
+        Hardware("v5e", "tpu", 15.75 * _GIB, 197e12, 0.81e12, 45e9, example="4x4"),
+        Hardware("v5p", "tpu", 95.74 * _GIB, 459e12, 2.8e12, 90e9),
+        Hardware("v6e", "tpu", 31.25 * _GIB, 920e12, 1.6e12, 90e9, example="4x4"),
+        Hardware("tpu7x", "tpu", 94.75 * _GIB, 1153e12, 3.7e12, 100e9),
+    )
+}
+"""Every kind of device by its name."""
+
+_DEVICE_KINDS = {
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU7x": "tpu7x",
+}
+"""Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
+
+
+def hardware_of(device_kind: str) -> Hardware | None:
+    """Returns the specification of a device of this machine by JAX's name of its kind, if it is known."""
+    name = _DEVICE_KINDS.get(device_kind)
+    return None if name is None else HARDWARE[name]
+
+
+@dataclass(frozen=True)
+class CompileTarget:
+    """Devices to compile for; nothing can run on them.
+
+    Attributes:
+      hardware: the specification of each device.
+      devices: for ``agentic_ring.mesh.make_mesh``.
+      compiler_options: options that the compiler needs where the hardware is absent.
+    """
+
+    hardware: Hardware
+    devices: tuple[Any, ...]
+    compiler_options: Mapping[str, Any]
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiles a program that was lowered for these devices.
+
+        Raises:
+          DoesNotFitError: the program needs more memory than a device has. The TPU compiler reports this
+            itself; for GPUs the planned memory is compared with the limit.
+        """
+        limit, name = self.hardware.limit, self.hardware.name
+        try:
+            compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            if "RESOURCE_EXHAUSTED" not in reason:
+                raise
+            # "Used 37.50G of 15.75G hbm" or "temporaries (21.51G) exceeds"
+            used = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", reason)
+            needed = float(used[1]) * 2.0 ** (10 * ("KMGT".index(used[2]) + 1)) if used else None
+            raise DoesNotFitError(f"does not fit {name}: {reason}", needed) from error
+        needed = PlannedMemory.of(compiled).total
+        if needed > limit:
+            raise DoesNotFitError(
+                f"does not fit {name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB", needed
+            )
+        return compiled
+
+
+def compile_target(name: str, topology: str | None = None, *, devices: int | None = None) -> CompileTarget:
+    """Returns devices of one kind to compile for.
+
+    Args:
+      name: one of ``HARDWARE``.
+      topology: arrangement of TPU chips, such as "4x4"; a v3 chip counts as two devices. Not for GPUs.
+      devices: number of GPUs; more than 8 are spread over hosts of 8. Not for TPUs.
+
+    Raises:
+      UnknownNameError: no such hardware.
+      ArgumentError: an arrangement that does not exist.
+      CompilerMissingError: the compiler for the platform is not installed.
+    """
+    if name not in HARDWARE:
+        raise UnknownNameError("hardware", name, tuple(HARDWARE))
+    hardware = HARDWARE[name]
+    if hardware.platform == "tpu":
+        if topology is None or devices is not None:
+            raise ArgumentError(
+                f"{name} needs a topology of chips, such as {hardware.example!r}, and no count"
+            )
+        return CompileTarget(hardware, _tpus(hardware, topology), {})
+    if devices is None or topology is not None:
+        raise ArgumentError(f"{name} needs a number of devices, such as 8, and no topology")
+    # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find no
+    # tiles for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
+    options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    return CompileTarget(hardware, _gpus(hardware, devices), options)
+
+
+def _tpus(hardware: Hardware, topology: str) -> tuple[Any, ...]:
+    # Without the first two libtpu waits for the metadata server of a TPU host, and refuses a second process;
+    # without the others it warns that it found no such host.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    layout = f"{hardware.name}:{topology}"
+    try:
+        return tuple(topologies.get_topology_desc(layout, platform="tpu", **hardware.chip).devices)
+    except jax.errors.JaxRuntimeError as error:
+        raise ArgumentError(
+            f"{layout} is no arrangement of TPU chips, try {hardware.name}:{hardware.example}; {error}"
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise CompilerMissingError(
+            f"compiling for {hardware.name} needs libtpu; run: pip install 'agentic_ring[aot]'"
+        ) from error
+
+
+def _gpus(hardware: Hardware, count: int) -> tuple[Any, ...]:
+    if count < 1 or (count > GPUS_PER_HOST and count % GPUS_PER_HOST):
+        raise ArgumentError(f"{count} GPUs; choose 1 to {GPUS_PER_HOST}, or a multiple of {GPUS_PER_HOST}")
+    hosts = max(1, count // GPUS_PER_HOST)
+    bytes_of = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
+    info = {**_EVERY_GPU, **{key: int(value) for key, value in bytes_of.items()}, **hardware.target}
+    fields = "\n".join(f"  {key}: {value}" for key, value in info.items())
+    config = (  # XLA's GpuTargetConfigProto as text
+        f"gpu_device_info {{\n{fields}\n}}\n"
+        'platform_name: "CUDA"\n'
+        "dnn_version_info { major: 9 minor: 10 }\n"
+        f'device_description_str: "{hardware.name}"\n'
+    )
+    # The plugin looks for a driver when it is loaded.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    topology = f"1x{hosts}x{count // hosts}"  # slices x hosts x GPUs of a host
+    try:
+        description = topologies.get_topology_desc(
+            hardware.name, platform="cuda", topology=topology, target_config=config
+        )
+    except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
+        raise CompilerMissingError(
+            f"compiling for {hardware.name} needs JAX's CUDA plugin; run: pip install 'agentic_ring[cuda13]'"
+        ) from error
+    return tuple(description.devices)
 
 
 @dataclass(frozen=True)
 class NamedMachine:
-    """A machine by its usual name, and its devices as JAX counts them.
+    """A machine by its usual name, such as 8xA100 or TPUv5e-256.
 
     Attributes:
       name: as on the command line.
@@ -30,19 +292,16 @@ class NamedMachine:
     note: str = ""
 
     def compile_target(self) -> CompileTarget:
-        """Returns the machine's devices to compile for.
-
-        Raises:
-          CompilerMissingError: the compiler for the platform is not installed.
-        """
+        """Returns the machine's devices to compile for; see ``compile_target`` for errors."""
         if self.topology is None:
             return compile_target(self.hardware.name, devices=self.devices)
         return compile_target(self.hardware.name, self.topology)
 
 
 _CORE_DEVICES = "TPUs of this generation are named after their cores, and JAX sees each core as a device"
-_MEGACORE = "1024 counts cores; since v4 the two cores of a chip are one device, so JAX sees 512"
+_MEGACORE_DEVICES = "1024 counts cores; since v4 the two cores of a chip are one device, so JAX sees 512"
 _TWO_PER_CHIP = "128 chips, each of their two cores a device"
+_A100, _H100 = HARDWARE["a100"], HARDWARE["h100"]
 
 # Host memory per device: NVIDIA's DGX A100 640GB, H100 and H200 systems (2 TB for 8 GPUs);
 # Cloud TPU machine types, https://cloud.google.com/tpu/docs/v5e and its siblings (v3-8: 340 GB for 8 cores,
@@ -50,15 +309,13 @@ _TWO_PER_CHIP = "128 chips, each of their two cores a device"
 MACHINES: dict[str, NamedMachine] = {
     machine.name: machine
     for machine in (
-        NamedMachine("8xA100", HARDWARE["a100"], 8, 250e9, paper="8x A100 NVLink"),
-        NamedMachine(
-            "32xA100", HARDWARE["a100"], 32, 250e9, paper="32x A100 InfiniBand", note="4 hosts of 8"
-        ),
+        NamedMachine("8xA100", _A100, 8, 250e9, paper="8x A100 NVLink"),
+        NamedMachine("32xA100", _A100, 32, 250e9, paper="32x A100 InfiniBand", note="4 hosts of 8"),
         NamedMachine("TPUv3-512", HARDWARE["v3"], 512, 42e9, "16x16", "TPUv3-512", _CORE_DEVICES),
-        NamedMachine("TPUv4-1024", HARDWARE["v4"], 512, 101e9, "8x8x8", "TPUv4-1024", _MEGACORE),
+        NamedMachine("TPUv4-1024", HARDWARE["v4"], 512, 101e9, "8x8x8", "TPUv4-1024", _MEGACORE_DEVICES),
         NamedMachine("TPUv5e-256", HARDWARE["v5e"], 256, 48e9, "16x16", "TPUv5e-256"),
-        NamedMachine("4xH100", HARDWARE["h100"], 4, 250e9),
-        NamedMachine("8xH100", HARDWARE["h100"], 8, 250e9),
+        NamedMachine("4xH100", _H100, 4, 250e9),
+        NamedMachine("8xH100", _H100, 8, 250e9),
         NamedMachine("8xH200", HARDWARE["h200"], 8, 250e9),
         NamedMachine("TPUv5p-256", HARDWARE["v5p"], 256, 112e9, "4x8x8", note="256 chips, a device each"),
         NamedMachine("TPUv6e-256", HARDWARE["v6e"], 256, 180e9, "16x16"),

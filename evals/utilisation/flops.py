@@ -10,7 +10,7 @@ rematerialisation computes again does not count: these are operations of the mod
              the logits of the vocabulary, which the paper leaves out.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentic_ring.models.transformer_config import TransformerConfig
 
@@ -18,8 +18,7 @@ BACKWARD = 2
 """Operations of a backward pass over those of its forward pass."""
 
 
-@dataclass(frozen=True)
-class StepFlops:
+class StepFlops(NamedTuple):
     """Operations of one step over a batch, counted in three ways; see the module."""
 
     paper: float
@@ -28,52 +27,19 @@ class StepFlops:
 
 
 def step_flops(stack: TransformerConfig, vocab_size: int, context: int, sequences: int) -> StepFlops:
-    """Returns the operations of forward and backward.
-
-    Args:
-      stack: shape of the model.
-      vocab_size: size of the vocabulary.
-      context: tokens per sequence, s.
-      sequences: sequences per batch.
-    """
+    """Returns the operations of forward and backward over ``sequences`` of ``context`` tokens each."""
     factor = (1 + BACKWARD) * sequences
     width, layers = stack.width, stack.layers
     dense, pairs = 24 * context * width**2 * layers, 4 * context**2 * width * layers
-    return StepFlops(
-        paper=factor * (dense + pairs),
-        halved=factor * (dense + pairs / 2),
-        model=factor
-        * (
-            layers * context * layer_products(stack)
-            + layers * attention_forward(stack, context**2 / 2)
-            + context * head_products(stack, vocab_size)
-        ),
-    )
-
-
-def layer_products(stack: TransformerConfig) -> float:
-    """Returns the forward operations of projections and feedforward per token and layer: two per weight."""
-    return 2 * layer_weights(stack)
-
-
-def regrouped_products(stack: TransformerConfig) -> float:
-    """Returns the forward operations of queries, keys and values per token and layer, with groups of heads.
-
-    Each group of heads projects its own once more for its derivative.
-    """
-    heads = stack.heads + 2 * stack.key_value_heads
-    return 2 * stack.width * heads * stack.head_dim if stack.head_groups > 1 else 0
+    layer = 2 * context * layer_weights(stack) + attention_forward(stack, context**2 / 2)
+    model = layers * layer + 2 * context * width * vocab_size
+    return StepFlops(factor * (dense + pairs), factor * (dense + pairs / 2), factor * model)
 
 
 def layer_weights(stack: TransformerConfig) -> int:
-    """Returns the number of weights in the matrices of one layer."""
+    """Returns the number of weights in the matrices of one layer: two operations each per token."""
     heads = 2 * stack.heads + 2 * stack.key_value_heads
     return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
-
-
-def head_products(stack: TransformerConfig, vocab_size: int) -> float:
-    """Returns the forward operations of the logits per token."""
-    return 2 * stack.width * vocab_size
 
 
 def attention_forward(stack: TransformerConfig, pairs: float) -> float:

@@ -1,37 +1,22 @@
 """Profiles a program with ``jax.profiler`` and lists the kernels that took the most time."""
 
-import gzip
-import json
 import re
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.profiler import ProfileData
 
 from agentic_ring.errors import DataError
 
 _CONTAINERS = re.compile(r"^(while|conditional|call)(\.|$)")
 """Operations whose time is that of the operations in them."""
-_BAD_PROFILE = (
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    zlib.error,
-)
-"""What reading a damaged or foreign file as a profile may raise."""
 _NUMBER = re.compile(r"(\.\d+)+$")
 
 
-@dataclass(frozen=True)
-class KernelTime:
+class KernelTime(NamedTuple):
     """Total time of one kernel, or of one operation on a device without kernels, such as a CPU.
 
     Attributes:
@@ -54,7 +39,7 @@ def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
       directory: folder of the profile; made if need be.
       run: program to run, compiled before; its result is waited for.
     """
-    # A profile keeps a million events: Python's own calls would displace kernels.
+    # A profile for Perfetto keeps a million events: Python's own calls would displace kernels.
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with jax.profiler.trace(str(directory), profiler_options=options):
@@ -68,20 +53,19 @@ def kernel_times(directory: Path) -> list[KernelTime]:
     Raises:
       DataError: no profile there, one that cannot be read, or one without kernels.
     """
-    found = sorted(directory.glob("plugins/profile/*/*.trace.json.gz"))
+    found = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
     if not found:
-        raise DataError(f"{directory} holds no plugins/profile/*/*.trace.json.gz; save a profile there first")
+        raise DataError(f"{directory} holds no plugins/profile/*/*.xplane.pb; save a profile there first")
     try:
-        with gzip.open(found[-1], "rt") as file:
-            timed = _own_seconds(_kernels(json.load(file)["traceEvents"]))
-    except _BAD_PROFILE as error:
+        profile = ProfileData.from_serialized_xspace(found[-1].read_bytes())
+    except (OSError, RuntimeError) as error:
         raise DataError(f"{found[-1]} is no profile of jax.profiler: {error!r:.200}; trace again") from error
     seconds: defaultdict[str, float] = defaultdict(float)
     runs: Counter[str] = Counter()
-    for event, own in timed:
-        name = _NUMBER.sub("", event["name"])
-        seconds[name] += own
-        runs[name] += 1
+    for events in _lines(profile):
+        for name, own in _own_seconds(events):
+            seconds[name] += own
+            runs[name] += 1
     total = sum(seconds.values())
     if not total:
         raise DataError(f"{found[-1]} shows no kernels; trace a step that computes on a device")
@@ -89,41 +73,28 @@ def kernel_times(directory: Path) -> list[KernelTime]:
     return [KernelTime(name, seconds[name], runs[name], seconds[name] / total) for name in longest]
 
 
-def _kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Selects the events of devices: streams of a GPU, operations of a TPU, or operations of CPU threads."""
-    labels = {
-        (event["pid"], event.get("tid")): event["args"]["name"]
-        for event in events
-        if event.get("ph") == "M" and event["name"] in ("process_name", "thread_name")
-    }
-    timed = [event for event in events if event.get("ph") == "X"]
-    on_devices = [event for event in timed if labels.get((event["pid"], None), "").startswith("/device:")]
-    for line in ("Stream", "XLA Ops"):
-        chosen = [
-            event for event in on_devices if labels.get((event["pid"], event["tid"]), "").startswith(line)
-        ]
-        if chosen:
-            return chosen
-    return [event for event in timed if "hlo_op" in event.get("args", {})]
+def _lines(profile: Any) -> list[list[Any]]:
+    """Returns the events of each stream of a GPU, of a TPU's operations, or of the threads of a CPU."""
+    lines = [(plane.name, line) for plane in profile.planes for line in plane.lines]
+    for name in ("Stream", "XLA Ops"):
+        found = [line for plane, line in lines if plane.startswith("/device:") and line.name.startswith(name)]
+        if found:
+            return [list(line.events) for line in found]
+    return [[e for e in line.events if any(key == "hlo_op" for key, _ in e.stats)] for _, line in lines]
 
 
-def _own_seconds(events: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
-    """Returns each computing event with its seconds, without those of events nested in it."""
-    own: dict[int, float] = {}
-    kept: list[dict[str, Any]] = []
-    lines: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        start, end = event["ts"], event["ts"] + event["dur"]
-        enclosing = lines.setdefault((event["pid"], event["tid"]), [])
-        while enclosing and enclosing[-1][1] <= start:
+def _own_seconds(events: list[Any]) -> Iterator[tuple[str, float]]:
+    """Yields each computing event's name and seconds, without those of events nested in it."""
+    timed = sorted((event.start_ns, -event.duration_ns, event.name) for event in events)
+    own = [-negative for _, negative, _ in timed]
+    enclosing: list[int] = []
+    for index, (start, negative, _) in enumerate(timed):
+        while enclosing and timed[enclosing[-1]][0] - timed[enclosing[-1]][1] <= start:
             enclosing.pop()
         if enclosing:
-            own[enclosing[-1][0]] -= event["dur"]
-        own[len(kept)] = event["dur"]
-        enclosing.append((len(kept), end))
-        kept.append(event)
-    return [
-        (event, max(0.0, own[index]) / 1e6)
-        for index, event in enumerate(kept)
-        if not _CONTAINERS.match(event["name"])
-    ]
+            own[enclosing[-1]] += negative
+        enclosing.append(index)
+    for (_, _, name), left in zip(timed, own, strict=True):
+        short = name.partition(" = ")[0].removeprefix("%")  # a TPU's operation has its whole text as a name
+        if not _CONTAINERS.match(short):
+            yield _NUMBER.sub("", short), max(0.0, left) / 1e9

@@ -10,38 +10,108 @@ weights sharded over all devices and gathered layer by layer, AdamW in float32. 
     gathers     exposed time of gathering weights (forward and backward) and scattering gradients
     optimizer   passes over memory
 
-A ring of one device is plain blockwise attention. Rates are inputs, measured (``measured_rates``) or
-published (``rates``), and say nothing about memory or about whether a step fits.
+A ring of one device is plain blockwise attention. Rates are inputs, those that a measured step reached or
+published ones, and say nothing about memory or about whether a step fits.
 """
 
 from dataclasses import dataclass, fields
+from math import inf
+from pathlib import Path
 
-from agentic_ring.errors import ArgumentError
+from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.utilisation.flops import (
-    BACKWARD,
-    StepFlops,
-    attention_forward,
-    head_products,
-    layer_products,
-    layer_weights,
-    regrouped_products,
-    step_flops,
-)
-from evals.utilisation.rates import Rates
+from agentic_ring.results.rows import read_rows
+from evals.compile.machines import HARDWARE
+from evals.utilisation.flops import BACKWARD, StepFlops, attention_forward, layer_weights, step_flops
 
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over its forward: five products, one of them the scores again."""
-
 GRADIENT_BYTES = 4
 """Bytes per number of a gradient that is sent: all gradients are summed in float32."""
-
 OPTIMIZER_BYTES = 32
 """Memory traffic of an update in bytes per parameter, float32: the gradient is read for its norm and once
 more, parameter and two moments are read and written."""
-
 ACCUMULATION_BYTES = 12
 """The same for adding the gradients of one part of the batch: two reads and a write."""
+
+_COMPUTING = ("products", "head", "causal_forward", "causal_backward", "full_forward", "full_backward")
+"""Fields of ``Rates`` that are operations per second."""
+_PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates that one device reaches, in operations or bytes per second.
+
+    Attributes:
+      products: a layer without its attention, over the operations of its matrix products.
+      head: logits and loss, over the operations of forward and backward. Logits that are computed twice,
+        to keep few of them, lower this rate.
+      link: transfer to the next device of the ring, while as much is received.
+      collective: bytes that a device receives in a gather, or sends in a scatter.
+      memory: reads and writes.
+      peak: rate of which the utilisation is a share.
+      causal_forward, causal_backward: attention kernel of a block of tokens to itself, without masked pairs;
+        five products backward.
+      full_forward, full_backward: the same for attention to other tokens, without a mask.
+    """
+
+    products: float
+    head: float
+    link: float
+    collective: float
+    memory: float
+    peak: float
+    causal_forward: float
+    causal_backward: float
+    full_forward: float
+    full_backward: float
+
+    def of_machine(self, peak: float, link: float, memory: float) -> "Rates":
+        """Returns the same shares of the peak for a device of another peak, whose links carry all traffic.
+
+        Args:
+          peak: operations per second.
+          link: bytes per second of a link.
+          memory: bytes per second of the memory.
+        """
+        computing = {name: getattr(self, name) * peak / self.peak for name in _COMPUTING}
+        return Rates(link=link, collective=link, memory=memory, peak=peak, **computing)
+
+
+def read_rates(path: Path) -> Rates:
+    """Reads the first row of a CSV file with the fields of ``Rates``.
+
+    Raises:
+      DataError: no such file, or one that holds something else.
+    """
+    cells = read_rows(path)[0]
+    try:
+        rates = {field.name: float(cells[field.name]) for field in fields(Rates)}
+        if not all(rate > 0 for rate in rates.values()):  # a collective that takes no time is infinitely fast
+            raise ValueError("a rate is not a positive number")
+        return Rates(**rates)
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} holds no rates ({error}); give a rates.csv of table4_mfu.py") from error
+
+
+# Products: 780 TFLOP/s, https://gist.github.com/Chillee/2ec89696db8b7ed1c24461159e325405, a matrix
+# product by itself; norms and rotations are not included, so this is an upper bound. Attention, 16384
+# tokens, 16 heads of 128: the records of openxla/tokamax in data/autotuning/nvidia_h100_80gb_hbm3, cuDNN
+# forward (645 causal, 694 full) and Mosaic backward (452, 455).
+PUBLISHED = Rates(
+    products=780e12,
+    head=780e12,
+    causal_forward=645e12,
+    causal_backward=452e12,
+    full_forward=694e12,
+    full_backward=455e12,
+    link=HARDWARE["h100"].link_bandwidth,
+    collective=HARDWARE["h100"].link_bandwidth,
+    memory=HARDWARE["h100"].memory_bandwidth,
+    peak=HARDWARE["h100"].flops,
+)
+"""Published rates of an H100 SXM in bfloat16, for projections where no accelerator can be measured."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +142,9 @@ class Step:
     itemsize: int = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            number = getattr(self, field.name)
-            if field.name != "stack" and number < 1:
-                raise ArgumentError(f"{field.name} is {number}; it must be at least 1")
+        for name, number in self._numbers.items():
+            if number < 1:
+                raise ArgumentError(f"{name} is {number}; it must be at least 1")
         if self.devices % self.ring:
             raise ArgumentError(f"a ring of {self.ring} does not divide {self.devices} devices")
         halves = self.ring if self.ring == 1 else 2 * self.ring
@@ -84,6 +153,10 @@ class Step:
                 f"context is {self.context}, which does not divide into two halves per device of a ring of "
                 f"{self.ring}; choose a multiple of {halves}"
             )
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if name != "stack"}
 
     @property
     def block(self) -> int:
@@ -107,13 +180,7 @@ class Step:
 
     def columns(self) -> dict[str, int]:
         """Returns the sizes as named cells of a CSV file."""
-        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "stack"}
-        return {**numbers, "sequences": self.sequences, "tokens": self.tokens}
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters in matrices: layers, embedding and head."""
-        return layer_weights(self.stack) * self.stack.layers + 2 * self.stack.width * self.vocab_size
+        return {**self._numbers, "sequences": self.sequences, "tokens": self.tokens}
 
 
 @dataclass(frozen=True)
@@ -148,14 +215,13 @@ class Projection:
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        return self.products + self.head + self.attention + self.hops + self.gathers + self.optimizer
+        return sum(getattr(self, part) for part in _PARTS)
 
     def columns(self) -> dict[str, float]:
         """Returns sizes, seconds and utilisation as named cells of a CSV file."""
-        parts = ("products", "head", "attention", "hops", "gathers", "optimizer")
         cells = {**self.step.columns(), "peak": self.peak, "seconds": self.seconds}
-        cells |= {f"{part}_seconds": getattr(self, part) for part in parts}
-        counts = vars(self.step.flops)
+        cells |= {f"{part}_seconds": getattr(self, part) for part in _PARTS}
+        counts = self.step.flops._asdict()
         return cells | {f"mfu_{name}": self.utilisation(operations) for name, operations in counts.items()}
 
     def utilisation(self, flops: float) -> float:
@@ -165,32 +231,42 @@ class Projection:
 
 def project(step: Step, rates: Rates, overlap: Overlap = Overlap()) -> Projection:
     """Projects the time of a step by its parts; see the module."""
-    stack, layers, parts = step.stack, step.stack.layers, step.accumulation
-    tokens = step.rows * step.block
+    stack, parts, tokens = step.stack, step.accumulation, step.rows * step.block
+    weights, ends = layer_weights(stack), 2 * stack.width * step.vocab_size
+    layers, forwards = parts * stack.layers, 1 if stack.remat == "none" else 2
     attends = 2 if stack.remat in ("full", "offload") else 1
-    forward_products = tokens * layer_products(stack) / rates.products
-    again = tokens * regrouped_products(stack) / rates.products
-    forward = _ring_pass(step, rates.causal_forward, rates.full_forward, rates.link, overlap, backward=False)
-    backward = _ring_pass(
-        step, rates.causal_backward, rates.full_backward, rates.link, overlap, backward=True
-    )
-    gathers = _gathers(step, rates, forward_products if overlap.gathers else 0.0)
+    forward_products = 2 * tokens * weights / rates.products
+    # Each group of heads projects its queries, keys and values once more for their derivative.
+    heads = stack.heads + 2 * stack.key_value_heads if stack.head_groups > 1 else 0
+    again = 2 * tokens * stack.width * heads * stack.head_dim / rates.products
+    forward, forward_hops = _ring_pass(step, rates, overlap, backward=False)
+    backward, backward_hops = _ring_pass(step, rates, overlap, backward=True)
     passes = OPTIMIZER_BYTES + (parts * ACCUMULATION_BYTES if parts > 1 else 0)
     return Projection(
         step=step,
         peak=rates.peak,
-        products=parts * layers * ((forwards(stack) + BACKWARD) * forward_products + again),
-        head=parts * (1 + BACKWARD) * tokens * head_products(stack, step.vocab_size) / rates.head,
-        attention=parts * layers * (attends * forward.compute + backward.compute),
-        hops=parts * layers * (attends * forward.exposed + backward.exposed),
-        gathers=parts * gathers,
-        optimizer=passes * step.parameters / step.devices / rates.memory,
+        products=layers * ((forwards + BACKWARD) * forward_products + again),
+        head=parts * (1 + BACKWARD) * tokens * ends / rates.head,
+        attention=layers * (attends * forward + backward),
+        hops=layers * (attends * forward_hops + backward_hops),
+        gathers=parts * _gathers(step, rates, forward_products if overlap.gathers else 0.0, forwards),
+        optimizer=passes * (weights * stack.layers + ends) / step.devices / rates.memory,
     )
 
 
-def forwards(stack: TransformerConfig) -> int:
-    """Returns how often a step computes the forward pass of a layer, without its attention."""
-    return 1 if stack.remat == "none" else 2
+def reached_rates(step: Step, seconds: float, peak: float) -> Rates:
+    """Returns the rate that each device reached in a measured blockwise step, in all computing alike.
+
+    Its time for gathers and the optimiser counts as computing.
+
+    Args:
+      step: sizes of the step.
+      seconds: seconds of the step.
+      peak: operations per second of a device of which a utilisation is a share.
+    """
+    links = {"link": inf, "collective": inf, "memory": inf}
+    operations = project(step, Rates(**dict.fromkeys(_COMPUTING, 1.0), peak=1.0, **links)).seconds
+    return Rates(**dict.fromkeys(_COMPUTING, operations / seconds), peak=peak, **links)
 
 
 def hop_operations(stack: TransformerConfig, block: int, *, backward: bool = False) -> float:
@@ -204,45 +280,38 @@ def hop_bytes(stack: TransformerConfig, block: int, itemsize: int, *, backward: 
     return numbers * (itemsize + (GRADIENT_BYTES if backward else 0))
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One pass round the ring in one layer: seconds of compute, and of exposed transfers."""
+def _ring_pass(step: Step, rates: Rates, overlap: Overlap, *, backward: bool) -> tuple[float, float]:
+    """Times one pass round the ring in one layer; each transfer is in flight while a hop computes.
 
-    compute: float
-    exposed: float
-
-
-def _ring_pass(
-    step: Step, causal_rate: float, full_rate: float, link: float, overlap: Overlap, *, backward: bool
-) -> _Pass:
-    """Times the hops of ``agentic_ring.attention``: each transfer is in flight while a hop computes."""
-    stack, others = step.stack, step.ring - 1
-    operations = step.rows * hop_operations(stack, step.block, backward=backward)
-    own, other = operations / causal_rate, operations / full_rate
-    if not overlap.zigzag:
-        other *= 2
+    Returns:
+      Seconds of compute, and of exposed transfers.
+    """
+    way, others = "backward" if backward else "forward", step.ring - 1
+    operations = step.rows * hop_operations(step.stack, step.block, backward=backward)
+    own = operations / getattr(rates, f"causal_{way}")
+    other = operations / getattr(rates, f"full_{way}") * (1 if overlap.zigzag else 2)
     compute = own + others * other
     if not others:
-        return _Pass(compute, 0.0)
-    block = step.rows * hop_bytes(stack, step.block, step.itemsize) / link
+        return compute, 0.0
+    block = step.rows * hop_bytes(step.stack, step.block, step.itemsize) / rates.link
     gradient = block * GRADIENT_BYTES / step.itemsize if backward else 0.0
     # Nothing overlaps the final transfer of dK and dV, which is made in the compute dtype.
     final = block if backward else 0.0
     if not overlap.hops:
-        return _Pass(compute, others * (block + gradient) + final)
+        return compute, others * (block + gradient) + final
     # The first block arrives while the own one is computed; the last hop only sends gradients.
     between = (others - 1) * _beyond(block + gradient, other)
-    waits = _beyond(block, own) + between + _beyond(gradient, other)
-    return _Pass(compute, waits + final)
+    return compute, _beyond(block, own) + between + _beyond(gradient, other) + final
 
 
-def _gathers(step: Step, rates: Rates, hidden: float) -> float:
+def _gathers(step: Step, rates: Rates, hidden: float, forwards: int) -> float:
     """Returns the exposed seconds of gathers and scatters in one part of a batch.
 
     Args:
       step: sizes of the step.
       rates: rates of a device.
       hidden: seconds of a layer's forward products, which overlap a gather.
+      forwards: number of times that a layer's forward pass is computed.
     """
     number = (step.devices - 1) / step.devices / rates.collective
     gather, scatter = number * step.itemsize, number * GRADIENT_BYTES
@@ -250,7 +319,7 @@ def _gathers(step: Step, rates: Rates, hidden: float) -> float:
     # A recomputed layer and its backward pass share one gather. No layer overlaps those of embedding and
     # head, which are gathered and scattered once.
     before = _beyond(gather * layer, hidden)
-    after = _beyond((gather + scatter) * layer, (forwards(step.stack) - 1 + BACKWARD) * hidden)
+    after = _beyond((gather + scatter) * layer, (forwards - 1 + BACKWARD) * hidden)
     return step.stack.layers * (before + after) + (gather + scatter) * ends
 
 

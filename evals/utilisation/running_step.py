@@ -29,18 +29,14 @@ class RunningStep:
         return self.step.train_step.lower().compile()
 
     def updates(self, seed: int = 0) -> Callable[[], Any]:
-        """Returns a function that runs one update after the other.
-
-        Args:
-          seed: seed of the parameters and the text.
+        """Returns a function that runs one update after the other, from ``seed``'s parameters and text.
 
         Raises:
           DoesNotFitError: the step needs more memory than there is; nothing has run.
         """
-        step, train_step = self.step, self.step.train_step
+        step, train_step, devices = self.step, self.step.train_step, len(self.step.devices)
         try:
             compiled = self.compiled
-            devices = len(step.devices)
             check_memory(PlannedMemory.of(compiled).total * devices, devices)
             optimizer = make_optimizer(train_step.optimizer, steps=1)
             state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)

@@ -5,11 +5,11 @@ A cell is finished once its folder has a ``results.json``; a stopped one continu
 
 import os
 import subprocess
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from agentic_ring.errors import AgenticRingError
 from agentic_ring.terminal.progress import progress
@@ -34,6 +34,8 @@ class Cell(Protocol):
 
 
 AnyCell = TypeVar("AnyCell", bound=Cell)
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 def is_finished(cell: Cell, output: Path) -> bool:
@@ -46,9 +48,6 @@ def run_cells(
 ) -> Generator[AnyCell, None, None]:
     """Runs the unfinished cells, ``workers`` processes at a time; yields each finished one.
 
-    The output of a process goes to ``log.txt`` in the cell's folder. A request to stop is passed on to the
-    processes, which save their work.
-
     Args:
       cells: parts of the experiment; started in this order.
       output: folder of the experiment.
@@ -56,25 +55,20 @@ def run_cells(
       environment: variables of the processes, added to those of this process.
 
     Raises:
-      CellFailedError: a cell failed; raised after all others have ended, it names the cell and its log.
+      CellFailedError: some cells failed; raised after all others have ended, it counts and names them and
+        their logs.
     """
-    processes = _Processes({**os.environ, **(environment or {})})
-    failures = []
-    with ThreadPoolExecutor(workers) as pool:
-        unfinished = [cell for cell in cells if not is_finished(cell, output)]
-        waiting = {pool.submit(processes.run, cell, output): cell for cell in unfinished}
-        try:
-            yield from (cell for cell in cells if cell not in unfinished)
-            for future in as_completed(waiting):
-                failure = future.result()
-                if failure is None:
-                    yield waiting[future]
-                else:
-                    failures.append(failure)
-        finally:
-            processes.stop()
+    unfinished, failures = [cell for cell in cells if not is_finished(cell, output)], []
+    with CellPool(output, workers, environment) as pool:
+        ended = pool.each(pool.run, unfinished)
+        yield from (cell for cell in cells if cell not in unfinished)
+        for cell, failure in ended:
+            if failure is None:
+                yield cell
+            else:
+                failures.append(failure)
     if failures:
-        raise CellFailedError("; ".join(failures))
+        raise CellFailedError(f"{len(failures)} of {len(cells)} cells failed: {'; '.join(failures)}")
 
 
 def run_with_progress(
@@ -91,37 +85,68 @@ def run_with_progress(
             advance(done, str(cell))
 
 
-class _Processes:
-    """The processes that run, until ``stop``."""
+class CellPool:
+    """Processes of cells, and threads that wait for them; use it in a ``with`` statement.
 
-    def __init__(self, environment: Mapping[str, str]):
-        self._environment = environment
+    What a process prints goes to ``log.txt`` in the cell's folder. At the end of the block, as after a
+    request to stop, processes that still run are told to save their work and end, and no other is started.
+
+    Args:
+      output: folder of the experiment.
+      workers: number of processes at a time.
+      environment: variables of the processes, added to those of this process.
+      seconds: time after which a process is killed; by default none is.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        workers: int,
+        environment: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ):
+        self._output, self._seconds = output, seconds
+        self._environment = {**os.environ, **(environment or {})}
+        self._threads = ThreadPoolExecutor(workers)
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
         self._lock = Lock()
 
-    def run(self, cell: Cell, output: Path) -> str | None:
-        """Computes a cell in a process; returns a message if it failed."""
-        log = cell.folder(output) / "log.txt"
-        with log.open("a") as file:
-            with self._lock:
-                if self._stopped:
-                    return f"{cell} was not started"
-                process = subprocess.Popen(
-                    cell.command(output), stdout=file, stderr=file, env=self._environment
-                )
-                self._running.add(process)
-            status = process.wait()
-        with self._lock:
-            self._running.remove(process)
-        if status == 0:
-            return None
-        last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
-        return f"{cell} failed ({''.join(last)}); see {log}"
+    def __enter__(self) -> Self:
+        return self
 
-    def stop(self) -> None:
-        """Starts no other process, and tells those that run to save their work and end."""
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stopped = True
             for process in self._running:
                 process.terminate()
+        self._threads.shutdown(cancel_futures=True)
+
+    def each(self, function: Callable[[Item], Value], items: Iterable[Item]) -> Iterator[tuple[Item, Value]]:
+        """Calls the function, ``workers`` calls at a time; yields each item with its value."""
+        waiting = {self._threads.submit(function, item): item for item in items}
+        return ((waiting[future], future.result()) for future in as_completed(waiting))
+
+    def run(self, cell: Cell) -> str | None:
+        """Computes a cell in a process; returns a message if it failed."""
+        log = cell.folder(self._output) / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            with self._lock:
+                if self._stopped:
+                    return f"{cell} was not started"
+                command = cell.command(self._output)
+                process = subprocess.Popen(command, stdout=file, stderr=file, env=self._environment)
+                self._running.add(process)
+            try:
+                end = f"status {process.wait(self._seconds)}"
+            except subprocess.TimeoutExpired:
+                process.kill()
+                end = f"no end after {self._seconds:g} s, status {process.wait()}"
+        with self._lock:
+            self._running.remove(process)
+        if process.returncode == 0:
+            return None
+        lines = log.read_text(errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "no output")
+        return f"{cell} failed ({end}: {last[:300]}); see {log}"

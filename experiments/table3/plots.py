@@ -9,17 +9,12 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from agentic_ring.token_units import thousands
-from evals.compile.maximum_context import Cell, Finding
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
 from experiments.table3.table import COLUMNS, Row
 
-STYLES = {
-    ("ring", "full"): (BLUE, "o"),
-    ("ring", "offload"): (GREEN, "s"),
-    ("blockwise", "full"): (ORANGE, "v"),
-    ("memory_efficient", "full"): (PINK, "^"),
-    ("vanilla", "full"): (GREY, "D"),
-}
-"""Colour and marker by method and by the memory that holds each layer's input."""
+STYLES = dict(zip(COLUMNS, ((BLUE, "o"), (GREEN, "s"), (ORANGE, "v"), (PINK, "^"), (GREY, "D")), strict=True))
+"""Colour and marker by column."""
+PANELS_ACROSS = 4
 
 
 def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
@@ -28,12 +23,10 @@ def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
     axes = canvas.subplots()
     for place, row in enumerate(rows):
         axes.axhline(place, color="0.92", linewidth=0.8, zorder=0)
-        for column in COLUMNS:
-            colour, marker = STYLES[column.method, column.remat]
-            own = row.context(column)
+        for column, (colour, marker) in STYLES.items():
+            own, published = row.context(column), row.paper.get(column.method)
             if own:
                 axes.plot(own, place, marker, color=colour, markersize=7, label=column.title)
-            published = row.paper.get(column.method)
             if published and column.remat == "full":
                 axes.plot(published, place - 0.22, marker, color=colour, markersize=5, mfc="none")
     axes.set_yticks(range(len(rows)), [f"{row.hardware}  {row.model}" for row in rows])
@@ -47,18 +40,22 @@ def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
 
 def plot_memory(path: Path, rows: Sequence[Row]) -> None:
     """Plots one panel per row: compiled bytes per device at each context, the formula, and the limit."""
-    across = 4
-    down = -(-len(rows) // across)
+    down = -(-len(rows) // PANELS_ACROSS)
     canvas = Canvas(figsize=(14, 2.9 * down), layout="constrained")
-    panels = list(canvas.subplots(down, across, squeeze=False).flat)
+    panels = list(canvas.subplots(down, PANELS_ACROSS, squeeze=False).flat)
     for axes, row in zip(panels, rows, strict=False):
-        for column, found in row.found.items():
-            known = sorted((f for f in found if f.needed is not None), key=lambda f: f.context)
+        for column, (cell, findings) in row.found.items():
+            colour, marker = STYLES[column]
+            axes.axhline(findings[0].limit / 1e9, color="black", linewidth=1, linestyle=":")
+            known = [(f.context, f.needed / 1e9, f.verdict) for f in findings if f.needed is not None]
+            for context, needed, verdict in sorted(known):
+                face = colour if verdict == "fits" else "none"
+                axes.plot(context, needed, marker, color=colour, mfc=face, label=column.title)
             if known:
-                colour, marker = STYLES[column.method, column.remat]
-                _draw(axes, known, colour, marker, column.title)
-        if found := [finding for findings in row.found.values() for finding in findings]:
-            axes.axhline(found[0].limit / 1e9, color="black", linewidth=1, linestyle=":")
+                first, last = min(known)[0] // 4, max(known)[0]
+                contexts = [first * 2**n for n in range((last // first).bit_length())]
+                expected = [cell.expected.bytes(context) / 1e9 for context in contexts]
+                axes.plot(contexts, expected, color=colour, linewidth=1, alpha=0.6)
         _tokens(axes)
         axes.set_title(f"{row.hardware}, {row.model}", loc="left", fontsize=9, fontweight="bold")
         axes.set_ylabel("GB per device", fontsize=8)
@@ -76,34 +73,22 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _legend(canvas: Canvas) -> None:
-    """Draws a legend with one entry per name, which several panels may share."""
+    """Draws a legend with one entry per name, which several panels may share: the first, which is filled."""
     named = {}
     for axes in canvas.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)  # the first, which is filled
+            named.setdefault(label, handle)
     canvas.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False)
 
 
-def _draw(axes: Axes, known: Sequence[Finding], colour: str, marker: str, title: str) -> None:
-    for finding in known:
-        face = colour if finding.verdict == "fits" else "none"
-        axes.plot(finding.context, (finding.needed or 0) / 1e9, marker, color=colour, mfc=face, label=title)
-    cell: Cell = known[0].cell
-    first, last = known[0].context // 4, known[-1].context
-    contexts = [first * 2**n for n in range((last // first).bit_length())]
-    expected = [cell.expected().bytes(context) / 1e9 for context in contexts]
-    axes.plot(contexts, expected, color=colour, linewidth=1, alpha=0.6)
-
-
 def _tokens(axes: Axes) -> None:
+    def short(tokens: float, _: int) -> str:
+        return f"{tokens / 2**20:g}M" if tokens >= 2**20 else thousands(int(tokens))
+
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=8))
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8)
     axes.set_xlabel("tokens per sequence", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _short(tokens: float, _: int) -> str:
-    return f"{tokens / 2**20:g}M" if tokens >= 2**20 else thousands(int(tokens))

@@ -1,9 +1,9 @@
 """Table 3 as text, CSV and Markdown: our maximum contexts beside the paper's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.rows import write_rows
@@ -11,28 +11,27 @@ from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
 from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method
 from evals.compile.machines import machine
-from evals.compile.maximum_context import Cell, Finding, longest
+from evals.compile.maximum_context import ContextCell, Finding, longest
 from experiments import paper
 
 
-@dataclass(frozen=True)
-class Column:
-    """A method and the memory that holds its layer inputs; see ``Cell``."""
+class Column(NamedTuple):
+    """A method and the memory that holds its layer inputs; see ``ContextCell``."""
 
     method: Method
     remat: Literal["full", "offload"]
     title: str
 
 
-COLUMNS = (
-    Column("ring", "full", "ring"),
-    Column("ring", "offload", "ring, inputs on host"),
+RING = Column("ring", "full", "ring")
+RING_HOST = Column("ring", "offload", "ring, inputs on host")
+BASELINES = (
     Column("blockwise", "full", "blockwise"),
     Column("memory_efficient", "full", "memory efficient"),
     Column("vanilla", "full", "vanilla"),
 )
-TITLES = ["hardware", "model", *(column.title for column in COLUMNS), "over paper", "over best baseline"]
-BASELINES = ("blockwise", "memory_efficient", "vanilla")
+COLUMNS = (RING, RING_HOST, *BASELINES)
+Found = Mapping[ContextCell, Sequence[Finding]]
 
 
 @dataclass(frozen=True)
@@ -41,72 +40,55 @@ class Row:
 
     Attributes:
       hardware, model: their names.
-      found: findings by column.
-      paper: the paper's contexts by method, where it has the row.
+      found: findings by column, with their cell.
     """
 
     hardware: str
     model: str
-    found: Mapping[Column, Sequence[Finding]]
-    paper: Mapping[str, int]
+    found: Mapping[Column, tuple[ContextCell, Sequence[Finding]]]
+
+    @property
+    def paper(self) -> Mapping[str, int]:
+        """The paper's contexts by method, where it has the row."""
+        return paper.longest_contexts().get((machine(self.hardware).paper or "", self.model), {})
+
+    def findings(self) -> Iterator[tuple[ContextCell, Finding]]:
+        """Yields every finding with its cell."""
+        return ((cell, finding) for cell, findings in self.found.values() for finding in findings)
 
     def context(self, column: Column) -> int | None:
         """Returns the longest context that fits, 0 if none does, or None if none was compiled."""
         if column not in self.found:
             return None
-        best = longest(list(self.found[column]))
+        best = longest(self.found[column][1])
         return best.context if best else 0
 
-    @property
-    def ring(self) -> int | None:
-        """The longest context of the ring, with inputs on the device or on the host."""
-        rings = [self.context(column) for column in COLUMNS if column.method == "ring"]
-        return max((context for context in rings if context is not None), default=None)
-
     def ratio_to_paper(self) -> float | None:
-        """Returns our ring's context over the paper's."""
-        return self.ring / self.paper["ring"] if self.ring and "ring" in self.paper else None
+        """Returns the ring's context, with inputs on the device or the host, over the paper's."""
+        ring = max(self.context(RING) or 0, self.context(RING_HOST) or 0)
+        return ring / self.paper["ring"] if ring and self.paper else None
 
     def over_best_baseline(self) -> float | None:
         """Returns the ring's context over the best baseline's, all with full recomputation on the device."""
-        baselines = [self.context(column) for column in COLUMNS if column.method in BASELINES]
-        best = max((context for context in baselines if context), default=None)
-        ring = self.context(COLUMNS[0])
+        ring, best = self.context(RING), max(self.context(column) or 0 for column in BASELINES)
         return ring / best if ring and best else None
 
     def paper_over_best_baseline(self) -> float | None:
         """Returns the same ratio of the paper's figures."""
-        if not self.paper:
-            return None
-        return self.paper["ring"] / max(self.paper[method] for method in BASELINES)
+        published = self.paper
+        return published["ring"] / max(published[c.method] for c in BASELINES) if published else None
 
 
-def table_rows(rows: Sequence[tuple[str, str]], done: Mapping[Cell, Sequence[Finding]]) -> list[Row]:
+def table_rows(rows: Sequence[tuple[str, str]], done: Found) -> list[Row]:
     """Returns the rows with the findings so far."""
-    contexts = paper.longest_contexts()
-    return [
-        Row(
-            hardware,
-            model,
-            {
-                column: found
-                for column in COLUMNS
-                for cell, found in done.items()
-                if (cell.hardware, cell.model, cell.method, cell.remat)
-                == (hardware, model, column.method, column.remat)
-            },
-            contexts.get((machine(hardware).paper or "", model), {}),
-        )
-        for hardware, model in rows
-    ]
 
+    def row(hardware: str, model: str) -> Row:
+        own = [cell for cell in done if (cell.hardware, cell.model) == (hardware, model)]
+        kinds = {(cell.method, cell.remat): cell for cell in own}
+        cells = {column: kinds.get((column.method, column.remat)) for column in COLUMNS}
+        return Row(hardware, model, {column: (cell, done[cell]) for column, cell in cells.items() if cell})
 
-def contexts_of(found: Sequence[Finding]) -> str:
-    """Describes a search, such as "2048K fits, 4096K does not fit"."""
-    return ", ".join(
-        f"{thousands(finding.context)} {finding.verdict}"
-        for finding in sorted(found, key=lambda finding: finding.context)
-    )
+    return [row(*names) for names in rows]
 
 
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
@@ -114,18 +96,12 @@ def write_table(folder: Path, rows: Sequence[Row]) -> None:
     with replacing(folder / "table.md") as beside:
         beside.write_text(text_table(rows).markdown())
     write_rows(folder / "table.csv", [_numbers(row) for row in rows])
-    write_rows(folder / "findings.csv", [_columns(finding) for finding in _findings(rows)])
+    write_rows(folder / "findings.csv", [_columns(*found) for row in rows for found in row.findings()])
 
 
 def text_table(rows: Sequence[Row]) -> TextTable:
-    """Returns the table with the paper's figures in brackets, and notes below it."""
-    cells = [dict(zip(TITLES, _cells(row), strict=True)) for row in rows]
-    return TextTable("Maximum context, tokens (the paper's)", cells, notes(rows))
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """Returns the notes on the step, the machines and the errors."""
-    lines = [
+    """Returns the table with the paper's figures in brackets, and notes on step, machines and errors."""
+    notes = [
         "Tokens per sequence: the longest power of two whose compiled step fits a device's memory; the "
         "paper's in brackets.",
         "The step: AdamW; parameters, moments and gradients in float32, sharded over all devices; full "
@@ -134,35 +110,37 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "sequence over all devices for the ring, one per device for the others.",
         "Inputs on host: each layer's input is kept in the host's memory until the backward pass.",
     ]
+    found = [each for row in rows for each in row.findings()]
     for name in dict.fromkeys(row.hardware for row in rows):
         named = machine(name)
-        precisions = {finding.cell.precision for finding in _findings(rows) if finding.cell.hardware == name}
+        precisions = sorted({cell.precision for cell, _ in found if cell.hardware == name})
         note = f" ({named.note})" if named.note else ""
-        lines.append(
+        notes.append(
             f"{name}: {named.devices} devices {named.hardware.name}{note}, "
             f"{named.hardware.limit / 1e9:.1f} GB of each usable by a program, "
-            f"{named.host_memory / 1e9:.0f} GB of host memory per device; {', '.join(sorted(precisions))}."
+            f"{named.host_memory / 1e9:.0f} GB of host memory per device; {', '.join(precisions)}."
         )
-    errors = [finding for finding in _findings(rows) if finding.verdict == "error"]
-    return [*lines, *(f"{e.cell} at {thousands(e.context)}: {e.message}" for e in errors)]
+    notes += [
+        f"{cell} at {thousands(finding.context)}: {finding.message}"
+        for cell, finding in found
+        if finding.verdict == "error"
+    ]
+    return TextTable("Maximum context, tokens (the paper's)", [_cells(row) for row in rows], notes)
 
 
-def _findings(rows: Sequence[Row]) -> list[Finding]:
-    return [finding for row in rows for found in row.found.values() for finding in found]
-
-
-def _cells(row: Row) -> list[str]:
-    cells = [row.hardware, row.model]
+def _cells(row: Row) -> dict[str, str]:
+    cells = {"hardware": row.hardware, "model": row.model}
     for column in COLUMNS:
-        longest = row.context(column)
-        own = "" if longest is None else thousands(longest) if longest else "none"
-        if any(finding.verdict == "error" for finding in row.found.get(column, ())):
+        best = row.context(column)
+        own = "" if best is None else thousands(best) if best else "none"
+        if column in row.found and any(f.verdict == "error" for f in row.found[column][1]):
             own += " (error)"
         published = row.paper.get(column.method) if column.remat == "full" else None
-        cells.append(f"{own} ({thousands(published)})" if published else own)
+        cells[column.title] = f"{own} ({thousands(published)})" if published else own
+    cells["over paper"] = _times(row.ratio_to_paper())
     published = _times(row.paper_over_best_baseline())
-    over_best = _times(row.over_best_baseline()) + (f" ({published})" if published else "")
-    return [*cells, _times(row.ratio_to_paper()), over_best]
+    cells["over best baseline"] = _times(row.over_best_baseline()) + (f" ({published})" if published else "")
+    return cells
 
 
 def _times(ratio: float | None) -> str:
@@ -170,23 +148,20 @@ def _times(ratio: float | None) -> str:
 
 
 def _numbers(row: Row) -> dict[str, Any]:
-    own = {column.title: row.context(column) for column in COLUMNS}
-    published = {f"paper {method}": tokens for method, tokens in row.paper.items()}
     return {
         "machine": row.hardware,
         "model": row.model,
-        **own,
-        **published,
+        **{column.title: row.context(column) for column in COLUMNS},
+        **{f"paper {method}": tokens for method, tokens in row.paper.items()},
         "ring over paper": row.ratio_to_paper(),
         "ring over best baseline": row.over_best_baseline(),
         "paper's ring over best baseline": row.paper_over_best_baseline(),
     }
 
 
-def _columns(finding: Finding) -> dict[str, Any]:
-    values = asdict(finding)
-    cell = values.pop("cell")
+def _columns(cell: ContextCell, finding: Finding) -> dict[str, Any]:
+    names, values = asdict(cell), asdict(finding)
     values["compiled at"] = values.pop("commit")
-    expected = finding.cell.expected().bytes(finding.context)
     # "hardware" is the column of where it was compiled.
-    return {"machine": cell.pop("hardware"), **cell, **values, "expected": round(expected)}
+    expected = round(cell.expected.bytes(finding.context))
+    return {"machine": names.pop("hardware"), **names, **values, "expected": expected}

@@ -1,15 +1,30 @@
-"""Table 4 on other machines: every number is projected from rates and links, none is measured."""
+"""Tables 2 and 4 on other machines: every number is projected from rates and links, none is measured.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+Table 2 gives the minimum block and sequence length whose compute overlaps the whole transfer of a hop. The
+compute grows with the square of the block length c and the transfer only linearly, so there is a minimum c.
+The paper counts all pairs, 4 d c^2 operations at the peak rate, against 4 c d bytes of keys and values in
+bfloat16: c = F / B, and a sequence of 6 blocks per device (arXiv 2310.01889, section 3.2). This project's
+hops compute half of the pairs, so they need longer blocks; its backward pass also sends gradients, and
+computes more.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.transformer_config import TransformerConfig
 from evals.compile.llama_step import Method
 from evals.compile.machines import machine
-from evals.utilisation.flops import StepFlops
-from evals.utilisation.projection import Overlap, Projection, Step, project
-from evals.utilisation.rates import Rates
+from evals.utilisation.projection import (
+    Overlap,
+    Projection,
+    Rates,
+    Step,
+    hop_bytes,
+    hop_operations,
+    project,
+)
 from experiments import paper
 
 Configs = Callable[[str, Method], LlamaConfig]
@@ -23,8 +38,34 @@ MACHINE_NAMES = {
 """Names of Table 4's machines in ``evals.compile.machines``, and of their rows in Table 2."""
 
 
-@dataclass(frozen=True)
-class ProjectedRow:
+class MinimumBlock(NamedTuple):
+    """Tokens of a block whose compute takes as long as its transfer: the paper's, and of our causal ring."""
+
+    paper: float
+    forward: float
+    backward: float
+
+
+def minimum_block(stack: TransformerConfig, operations_per_second: float, link: float) -> MinimumBlock:
+    """Returns the minimum block for bfloat16 keys and values.
+
+    Args:
+      stack: shape of the model: query heads are computed, key heads are sent.
+      operations_per_second: rate of a device in attention; the peak in the paper.
+      link: bytes per second to the next device.
+    """
+
+    def balance(*, backward: bool) -> float:
+        """Solves c^2 operations / rate = c bytes / link, with both taken at c = 1."""
+        work = hop_operations(stack, 1, backward=backward) / operations_per_second
+        return hop_bytes(stack, 1, 2, backward=backward) / link / work
+
+    forward, backward = balance(backward=False), balance(backward=True)
+    # All pairs are twice those of a causal hop, and the paper has a key head for each query head.
+    return MinimumBlock(forward / 2 * stack.heads / stack.key_value_heads, forward, backward)
+
+
+class ProjectedRow(NamedTuple):
     """Projection of one variant of a training step.
 
     Attributes:
@@ -41,11 +82,6 @@ class ProjectedRow:
     method: str
     projection: Projection
     over_blockwise_rate: float
-
-    @property
-    def flops(self) -> StepFlops:
-        """Operations of the step."""
-        return self.projection.step.flops
 
     def columns(self) -> dict[str, Any]:
         """Returns the row as named cells of a CSV file."""
@@ -76,8 +112,8 @@ def step_of(config: LlamaConfig, context: int, ring: int, devices: int, parts: i
 
 def project_variants(
     machine: str, model: str, steps: tuple[Step, Step], rates: Rates, torus_link: float | None
-) -> Iterator[ProjectedRow]:
-    """Yields the blockwise step, the ring, and the ring with one feature left out at a time.
+) -> list[ProjectedRow]:
+    """Returns the blockwise step, the ring, and the ring with one feature left out at a time.
 
     Args:
       machine, model: names for the rows.
@@ -87,19 +123,20 @@ def project_variants(
     """
     blockwise, ring = steps
     base = project(blockwise, rates)
-    rate = blockwise.flops.model / base.seconds
-
-    def row(method: str, projection: Projection) -> ProjectedRow:
-        expected = projection.step.flops.model / rate
-        return ProjectedRow(machine, model, method, projection, projection.seconds / expected)
-
-    yield row("blockwise", base)
-    yield row("ring", project(ring, rates))
-    yield row("ring, contiguous order", project(ring, rates, Overlap(zigzag=False)))
-    yield row("ring, hops exposed", project(ring, rates, Overlap(hops=False)))
-    yield row("ring, gathers exposed", project(ring, rates, Overlap(gathers=False)))
+    variants = {
+        "blockwise": base,
+        "ring": project(ring, rates),
+        "ring, contiguous order": project(ring, rates, Overlap(zigzag=False)),
+        "ring, hops exposed": project(ring, rates, Overlap(hops=False)),
+        "ring, gathers exposed": project(ring, rates, Overlap(gathers=False)),
+    }
     if torus_link is not None:
-        yield row("ring, one torus link", project(ring, replace(rates, link=torus_link)))
+        variants["ring, one torus link"] = project(ring, replace(rates, link=torus_link))
+    rate = blockwise.flops.model / base.seconds
+    return [
+        ProjectedRow(machine, model, method, found, found.seconds / (found.step.flops.model / rate))
+        for method, found in variants.items()
+    ]
 
 
 def project_paper(configs: Configs, rates: Rates) -> list[ProjectedRow]:
@@ -129,9 +166,8 @@ def project_machine(name: str, model: str, configs: Configs, block: int, rates: 
       block: tokens a device.
       rates: as in ``project_paper``.
     """
-    target = machine(name)
-    hardware = target.hardware
+    devices, hardware = machine(name).devices, machine(name).hardware
     own = rates.of_machine(hardware.flops, hardware.link_bandwidth, hardware.memory_bandwidth)
-    blockwise = step_of(configs(model, "blockwise"), block, 1, target.devices)
-    ring = step_of(configs(model, "ring"), block * target.devices, target.devices, target.devices)
-    return list(project_variants(name, model, (blockwise, ring), own, torus_link=None))
+    blockwise = step_of(configs(model, "blockwise"), block, 1, devices)
+    ring = step_of(configs(model, "ring"), block * devices, devices, devices)
+    return project_variants(name, model, (blockwise, ring), own, torus_link=None)

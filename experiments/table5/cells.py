@@ -71,14 +71,14 @@ def run_cell(cell: TableCell, output: Path) -> None:
     Raises:
       DataError: the cell was not prepared.
     """
-    directory, method = cell.folder(output), method_named(cell.method)
+    directory, method, task = cell.folder(output), method_named(cell.method), parse_task(cell.task)
     config: Any = read_config(directory, method.config_kind)
     with only_writer(directory):
         stages = Stages()
         stages.keep_in(directory)
-        task, repeat = parse_task(cell.task), method.action_repeat(config)
 
         def returns(policies: Sequence[TrialPolicy]) -> np.ndarray:
+            repeat = method.action_repeat(config)
             return roll_out(policies, method.title, task, repeat, config.evaluation)[0]
 
         def last_trial(policies: Sequence[TrialPolicy]) -> dict[str, float]:

@@ -6,8 +6,7 @@ otherwise.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.terminal.progress import say
 from evals.compile.machines import NamedMachine, machine
-from evals.compile.maximum_context import CellCompiler, Finding, Findings
+from evals.compile.maximum_context import COMPILE_SECONDS, Finding, Program
 from evals.compile.step_memory import TrainStep, chain_step
+from experiments.common.cells import CellPool
 from experiments.exorl.presets import PRESETS
 from experiments.table5.methods import METHODS, Agentic
 
@@ -27,41 +27,8 @@ DOMAIN = DOMAINS["walker"]
 
 
 @dataclass(frozen=True)
-class ChainStep:
-    """A train step of the paper's model.
-
-    Attributes:
-      method: the attention method and the number of trajectories per chain.
-      devices: devices for which it is compiled.
-    """
-
-    method: Agentic
-    devices: tuple[Any, ...]
-
-    @property
-    def batch(self) -> int:
-        """Chains per update."""
-        return 1 if self.method.attention == "ring" else len(self.devices)
-
-    @property
-    def config(self) -> AgenticTransformerConfig:
-        """The model's configuration."""
-        model = PRESETS["paper"].model(DOMAIN, max_timestep=DOMAIN.episode_steps)
-        stack = self.method.transformer(model.transformer, len(self.devices))
-        return AgenticTransformerConfig(stack, model.observation_dim, model.action_dim, model.max_timestep)
-
-    @property
-    def train_step(self) -> TrainStep:
-        """The step to compile."""
-        mesh = self.method.mesh(self.devices)
-        steps = self.method.trajectories * DOMAIN.episode_steps
-        padded = padded_length(steps, mesh.shape["ring"], "zigzag")
-        return chain_step(self.config, PRESETS["paper"].optimizer, self.batch, padded, mesh)
-
-
-@dataclass(frozen=True)
-class ChainCell:
-    """Names of a machine and of an Agentic method."""
+class ChainProgram(Program):
+    """A train step of the paper's model by an Agentic method, named as on the command line, on a machine."""
 
     hardware: str
     method: str
@@ -86,46 +53,56 @@ class ChainCell:
         """Tokens per chain."""
         return self.agentic.trajectories * DOMAIN.episode_steps * TOKENS_PER_STEP
 
-    def step(self, context: int, devices: tuple[Any, ...]) -> ChainStep:
-        """The train step; the method determines the context."""
-        return ChainStep(self.agentic, devices)
+    @property
+    def batch(self) -> int:
+        """Chains per update."""
+        return 1 if self.agentic.attention == "ring" else self.machine.devices
+
+    @property
+    def model(self) -> AgenticTransformerConfig:
+        """The model's configuration."""
+        model = PRESETS["paper"].model(DOMAIN, max_timestep=DOMAIN.episode_steps)
+        stack = self.agentic.transformer(model.transformer, self.machine.devices)
+        return replace(model, transformer=stack, dropout=0.0)
+
+    @property
+    def configuration(self) -> str:
+        """The model's configuration and its number of chains."""
+        return repr((self.model, self.batch))
+
+    def train_step(self, devices: tuple[Any, ...]) -> TrainStep:
+        """Returns the step on these devices."""
+        mesh = self.agentic.mesh(devices)
+        padded = padded_length(self.context // TOKENS_PER_STEP, mesh.shape["ring"], "zigzag")
+        return chain_step(self.model, PRESETS["paper"].optimizer, self.batch, padded, mesh)
+
+    def command(self, output: Path) -> list[str]:
+        """Command of the process that compiles it."""
+        flags = ["--fit", self.method, self.hardware, "--output", str(output)]
+        return [sys.executable, str(SCRIPT), *flags]
 
 
-def kept_findings(output: Path) -> Findings[ChainCell]:
-    """The answers stored in a table's folder."""
-    return Findings(output / "answers", ChainCell)
-
-
-def memory_findings(hardware: str, output: Path) -> dict[str, Finding[ChainCell]]:
-    """Findings by method: from the machine's compiler, or stored ones where that is not installed.
+def memory_cells(hardware: str, output: Path) -> dict[str, str]:
+    """Memory by method, from the machine's compiler, or kept on disk where that is not installed.
 
     Raises:
       UnknownNameError: no such machine.
     """
-    findings = kept_findings(output)
-    compile_at = CellCompiler(lambda cell, _: _command(cell, output), findings)
     asked = machine(hardware).hardware
-    if not asked.compiler_installed:
-        say(
-            f"the memory on {hardware} is not computed, as its compiler is not installed; "
-            f"pip install 'agentic_ring[{asked.compiler_extra}]'"
-        )
-        known = {name: findings.get(cell, cell.context) for name, cell in _cells(hardware).items()}
-        return {name: finding for name, finding in known.items() if finding is not None}
-    return {name: compile_at(cell, cell.context) for name, cell in _cells(hardware).items()}
+    programs = {name: ChainProgram(hardware, name) for name in METHODS if name.startswith("at_")}
+    if asked.compiler_installed:
+        with CellPool(output, 1, seconds=COMPILE_SECONDS) as pool:
+            return {name: in_words(each.compiled(output, pool.run)) for name, each in programs.items()}
+    say(
+        f"the memory on {hardware} is not computed, as its compiler is not installed; "
+        f"pip install 'agentic_ring[{asked.compiler_extra}]'"
+    )
+    kept = {name: each.kept(output) for name, each in programs.items()}
+    return {name: in_words(finding) for name, finding in kept.items() if finding is not None}
 
 
-def in_words(finding: Finding[ChainCell]) -> str:
+def in_words(finding: Finding) -> str:
     """Such as "oom" or "12.3 GB"."""
     if finding.verdict == "does not fit":
         return "oom"
     return "error" if finding.needed is None else f"{finding.needed / 1e9:.1f} GB"
-
-
-def _cells(hardware: str) -> dict[str, ChainCell]:
-    agentic: Sequence[str] = [name for name, method in METHODS.items() if isinstance(method, Agentic)]
-    return {name: ChainCell(hardware, name) for name in agentic}
-
-
-def _command(cell: ChainCell, output: Path) -> list[str]:
-    return [sys.executable, str(SCRIPT), "--fit", cell.method, cell.hardware, "--output", str(output)]

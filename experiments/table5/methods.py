@@ -5,7 +5,6 @@ All use the same data of a task, the same environments and the same training see
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,7 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.data.tasks import Domain, Task, parse_task
+from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
@@ -24,17 +25,52 @@ from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.rollouts.policies import in_context_policies
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import EvaluationConfig, RunConfig
-from agentic_ring.training.td3 import OfflineTD3Config, TD3State, act
+from agentic_ring.training.loop import train
+from agentic_ring.training.losses import window_loss
+from agentic_ring.training.td3 import OfflineTD3Config, TD3State, act, train_td3
+from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
+from experiments.common.training_outputs import training_outputs
 from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
-from experiments.table5.baselines import BaselineConfig, WindowLearner, train_values, train_windows
 from experiments.table5.presets import TablePreset
 
 TRAJECTORIES = (4, 32, 128)
 MeasurePolicies = Callable[[Sequence[TrialPolicy]], dict[str, float]]
 """Rolls out policies that are still trained, for the learning curve."""
+
+
+@dataclass(frozen=True)
+class WindowLearner:
+    """Behaviour cloning or a Decision Transformer, on windows of the last decisions.
+
+    Attributes:
+      best_share: share of the steps in which a policy acted that is imitated, taken from the best episodes.
+      training: length and settings of the training.
+    """
+
+    model: DecisionTransformerConfig | BehaviorCloningConfig
+    best_share: float
+    training: TrainConfig
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """Everything that decides a baseline's result.
+
+    Attributes:
+      learner: the learner that is trained; None is the random policy.
+      seed: seed of the random policy; a learner has its own.
+    """
+
+    task: str
+    preset: str
+    store: str
+    data: DataFacts
+    evaluation: EvaluationConfig
+    learner: WindowLearner | OfflineTD3Config | None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,9 +110,8 @@ class Baseline:
         if self.kind == "random":
             return None
         if self.kind == "td3":
-            return replace(
-                preset.values, learner=replace(preset.values.learner, bc_alpha=self.bc_alpha), seed=seed
-            )
+            learner = replace(preset.values.learner, bc_alpha=self.bc_alpha)
+            return replace(preset.values, learner=learner, seed=seed)
         dims = domain.observation_dim, domain.action_dim
         if self.kind == "bc":
             model, training = BehaviorCloningConfig(*dims), preset.cloning
@@ -88,28 +123,48 @@ class Baseline:
         self, config: BaselineConfig, directory: Path, measure: MeasurePolicies
     ) -> Sequence[TrialPolicy]:
         """Trains the method, from its newest checkpoint if there is one; returns its policy."""
-        evaluation, scaling, learner = config.evaluation, config.data.scaling, config.learner
-        if isinstance(learner, WindowLearner):
+        evaluation, data, learner, task = (
+            config.evaluation,
+            config.data,
+            config.learner,
+            parse_task(config.task),
+        )
+        if learner is None:
+            seed = evaluation.first_seed + config.seed
+            return [RandomPolicy(evaluation.environments, task.domain.action_dim, seed)]
+        with TrajectoryStore.open(config.store) as store:
+            episodes = np.arange(store.num_episodes)  # noise as well: values need no policy behind the data
+            if isinstance(learner, WindowLearner):
+                returns, share = store.returns(task.name), learner.best_share
+                episodes = best_episodes(returns, store.lengths, store.learnable, share)
+            dataset = read_transitions(store, task.name, data.action_repeat, data.scaling, episodes)
+        mesh = make_mesh(MeshShape(), jax.devices()[:1])
+        with training_outputs(directory, config) as outputs:
+            if isinstance(learner, OfflineTD3Config):
+
+                def reactive(state: TD3State) -> Sequence[TrialPolicy]:
+                    def action(seen: np.ndarray) -> np.ndarray:
+                        return np.asarray(act(state.actor, seen[None]))[0]
+
+                    return [ReactivePolicy(action, data.scaling)]
+
+                return reactive(train_td3(learner, dataset, mesh, *outputs, lambda s: measure(reactive(s))))
             model: Model[Any] = Model(learner.model)
+            training, window = learner.training, learner.model.window
+            extent = "last" if isinstance(learner.model, BehaviorCloningConfig) else "all"
 
-            def window_policy(params: Params) -> Sequence[TrialPolicy]:
-                return [WindowPolicy(model, params, scaling, config.data.target, evaluation.environments)]
+            def windowed(params: Params) -> Sequence[TrialPolicy]:
+                return [WindowPolicy(model, params, data.scaling, data.target, evaluation.environments)]
 
-            return window_policy(
-                train_windows(
-                    config, learner, model, directory, lambda state: measure(window_policy(state.params))
-                )
+            def measured(state: TrainState) -> dict[str, float]:
+                return measure(windowed(state.params))
+
+            batches = RandomBatches(
+                lambda generator: dataset.windows(generator, training.batch_size, window, extent),
+                training.seed,
             )
-        if isinstance(learner, OfflineTD3Config):
-
-            def reactive_policy(state: TD3State) -> Sequence[TrialPolicy]:
-                return [ReactivePolicy(lambda seen: np.asarray(act(state.actor, seen[None]))[0], scaling)]
-
-            return reactive_policy(
-                train_values(config, learner, directory, lambda state: measure(reactive_policy(state)))
-            )
-        action_dim = parse_task(config.task).domain.action_dim
-        return [RandomPolicy(evaluation.environments, action_dim, evaluation.first_seed + config.seed)]
+            trained = train(training, model, window_loss, batches, mesh, *outputs, measure=measured)
+            return windowed(trained.params)
 
     def action_repeat(self, config: BaselineConfig) -> int:
         """Control steps per decision."""
@@ -176,9 +231,8 @@ class Agentic:
         def policies(state: TrainState) -> Sequence[TrialPolicy]:
             return in_context_policies(config, model, state.params, mesh)
 
-        return policies(
-            train_on_store(config, model, mesh, directory, measure=lambda state: measure(policies(state)))
-        )
+        trained = train_on_store(config, model, mesh, directory, measure=lambda s: measure(policies(s)))
+        return policies(trained)
 
     def action_repeat(self, config: RunConfig) -> int:
         """Control steps per decision."""
@@ -193,18 +247,16 @@ _PAPER = {
     ("blockwise", 128): "AT+BPT (128)",
     ("ring", 128): "AT+RA (128)",
 }
-_cloning = partial(Baseline, kind="bc")
-_values = partial(Baseline, kind="td3")
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Baseline("random", "random", "random"),
-        _cloning("bc", "BC"),
-        _cloning("bc10", "BC-10%", paper="BC-10%", best_share=0.1),
+        Baseline("bc", "BC", "bc"),
+        Baseline("bc10", "BC-10%", "bc", paper="BC-10%", best_share=0.1),
         Baseline("dt", "DT", "dt", paper="DT"),
-        _values("td3", "TD3"),
-        _values("td3_bc", "TD3+BC", bc_alpha=2.5),
+        Baseline("td3", "TD3", "td3"),
+        Baseline("td3_bc", "TD3+BC", "td3", bc_alpha=2.5),
         *(
             Agentic(attention, count, _PAPER.get((attention, count)))
             for count in TRAJECTORIES

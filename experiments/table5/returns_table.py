@@ -20,6 +20,7 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
+from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
 from experiments.table5.methods import METHODS
@@ -54,9 +55,9 @@ class ReturnsTable:
     @cached_property
     def random(self) -> np.ndarray:
         """Mean return of uniform random actions, [tasks]: the 0 of normalised returns."""
-        trials = len([f for f in self._any_random.figures if f.name.startswith("return/trial_")])
-        numbers = range(1, trials + 1)
-        return np.mean([self.returns(RANDOM, f"return/trial_{n}") for n in numbers], axis=(0, 1))
+        figures = self.results[TableCell(self.tasks[0], RANDOM, 0)].figures
+        trials = [figure.name for figure in figures if figure.name.startswith("return/trial_")]
+        return np.mean([self.returns(RANDOM, name) for name in trials], axis=(0, 1))
 
     @cached_property
     def reference(self) -> np.ndarray:
@@ -91,35 +92,34 @@ class ReturnsTable:
         means = [(method, interquartile_mean_interval(self.scores(method))) for method in self.methods]
         return sorted(means, key=lambda pair: -pair[1].value)
 
-    @property
-    def _any_random(self) -> Results:
-        return self.results[TableCell(self.tasks[0], RANDOM, 0)]
-
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the CSV: one per task, method, seed and trial, and one for the best of the trials."""
-        return [row for (cell, results) in self.results.items() for row in self._rows_of(cell, results)]
-
-    def _rows_of(self, cell: TableCell, results: Results) -> list[dict[str, Any]]:
-        column = self.tasks.index(cell.task)
-        kept = [f for f in results.figures if f.name.startswith("return/") and f.name != "return/last_trial"]
-        return [
-            {
-                "task": cell.task,
-                "method": cell.method,
-                "trajectories": METHODS[cell.method].trajectories,
-                "seed": cell.seed,
-                "trial": figure.name.removeprefix("return/").removeprefix("trial_"),
-                "return": figure.value,
-                "low": figure.low,
-                "high": figure.high,
-                "environments": figure.n,
-                "normalised": self.normalised(self.returns(cell.method, figure.name))[cell.seed, column],
-                "random": self.random[column],
-                "reference": self.reference[cell.seed, column],
-                **origin_columns(vars(results)),
-            }
-            for figure in kept
-        ]
+        rows = []
+        for cell, results in self.results.items():
+            column = self.tasks.index(cell.task)
+            for figure in results.figures:
+                kind, _, name = figure.name.partition("/")
+                if kind != "return" or name == "last_trial":
+                    continue
+                normalised = self.normalised(self.returns(cell.method, figure.name))
+                rows.append(
+                    {
+                        "task": cell.task,
+                        "method": cell.method,
+                        "trajectories": METHODS[cell.method].trajectories,
+                        "seed": cell.seed,
+                        "trial": name.removeprefix("trial_"),
+                        "return": figure.value,
+                        "low": figure.low,
+                        "high": figure.high,
+                        "environments": figure.n,
+                        "normalised": normalised[cell.seed, column],
+                        "random": self.random[column],
+                        "reference": self.reference[cell.seed, column],
+                        **origin_columns(vars(results)),
+                    }
+                )
+        return rows
 
 
 def write_table(
@@ -130,12 +130,8 @@ def write_table(
     The table of memory is left out where ``memory`` is empty: no compiler was asked.
     """
     write_rows(folder / "table.csv", table.rows())
-    tables = [
-        _normalised_table(table),
-        _returns_table(table),
-        _order_table(table),
-        *([_memory_table(memory, hardware)] if memory else []),
-    ]
+    tables = [_normalised_table(table), _returns_table(table), _order_table(table)]
+    tables += [_memory_table(memory, hardware)] if memory else []
     with replacing(folder / "table.md") as beside:
         beside.write_text("\n".join(each.markdown() for each in tables))
     return tables
@@ -150,16 +146,9 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
         scores = table.scores(method).ravel()
         label = "each task and seed" if place == 0 else None
         axes.plot(np.full(len(scores), place), scores, ".", color=ORANGE, alpha=0.6, label=label)
-    draw_intervals(
-        axes,
-        places,
-        intervals,
-        color=BLUE,
-        marker="o",
-        linestyle="none",
-        capsize=4,
-        label="IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} training seeds",
-    )
+    label = "IQM" if table.seeds == 1 else f"IQM, 95% over {table.seeds} training seeds"
+    style = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 4}
+    draw_intervals(axes, places, intervals, label=label, **style)
     axes.axhline(100, color=GREY, linestyle="--", label=REFERENCE)
     axes.axhline(0, color=GREY, linestyle=":", label="random policy")
     axes.set_xticks(places, [METHODS[method].title for method, _ in table.order], rotation=30, ha="right")
@@ -170,18 +159,21 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
 
 def _normalised_table(table: ReturnsTable) -> TextTable:
     scores = {method: table.scores(method) for method in table.methods}
-    printed = paper.exorl_rows()
+    published = paper.exorl_rows()
+
+    def row(name: str, values: Mapping[str, Interval], printed: Mapping[str, Any]) -> dict[str, str]:
+        theirs = {m: f" / {printed[p]}" for m in values if (p := METHODS[m].paper or "") in printed}
+        return {"task": name} | {
+            METHODS[m].title: _words(value) + theirs.get(m, "") for m, value in values.items()
+        }
+
     rows = [
-        _row(
-            task,
-            {m: _words(mean_interval(s[:, column])) for m, s in scores.items()},
-            _printed(printed.get(task, {})),
-        )
+        row(task, {m: mean_interval(s[:, column]) for m, s in scores.items()}, published.get(task, {}))
         for column, task in enumerate(table.tasks)
     ]
-    means = {m: _words(mean_interval(s.mean(axis=1))) for m, s in scores.items()}
-    middles = {m: _words(interquartile_mean_interval(s)) for m, s in scores.items()}
-    rows += [_row("average", means, _printed(paper.exorl_averages())), _row("IQM", middles, {})]
+    means = {m: mean_interval(s.mean(axis=1)) for m, s in scores.items()}
+    rows.append(row("average", means, paper.exorl_averages()))
+    rows.append(row("IQM", {m: interquartile_mean_interval(s) for m, s in scores.items()}, {}))
     notes = [
         f"Normalised return of the last trial: {FORMULA}. The reference is the {REFERENCE} (of trajectories "
         "in which a policy acted), at which every trial aims too.",
@@ -195,19 +187,11 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
 
 
 def _returns_table(table: ReturnsTable) -> TextTable:
-    def cell(method: str, column: int) -> str:
-        last, best = (
-            table.returns(method, f"return/{name}")[:, column].mean()
-            for name in ("last_trial", "best_of_trials")
-        )
-        return f"{last:.4g} / {best:.4g}"
-
+    names = ("return/last_trial", "return/best_of_trials")
+    means = {m: [table.returns(m, name).mean(axis=0) for name in names] for m in table.methods}
     rows = [
-        {
-            "task": task,
-            "reference": f"{table.reference[:, column].mean():.4g}",
-            **{METHODS[method].title: cell(method, column) for method in table.methods},
-        }
+        {"task": task, "reference": f"{table.reference[:, column].mean():.4g}"}
+        | {METHODS[m].title: f"{last[column]:.4g} / {best[column]:.4g}" for m, (last, best) in means.items()}
         for column, task in enumerate(table.tasks)
     ]
     environments = table.results[TableCell(table.tasks[0], RANDOM, 0)].figure("return/last_trial").n
@@ -220,20 +204,21 @@ def _returns_table(table: ReturnsTable) -> TextTable:
 
 
 def _order_table(table: ReturnsTable) -> TextTable:
-    rows = []
-    for place, (method, mean) in enumerate(table.order):
-        worse = [name for name, _ in table.order[place + 1 :]]
-        beaten = {name: improvement_interval(table.scores(method), table.scores(name)) for name in worse}
-        rows.append(
-            {
-                "method": METHODS[method].title,
-                "IQM": _words(mean),
-                **{
-                    f"over {METHODS[name].title}": _certainty(beaten[name]) if name in beaten else ""
-                    for name, _ in table.order[1:]
-                },
-            }
-        )
+    def over(place: int, other: int) -> str:
+        """How probably the method at a place does better than another one; empty unless that is worse."""
+        if other <= place:
+            return ""
+        scores = [table.scores(table.order[each][0]) for each in (place, other)]
+        better = improvement_interval(*scores)
+        words = _words(better, 2)
+        return f"**{words}**" if better.low is not None and better.low > 0.5 else words
+
+    titles = [METHODS[method].title for method, _ in table.order]
+    rows = [
+        {"method": titles[place], "IQM": _words(mean)}
+        | {f"over {titles[other]}": over(place, other) for other in range(1, len(titles))}
+        for place, (_, mean) in enumerate(table.order)
+    ]
     notes = [
         "IQM of the normalised last trials over tasks and seeds, best method first.",
         "Over: probability that a run of the method does better than one of the other, averaged over tasks, "
@@ -245,18 +230,13 @@ def _order_table(table: ReturnsTable) -> TextTable:
     return TextTable("Order of the methods, and which does better than which", rows, notes)
 
 
-def _certainty(better: Interval) -> str:
-    certain = better.low is not None and better.low > 0.5
-    return f"**{_words(better, 2)}**" if certain else _words(better, 2)
-
-
 def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
     rows = [
         {
             "method": method.title,
             "tokens": f"{method.trajectories * 4}K",
             hardware: memory.get(name, "not asked"),
-            "paper": "oom" if _printed(paper.exorl_averages()).get(name) == "oom" else "",
+            "paper": "oom" if paper.exorl_averages().get(method.paper or "") == "oom" else "",
         }
         for name, method in METHODS.items()
         if name.startswith("at_")
@@ -267,18 +247,6 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
         "compiler is not installed (extras aot for TPUs, cuda13 for GPUs) and no earlier answer is stored."
     )
     return TextTable("Memory of the 350M model", rows, [note])
-
-
-def _printed(cells: Mapping[str, Any]) -> dict[str, str]:
-    """The paper's cells of a row, by our method."""
-    return {name: str(cells[m.paper]) for name, m in METHODS.items() if m.paper and m.paper in cells}
-
-
-def _row(name: str, values: Mapping[str, str], printed: Mapping[str, str]) -> dict[str, str]:
-    cells = {
-        METHODS[m].title: f"{value} / {printed[m]}" if m in printed else value for m, value in values.items()
-    }
-    return {"task": name, **cells}
 
 
 def _words(interval: Interval, digits: int = 1) -> str:

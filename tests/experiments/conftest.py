@@ -7,9 +7,8 @@ import pytest
 
 from agentic_ring.models.transformer_config import TransformerConfig
 from data_prep.collect import CollectConfig, collect
-from data_prep.episode_files import LABELS_FILE, SETTINGS_FILE
-from evals.compile.compile_target import CompilerMissingError
-from evals.compile.machines import machine
+from data_prep.folders import LABELS_FILE, SETTINGS_FILE
+from evals.compile.machines import CompilerMissingError, machine
 from tests.evals.conftest import small_run as small_run
 
 TINY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.common.cells import RESULTS_FILE, CellFailedError, run_cells
+from experiments.common.cells import RESULTS_FILE, CellFailedError, CellPool, run_cells
 
 FINISH = f"import os; open({RESULTS_FILE!r}, 'w').close(); print(os.environ['SHARE'])"
 FAIL = "raise SystemExit('error: no such luck')"
@@ -36,16 +36,10 @@ class ScriptCell:
         return [sys.executable, "-c", f"import os; os.chdir({str(self.folder(output))!r})\n{self.line}"]
 
 
-def prepared(output: Path, *cells: ScriptCell) -> list[ScriptCell]:
-    for cell in cells:
-        cell.folder(output).mkdir(parents=True)
-    return list(cells)
-
-
 def test_a_cell_that_fails_is_named_after_the_others_and_finished_ones_are_kept(tmp_path):
-    cells = prepared(tmp_path, ScriptCell("bad", FAIL), ScriptCell("good", FINISH))
+    cells = [ScriptCell("bad", FAIL), ScriptCell("good", FINISH)]
     done = []
-    with pytest.raises(CellFailedError, match=r"cell bad failed \(error: no such luck\); see .*log.txt"):
+    with pytest.raises(CellFailedError, match=r"1 of 2 .*cell bad .*status 1: error: no such luck.*log\.txt"):
         done.extend(run_cells(cells, tmp_path, workers=2, environment={"SHARE": "one core"}))
     assert done == cells[1:]
     log = tmp_path / "good" / "log.txt"
@@ -55,14 +49,25 @@ def test_a_cell_that_fails_is_named_after_the_others_and_finished_ones_are_kept(
 
 
 def test_a_request_to_stop_reaches_the_processes_which_save_their_work(tmp_path):
-    finished, waiting, later = prepared(
-        tmp_path, ScriptCell("finished", FINISH), ScriptCell("waiting", WAIT), ScriptCell("later", FINISH)
-    )
-    (tmp_path / "finished" / RESULTS_FILE).touch()
-    running = run_cells([finished, waiting, later], tmp_path, workers=1)
+    finished, waiting, later = cells = [
+        ScriptCell("finished", FINISH),
+        ScriptCell("waiting", WAIT),
+        ScriptCell("later", FINISH),
+    ]
+    finished.folder(tmp_path).mkdir()
+    (finished.folder(tmp_path) / RESULTS_FILE).touch()
+    running = run_cells(cells, tmp_path, workers=1)
     assert next(running) == finished
-    while not (tmp_path / "waiting" / "started").exists():
+    while not (waiting.folder(tmp_path) / "started").exists():
         time.sleep(0.01)
     running.close()  # as the exception of a signal does
-    assert (tmp_path / "waiting" / "saved").exists()
-    assert not (tmp_path / "later" / RESULTS_FILE).exists()
+    assert (waiting.folder(tmp_path) / "saved").exists()
+    assert not (later.folder(tmp_path) / RESULTS_FILE).exists()
+
+
+def test_processes_that_take_too_long_or_crash_are_killed_and_described(tmp_path):
+    with CellPool(tmp_path, 1, seconds=0.5) as pool:
+        assert "no end after 0.5 s" in pool.run(ScriptCell("endless", "import time; time.sleep(60)"))
+    with CellPool(tmp_path, 1) as pool:
+        assert "status -6: no output" in pool.run(ScriptCell("crash", "os.abort()"))
+    assert "was not started" in pool.run(ScriptCell("late", ""))

@@ -19,7 +19,7 @@ from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.conversion import ConvertConfig, convert
 from evals import dmc_returns
-from evals.compile.compile_target import CompilerMissingError
+from evals.compile.machines import CompilerMissingError
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
 from experiments.exorl import pipeline, presets

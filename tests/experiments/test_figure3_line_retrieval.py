@@ -6,7 +6,7 @@ from matplotlib.figure import Figure as Canvas
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
-from evals.common import plots
+from evals import plots
 from experiments.figure3_line_retrieval import main, plot_curves, read_curve
 from experiments.paper import retrieval_curves, tables
 

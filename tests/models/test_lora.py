@@ -17,7 +17,8 @@ from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import abstract_state, init_state, make_train_step
-from evals.compile.step_memory import TrainStep, token_batch
+from evals.compile.llama_step import token_batch
+from evals.compile.step_memory import TrainStep
 
 STACK = TransformerConfig(
     width=32, layers=2, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"

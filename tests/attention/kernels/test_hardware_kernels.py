@@ -22,7 +22,7 @@ from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from evals.compile.compile_target import CompilerMissingError, CompileTarget, compile_target
+from evals.compile.machines import CompilerMissingError, CompileTarget, compile_target
 from tests.attention.kernels.tiles import SCALE, arrays, check_refusal, unlabelled
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import pytest
 
 from agentic_ring.attention import attention
 from agentic_ring.mesh import MeshShape, make_mesh
-from evals.compile.compile_target import CompilerMissingError, compile_target
+from evals.compile.machines import CompilerMissingError, compile_target
 from tests.compiled_schedule import Hop, hops, parse
 
 SCHEDULE = """\

@@ -1,30 +1,33 @@
 """Kernel times of a profile from this machine, and of synthetic profiles in the form of GPUs and TPUs."""
 
-import gzip
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.profiler import ProfileData
 
 from agentic_ring.errors import DataError
-from evals.utilisation.kernel_times import KernelTime, kernel_times, trace
+from evals.utilisation.kernel_times import kernel_times, trace
 
 
-def saved(tmp_path, *events):
+def saved(tmp_path, **planes):
+    """Saves a profile: by plane its lines, by line its events (name, start, duration) in seconds."""
+    text = ""
+    for number, (plane, lines) in enumerate(planes.items()):
+        names = {name: i + 1 for i, name in enumerate({e[0]: 0 for events in lines.values() for e in events})}
+        text += f'planes {{ id: {number} name: "/{plane.replace("_", ":")}"\n'
+        for name, i in names.items():
+            text += f'event_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}\n'
+        for line, events in lines.items():
+            text += f'lines {{ name: "{line}"\n'
+            for name, start, duration in events:
+                times = f"offset_ps: {int(start * 1e12)} duration_ps: {int(duration * 1e12)}"
+                text += f"events {{ metadata_id: {names[name]} {times} }}\n"
+            text += "}\n"
+        text += "}\n"
     folder = tmp_path / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
-    with gzip.open(folder / "host.trace.json.gz", "wt") as file:
-        json.dump({"traceEvents": list(events)}, file)
+    (folder / "host.xplane.pb").write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
     return tmp_path
-
-
-def label(kind, name, **place):
-    return {"ph": "M", "name": kind, "args": {"name": name}, **place}
-
-
-def event(name, start, duration, tid=1, pid=1, **args):
-    return {"ph": "X", "name": name, "ts": start, "dur": duration, "pid": pid, "tid": tid, "args": args}
 
 
 def test_a_profile_of_this_machine_lists_its_operations(tmp_path):
@@ -39,48 +42,30 @@ def test_a_profile_of_this_machine_lists_its_operations(tmp_path):
 
 
 def test_a_gpu_is_read_by_its_streams(tmp_path):
-    folder = saved(
-        tmp_path,
-        label("process_name", "/device:GPU:0", pid=1),
-        label("process_name", "/host:CPU", pid=2),
-        label("thread_name", "Stream #13(Compute)", pid=1, tid=1),
-        label("thread_name", "XLA Ops", pid=1, tid=2),
-        event("gemm_kernel", 0, 6e6),
-        event("softmax_fusion.3", 6e6, 1e6),
-        event("softmax_fusion.4", 7e6, 1e6),
-        event("gemm_fusion_dot", 0, 6e6, tid=2),
-        event("PjitFunction", 0, 9e6, pid=2),
-    )
-    assert kernel_times(folder) == [
-        KernelTime("gemm_kernel", 6.0, 1, 0.75),
-        KernelTime("softmax_fusion", 2.0, 2, 0.25),
-    ]
+    stream = [("gemm_kernel", 0, 6), ("softmax_fusion.3", 6, 1), ("softmax_fusion.4", 7, 1)]
+    lines = {"Stream #13(Compute)": stream, "XLA Ops": [("gemm_fusion_dot", 0, 6)]}
+    folder = saved(tmp_path, device_GPU_0=lines, host_CPU={"python": [("PjitFunction", 0, 9)]})
+    assert kernel_times(folder) == [("gemm_kernel", 6.0, 1, 0.75), ("softmax_fusion", 2.0, 2, 0.25)]
 
 
 def test_a_tpu_is_read_by_operations_less_what_runs_within(tmp_path):
-    folder = saved(
-        tmp_path,
-        label("process_name", "/device:TPU:0", pid=1),
-        label("thread_name", "XLA Ops", pid=1, tid=1),
-        label("thread_name", "XLA Modules", pid=1, tid=2),
-        event("jit_step", 0, 10e6, tid=2),
-        event("while.1", 0, 10e6),
-        event("fusion.2", 1e6, 3e6),
-        event("copy.1", 2e6, 1e6),
-        event("fusion.2", 5e6, 1e6),
-    )
-    assert [(kernel.name, kernel.seconds, kernel.runs) for kernel in kernel_times(folder)] == [
-        ("fusion", 3.0, 2),
-        ("copy", 1.0, 1),
+    operations = [
+        ("%while.1 = (f32[8]) while(f32[8] %x)", 0, 10),
+        ("fusion.2", 1, 3),
+        ("copy.1", 2, 1),
+        ("fusion.2", 5, 1),
     ]
+    folder = saved(tmp_path, device_TPU_0={"XLA Ops": operations, "XLA Modules": [("jit_step", 0, 10)]})
+    found = kernel_times(folder)
+    assert [kernel[:3] for kernel in found] == [("fusion", 3.0, 2), ("copy", 1.0, 1)]
 
 
 def test_profiles_that_are_missing_broken_or_empty_are_named(tmp_path):
-    with pytest.raises(DataError, match="save a profile there first"):
+    with pytest.raises(DataError, match=str(tmp_path)):
         kernel_times(tmp_path)
-    folder = saved(tmp_path, event("PjitFunction", 0, 1))
-    with pytest.raises(DataError, match="shows no kernels"):
+    folder = saved(tmp_path, host_CPU={"python": [("PjitFunction", 0, 1)]})
+    with pytest.raises(DataError, match=r"xplane\.pb shows no kernels"):
         kernel_times(folder)
-    next(folder.glob("plugins/profile/*/*")).write_bytes(b"no gzip")
-    with pytest.raises(DataError, match=r"is no profile of jax\.profiler"):
+    next(folder.glob("plugins/profile/*/*")).write_bytes(b"no profile")
+    with pytest.raises(DataError, match=r"xplane\.pb is no profile"):
         kernel_times(folder)

@@ -1,12 +1,11 @@
 """Readers of the files of a run and of its evaluations, and of measured rates."""
 
-import gzip
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.profiler import ProfileData
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.scaling import Scaling
@@ -22,7 +21,7 @@ from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from evals.lines.evaluation_run import LineRunConfig
 from evals.utilisation.kernel_times import kernel_times
-from evals.utilisation.rates import PUBLISHED, read_rates
+from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.context_length import Point, read_point, write_point
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
 from tests.trust.file_readers.reader import FileReader
@@ -109,17 +108,12 @@ def _rates(folder: Path) -> Path:
 
 
 def _profile(folder: Path) -> Path:
-    path = folder / "plugins" / "profile" / "1" / "host.trace.json.gz"
+    path = folder / "plugins" / "profile" / "1" / "host.xplane.pb"
     path.parent.mkdir(parents=True)
-    events = [
-        {"ph": "M", "name": "process_name", "args": {"name": "/device:GPU:0"}, "pid": 1},
-        {"ph": "M", "name": "thread_name", "args": {"name": "Stream #1"}, "pid": 1, "tid": 1},
-        *[
-            {"ph": "X", "name": f"gemm.{n}", "ts": 10 * n, "dur": 5, "pid": 1, "tid": 1, "args": {}}
-            for n in range(4)
-        ],
-    ]
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
+    events = " ".join(f"events {{ metadata_id: 1 offset_ps: {n}0000 duration_ps: 5000 }}" for n in range(4))
+    kernel = 'event_metadata { key: 1 value { id: 1 name: "gemm" } }'
+    plane = f'planes {{ name: "/device:GPU:0" {kernel} lines {{ name: "Stream #1" {events} }} }}'
+    path.write_bytes(ProfileData.text_proto_to_serialized_xspace(plane))
     return path
 
 
@@ -135,5 +129,5 @@ RUN_READERS = (
     FileReader("returns of a rollout", _returns, lambda path: read_returns(path, 2)),
     FileReader("point of a context curve", _point, read_point),
     FileReader("rates.csv", _rates, read_rates, "legal"),
-    FileReader("profile of kernels", _profile, lambda path: kernel_times(path.parents[3])),
+    FileReader("profile of kernels", _profile, lambda path: kernel_times(path.parents[3]), "legal"),
 )

@@ -26,17 +26,7 @@ def plot_loss(
     rows: Sequence[Mapping[str, Any]],
     quantity: str = "mean squared error of the action",
 ) -> None:
-    """Plots the training loss over optimiser steps, raw and as a running mean.
-
-    Args:
-      path: PNG file to write.
-      task: task in the title, such as ``walker_run``.
-      rows: rows of ``metrics.jsonl``; those with ``step`` and ``loss`` are drawn.
-      quantity: label of the loss axis.
-
-    Raises:
-      ArgumentError: no row has both.
-    """
+    """Plots the loss, labelled ``quantity``, over optimiser steps; rows and errors as in ``draw_loss``."""
     canvas, axes = titled_canvas(f"{task}: training loss")
     draw_loss(axes, rows, BLUE)
     axes.set_ylabel(quantity)
@@ -45,7 +35,17 @@ def plot_loss(
 
 
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
-    """Draws the curves of ``plot_loss`` on axes that several runs may share; same errors."""
+    """Draws a run's loss, raw and as a running mean, on axes that several runs may share.
+
+    Args:
+      axes: panel to draw on.
+      rows: rows of ``metrics.jsonl``; those with ``step`` and ``loss`` are drawn.
+      colour: colour of both curves.
+      run: name in the legend.
+
+    Raises:
+      ArgumentError: no row has both.
+    """
     pairs = [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
     if not pairs:
         raise ArgumentError(f"none of {len(rows)} metric rows has both 'step' and 'loss'; nothing to draw")
@@ -55,8 +55,7 @@ def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: s
     window = max(1, len(losses) // 20)
     if window > 1:
         weights = np.full(window, 1 / window)
-        centres = np.convolve(steps, weights, mode="valid")
-        means = np.convolve(losses, weights, mode="valid")
+        centres, means = (np.convolve(each, weights, mode="valid") for each in (steps, losses))
         axes.plot(centres, means, color=colour, linewidth=2, label=f"{name}mean of {window} logged steps")
     axes.set_xlabel("optimiser step")
 
@@ -75,41 +74,25 @@ def plot_trial_returns(
 
     Args:
       path: PNG file to write.
-      task: task in the title.
+      task: task in the title, such as ``walker_run``.
       trials: an estimate for each trial, in order.
       no_context: the same trials, each with an empty context.
       random_policy: return of uniform actions in the same environments; its interval is shaded.
-      data_median: median return of the training trajectories.
-      data_best: highest return of the training trajectories.
+      data_median, data_best: median and highest return of the training trajectories.
     """
     canvas, axes = titled_canvas(f"{task}: return of each trial")
-    numbers = np.arange(1, len(trials) + 1)
-    draw_intervals(
-        axes,
-        numbers,
-        trials,
-        color=BLUE,
-        marker="o",
-        capsize=4,
-        linewidth=2,
-        label=f"Agentic Transformer ({trials[0].n} environments)",
-    )
-    draw_intervals(
-        axes,
-        numbers,
-        no_context,
-        color=PINK,
-        marker="s",
-        markersize=4,
-        capsize=3,
-        linestyle="--",
-        label="the same trials without context",
-    )
-    axes.axhline(data_best, color=GREEN, linestyle="--", label=f"best of the data, {data_best:.0f}")
-    axes.axhline(data_median, color=ORANGE, linestyle="-.", label=f"median of the data, {data_median:.0f}")
-    axes.axhline(
-        random_policy.value, color=GREY, linestyle=":", label=f"random policy, {random_policy.value:.0f}"
-    )
+    ours = {"color": BLUE, "marker": "o", "capsize": 4, "linewidth": 2}
+    alone = {"color": PINK, "marker": "s", "markersize": 4, "capsize": 3, "linestyle": "--"}
+    label = f"Agentic Transformer ({trials[0].n} environments)"
+    draw_intervals(axes, range(1, len(trials) + 1), trials, label=label, **ours)
+    label = "the same trials without context"
+    draw_intervals(axes, range(1, len(no_context) + 1), no_context, label=label, **alone)
+    for value, color, linestyle, name in (
+        (data_best, GREEN, "--", "best of the data"),
+        (data_median, ORANGE, "-.", "median of the data"),
+        (random_policy.value, GREY, ":", "random policy"),
+    ):
+        axes.axhline(value, color=color, linestyle=linestyle, label=f"{name}, {value:.0f}")
     if random_policy.low is not None and random_policy.high is not None:
         axes.axhspan(random_policy.low, random_policy.high, color=GREY, alpha=0.15, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -129,19 +112,7 @@ def plot_data_returns(
     random_policy: float,
     last_trial: float,
 ) -> None:
-    """Plots a histogram of the training trajectories' returns, by the algorithm that collected them.
-
-    Args:
-      path: PNG file to write.
-      task: task in the title.
-      returns: return of each trajectory.
-      algorithms: algorithm that collected each trajectory, in the same order.
-      random_policy: mean return of uniform actions.
-      last_trial: mean return of the last trial.
-
-    Raises:
-      ArgumentError: there are no trajectories, or not one algorithm for each.
-    """
+    """Plots ``draw_data_returns`` with the mean returns of uniform actions and of the last trial."""
     canvas, axes = titled_canvas(f"{task}: returns of the training trajectories")
     draw_data_returns(axes, returns, algorithms)
     axes.axvline(random_policy, color="black", linestyle=":", label=f"random policy, {random_policy:.0f}")
@@ -153,7 +124,11 @@ def plot_data_returns(
 def draw_data_returns(
     axes: Axes, returns: Sequence[float] | np.ndarray, algorithms: Sequence[str] | np.ndarray
 ) -> None:
-    """Draws the histogram of ``plot_data_returns``; same arguments and errors."""
+    """Draws a histogram of trajectories' returns, by the algorithm that collected each.
+
+    Raises:
+      ArgumentError: there are no trajectories, or not one algorithm for each.
+    """
     returns = np.asarray(returns, np.float64)
     if returns.size == 0 or returns.size != len(algorithms):
         raise ArgumentError(

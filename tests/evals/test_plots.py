@@ -10,6 +10,7 @@ from evals.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss,
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import Interval, mean_interval
+from evals.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
 
 
 def pixels(path: Path, colour: str) -> np.ndarray:
@@ -28,17 +29,12 @@ def test_the_loss_falls_from_left_to_right(tmp_path):
     curve = drawn[drawn[:, 0] < 700]  # left of the legend
     assert np.corrcoef(curve[:, 0], curve[:, 1])[0, 1] > 0.99
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_few_rows_are_drawn_without_a_running_mean(tmp_path):
-    plot_loss(tmp_path / "loss.png", "walker_run", [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}])
-    assert (tmp_path / "loss.png").stat().st_size > 5000
-
-
-def test_no_losses_is_an_error(tmp_path):
-    with pytest.raises(ArgumentError, match="none of 1 metric rows"):
-        plot_loss(tmp_path / "loss.png", "walker_run", [{"step": 3}])
-    assert not any(tmp_path.iterdir())
+    few = [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}]  # without a running mean
+    plot_loss(tmp_path / "few.png", "walker_run", few)
+    assert (tmp_path / "few.png").stat().st_size > 5000
+    with pytest.raises(ArgumentError, match="none of 1 "):
+        plot_loss(tmp_path / "none.png", "walker_run", [{"step": 3}])
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_trials_rise_between_the_lines_of_the_data(tmp_path):
@@ -88,11 +84,6 @@ def test_each_algorithm_has_its_share_of_the_histogram(tmp_path):
     assert areas[0] / areas[1] == pytest.approx(3, rel=0.15)
     assert areas[1] / areas[2] == pytest.approx(100 / 30, rel=0.35)  # its legend patch weighs more
     assert len(pixels(path, PINK)) == 0
-
-
-@pytest.mark.parametrize(("returns", "algorithms"), [([], []), ([1.0, 2.0], ["td3"])])
-def test_returns_need_an_algorithm_each(tmp_path, returns, algorithms):
-    with pytest.raises(ArgumentError, match=f"{len(returns)} returns and {len(algorithms)} algorithms"):
-        plot_data_returns(
-            tmp_path / "data.png", "walker_run", returns, algorithms, random_policy=1, last_trial=2
-        )
+    for bad, names in (([], []), ([1.0, 2.0], ["td3"])):
+        with pytest.raises(ArgumentError, match=f"{len(bad)} returns and {len(names)} algorithms"):
+            plot_data_returns(path, "walker_run", bad, names, random_policy=1, last_trial=2)
