@@ -31,7 +31,7 @@ from evals.common.plots import (
     save,
     titled_canvas,
 )
-from evals.lines.accuracy_plots import accuracy_axes
+from evals.retrieval.plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.lines.keys import word_lists
-from evals.lines.longchat_prompt import HEADER, LARGEST_VALUE
-from evals.lines.word_tokenizer import (
+from evals.retrieval.keys import word_lists
+from evals.retrieval.documents import HEADER, LARGEST_VALUE
+from experiments.retriever.word_tokenizer import (
     ASK,
     ASKED,
     END,
