@@ -14,7 +14,7 @@ from agentic_ring.token_units import parse_tokens
 from evals.retrieval.endpoint_reader import Endpoint, EndpointReader, token_counter
 from evals.retrieval.keys import KeyKind
 from evals.retrieval.local_reader import EMBEDDED_KEYS, open_reader
-from evals.retrieval.run import Report, RetrievalRun, RunConfig
+from evals.retrieval.run import Report, RetrievalConfig, RetrievalRun
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RunFlags:
         report: Report,
         questions_per_document: int | None = None,
     ) -> RetrievalRun:
-        """Opens the model and the run that asks it; see ``RunConfig``.
+        """Opens the model and the run that asks it; see ``RetrievalConfig``.
 
         Raises:
           ConfigError: a flag is out of range, or does not fit the others.
@@ -100,7 +100,7 @@ class RunFlags:
             limits = [(fields or {}).get(name) for name in ("max_completion_tokens", "max_tokens")]
             most = next((limit for limit in limits if isinstance(limit, int) and limit > 0), most)
             reader = self._open_endpoint(self.endpoint, fields)
-        config = RunConfig(
+        config = RetrievalConfig(
             test=test,
             reader=reader.name,
             trained_on_task=reader.trained_on_task,

@@ -203,10 +203,12 @@ class EndpointReader:
             if error.status_code in (401, 403, 404):
                 raise ConfigError(
                     f"{self._endpoint.url} refuses every question with {problem}. Check the key in "
-                    f"{KEY_VARIABLE}, the model name {self.name!r}, and the address, which usually ends in /v1"
+                    f"{KEY_VARIABLE}, the model name {self.name!r}, and the address, which mostly ends in /v1"
                 ) from error
         except openai.APIConnectionError as error:
-            within = f" within {self._endpoint.timeout:g} s" if isinstance(error, openai.APITimeoutError) else ""
+            within = (
+                f" within {self._endpoint.timeout:g} s" if isinstance(error, openai.APITimeoutError) else ""
+            )
             problem = f"no reply from {self._endpoint.url}{within}: {error.__cause__ or error}"
             if not self._reached:
                 raise ConfigError(f"{problem}. Is the server running, and is this its address?") from error

@@ -28,7 +28,7 @@ from evals.retrieval.scores import Report, SetScore
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RetrievalConfig:
     """Everything that determines an answer except the length: one folder holds all lengths.
 
     Attributes:
@@ -73,7 +73,7 @@ class RetrievalRun:
     results.json, summary.csv, and what else the report writes
     """
 
-    def __init__(self, directory: Path, config: RunConfig, reader: Reader, report: Report):
+    def __init__(self, directory: Path, config: RetrievalConfig, reader: Reader, report: Report):
         self._directory, self._config, self._reader, self._report = directory, config, reader, report
         self._stages = Stages()
 

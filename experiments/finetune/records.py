@@ -18,7 +18,7 @@ from agentic_ring.token_units import short_tokens
 from evals.retrieval.documents import LinePlan
 from evals.retrieval.ladder_report import LadderReport
 from evals.retrieval.local_reader import open_reader
-from evals.retrieval.run import RetrievalRun, RunConfig
+from evals.retrieval.run import RetrievalConfig, RetrievalRun
 from evals.retrieval.scores import SetScore
 from experiments.retriever.lessons import (
     ANSWER,
@@ -87,7 +87,7 @@ def ask_lines(model: Path, contexts: list[int], directory: Path, seed: int) -> l
     """
     contexts = sorted({STAGES[0].tokens, *contexts})
     reader = open_reader(str(model), contexts, None, allow_extrapolation=False)
-    config = RunConfig(
+    config = RetrievalConfig(
         "ladder", directory.name, reader.trained_on_task, "line", "LRT-NL", ASKED_LINES, seed, ANSWER
     )
     run = RetrievalRun(directory, config, reader, LadderReport())

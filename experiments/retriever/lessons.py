@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.retrieval.keys import word_lists
 from evals.retrieval.documents import HEADER, LARGEST_VALUE
+from evals.retrieval.keys import word_lists
 from experiments.retriever.word_tokenizer import (
     ASK,
     ASKED,

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.retrieval.keys import word_lists
 from evals.retrieval.documents import QUESTION_START
+from evals.retrieval.keys import word_lists
 
 END, UNKNOWN = "<end>", "<unknown>"
 ASKED = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in "

@@ -78,7 +78,15 @@ def test_numbers_of_keys_that_cannot_be_are_refused(count):
         keys("LRT-NL", count)
 
 
-PARTNER_KEYS = "old-cat old-dog new-dog older-dogs old-fashioned-dog new-e-mail old-e-mail x-ray".split()
+PARTNER_KEYS = [
+    "old-cat",
+    "old-dog",
+    "new-dog",
+    "older-dogs",
+    "old-fashioned-dog",
+    "new-e-mail",
+    "old-e-mail",
+]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,6 @@ PARTNER_KEYS = "old-cat old-dog new-dog older-dogs old-fashioned-dog new-e-mail 
         ("older-dogs", 0),
         ("old-fashioned-dog", 2),
         ("new-e-mail", 2),
-        ("x-ray", 0),
     ],
 )
 def test_lines_with_the_adjective_or_the_noun_are_counted(key, partners):

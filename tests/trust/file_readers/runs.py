@@ -22,7 +22,7 @@ from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from evals.in_context.rollouts import CueRolloutConfig, kept_returns
-from evals.retrieval.run import RunConfig
+from evals.retrieval.run import RetrievalConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.rates import PUBLISHED, read_rates
 from experiments.context_length import Point, read_point, write_point
@@ -50,7 +50,7 @@ def _run_config(folder: Path) -> Path:
 
 
 def _line_config(folder: Path) -> Path:
-    write_config(folder, RunConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64))
+    write_config(folder, RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64))
     return folder / "config.json"
 
 
@@ -137,7 +137,9 @@ def _profile(folder: Path) -> Path:
 RUN_READERS = (
     FileReader("configuration of a run", _run_config, lambda path: load_config(path.parent)),
     FileReader(
-        "configuration of line retrieval", _line_config, lambda path: read_config(path.parent, RunConfig)
+        "configuration of line retrieval",
+        _line_config,
+        lambda path: read_config(path.parent, RetrievalConfig),
     ),
     FileReader("stages.json", _stages, _read_stages),
     FileReader("metrics.jsonl", _metrics, read_metrics, "rows"),

@@ -1,21 +1,30 @@
+"""Runs of both commands: answers from a server or an oracle, resumed, refused and reported."""
+
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.results.results_file import read_results
 from agentic_ring.results.rows import read_rows
-from evals.line_retrieval import main
-from evals.lines.local_reader import EMBEDDED
-from evals.lines.longchat_files import read_cases, write_cases
-from evals.lines.longchat_prompt import plan_documents
-from evals.lines.token_counts import estimated_tokens
+from evals import ladder, line_retrieval
+from evals.retrieval.command import RunFlags
+from evals.retrieval.documents import plan_lines
+from evals.retrieval.endpoint_reader import estimated_tokens
+from evals.retrieval.ladder_report import LadderReport
+from evals.retrieval.longchat_files import read_cases, write_cases
+from evals.retrieval.prediction_log import PredictionLog, asked_questions
+from evals.retrieval.readers import Answer
+from evals.retrieval.run import RetrievalConfig, RetrievalRun
+from evals.retrieval.tasks import TASKS
 from tests.commands import kill_once
+from tests.evals.retrieval.record_oracle import RecordOracle
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def run(server, tmp_path):
     """Calls the script's main on the server, into one folder."""
+    asked = RunFlags(model="lookup", endpoint=server.address, num_samples=6, output=tmp_path / "run")
+    asked = replace(asked, concurrency=1)  # so that the server's plan is kept in order
 
-    def call(ctx="1k", **options):
-        settings = {"num_samples": 6, "questions_per_document": 3, "output": tmp_path / "run"}
-        settings["concurrency"] = 1  # so that the server's plan is kept in order
-        return main(ctx, endpoint=server.address, model="lookup", **{**settings, **options})
+    def call(ctx="1k", test_file=(), score="last", dry_run=False, prices=None, **flags):
+        return line_retrieval.main(replace(asked, **flags), ctx, test_file, 3, score, dry_run, prices)
 
     return call
 
@@ -36,7 +45,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("line_idx", ["LRT", "LRT-ABCindex", "LRT-UUID", "LRT-NL"])
+@pytest.mark.parametrize("line_idx", ["LRT", "LRT-NL"])
 def test_a_model_that_reads_the_record_is_right_at_every_length(run, server, tmp_path, line_idx, capsys):
     assert run("2k,1k", line_idx=line_idx) == 0
     results = read_results(tmp_path / "run" / "results.json")
@@ -49,19 +58,17 @@ def test_a_model_that_reads_the_record_is_right_at_every_length(run, server, tmp
     assert results.config["score"] == "last"
     assert set(results.wall_seconds) == {"cases", "1k", "2k"}
     assert len(server.requests) == 12
+    for request in server.requests[-6:]:
+        tokens = estimated_tokens(request["messages"][0]["content"])
+        assert 2048 - 100 - 64 - 40 < tokens <= 2048 - 100 - 64
+        assert request["max_tokens"] == 100
     assert "lookup" in capsys.readouterr().out
 
 
-def test_prompts_fill_the_context_and_leave_room_for_the_answer(run, server, tmp_path):
-    run("4k", max_new_tokens=100)
-    for request in server.requests:
-        tokens = estimated_tokens(request["messages"][0]["content"])
-        assert 4096 - 100 - 64 - 40 < tokens <= 4096 - 100 - 64
-        assert request["max_tokens"] == 100
-
-
 def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, tmp_path):
-    run("1k,2k")
+    run("1k")
+    run("2k")  # another length joins the run
+    assert len(server.requests) == 12
     folder = tmp_path / "run"
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         "config.json", "results.json", "summary.csv", "stages.json", "accuracy.png", "depths.png",
@@ -73,8 +80,12 @@ def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, 
     documents = read_cases(folder / "testcases" / "1k.jsonl")
     questions = [(number, question) for number, d in enumerate(documents) for question in d.questions]
     for (number, question), row in zip(questions, rows(folder / "predictions" / "1k.jsonl"), strict=True):
-        assert (row["document"], row["key"], row["expected"]) == (number, question.key, question.expected)
-        assert row["last"] == row["first"] == row["expected"]
+        assert (row["document"], row["key"], row["expected"]) == (
+            number,
+            question.key,
+            [*question.expected],
+        )
+        assert row["score"] == 1.0
     *answers, accuracy = (folder / "predictions" / "1k_response.txt").read_text().splitlines()
     assert accuracy == "Accuracy: 1.0"
     assert len(answers) == 6
@@ -89,8 +100,6 @@ def test_the_folder_holds_all_that_longeval_and_ruler_users_expect(run, server, 
 def test_the_first_number_can_be_asked_for_without_asking_the_model_again(run, server, tmp_path):
     server.plan.extend([("answer", "line 17, or 4242")] * 6)
     run()
-    expected = rows(tmp_path / "run" / "predictions" / "1k.jsonl")[0]["expected"]
-    assert expected not in (17, 4242)
     asked = len(server.requests)
     run(score="first")
     assert len(server.requests) == asked
@@ -153,6 +162,7 @@ def test_unfinished_answers_count_in_no_score(run, server, tmp_path, capsys):
     assert "6 answers are unfinished and count in no score" in capsys.readouterr().err
     results = read_results(tmp_path / "run" / "results.json")
     assert (results.figure("unfinished/1k").value, results.figure("failed/1k").value) == (6, 0)
+    assert not any(figure.name.startswith("accuracy") for figure in results.figures)
     assert run() == 1
     assert len(server.requests) == 6, "the same question would have the same answer"
 
@@ -175,26 +185,6 @@ def test_more_fields_of_requests_are_part_of_the_run(run, server, tmp_path, caps
         run(request_json='{"top_k": 2}')
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "7"])
-def test_fields_that_are_no_json_object_are_refused(run, text):
-    with pytest.raises(ConfigError, match="request_json is"):
-        run(request_json=text)
-
-
-def test_settings_of_an_endpoint_need_one():
-    for settings in ({"dry_run": True}, {"prices": (1.0, 1.0, 1.0)}, {"request_json": "{}"}):
-        with pytest.raises(ConfigError, match="are of an endpoint"):
-            main("1k", **settings)
-
-
-def test_a_server_that_fails_every_question_leaves_results_without_accuracy(run, server, tmp_path):
-    server.plan.extend([("status", 400, {}, "")] * 6)
-    assert run() == 1
-    names = {figure.name for figure in read_results(tmp_path / "run" / "results.json").figures}
-    assert "failed/1k" in names
-    assert not any(name.startswith("accuracy") for name in names)
-
-
 def test_a_killed_run_goes_on_where_it_was(run, server, tmp_path):
     server.plan.extend([("lookup",)] * 4 + [("silence", 20)])
     options = "--ctx 1k --num-samples 6 --questions-per-document 3 --model lookup --concurrency 1"
@@ -214,17 +204,9 @@ def test_a_killed_run_goes_on_where_it_was(run, server, tmp_path):
     assert read_results(tmp_path / "run" / "results.json").figure("accuracy/1k").n == 6
 
 
-def test_another_length_joins_a_run(run, server, tmp_path):
-    run("1k")
-    run("2k")
-    assert len(server.requests) == 12
-    figures = read_results(tmp_path / "run" / "results.json").figures
-    assert [f.name for f in figures if f.name.startswith("accuracy/")] == ["accuracy/1k", "accuracy/2k"]
-
-
-def test_other_settings_are_refused_or_start_anew(run, server, tmp_path):
+def test_other_settings_are_refused_or_start_anew(run, tmp_path):
     run()
-    with pytest.raises(ConfigError, match=r"other settings \(seed\).*--output"):
+    with pytest.raises(ConfigError, match="seed"):
         run(seed=1)
     before = (tmp_path / "run" / "testcases" / "1k.jsonl").read_text()
     run(seed=1, resume=False)
@@ -232,24 +214,16 @@ def test_other_settings_are_refused_or_start_anew(run, server, tmp_path):
     assert (tmp_path / "run" / "testcases" / "1k.jsonl").read_text() != before
 
 
-@pytest.mark.parametrize("kind", ["LRT-NL", "LRT"])
-def test_longchats_files_are_asked_as_they_are(run, server, tmp_path, kind):
+def test_longchats_files_are_asked_as_they_are(run, server, tmp_path):
     path = tmp_path / "20_lines.jsonl"
-    write_cases(path, [plan.build(20) for plan in plan_documents(kind, "x", 5, 4, 1)])
+    write_cases(path, [plan.build(20) for plan in plan_lines("LRT-NL", "x", 5, 4, 1)])
     assert run(None, test_file=(path,)) == 0
     prompts = [row["prompt"] for row in rows(path)]
     assert [request["messages"][0]["content"] for request in server.requests] == prompts
     results = read_results(tmp_path / "run" / "results.json")
     assert results.figure("accuracy/20_lines").value == 1.0
     assert results.figure("lines/20_lines").value == 20
-
-
-def test_other_cases_of_the_same_name_are_refused(run, tmp_path):
-    path = tmp_path / "20_lines.jsonl"
-    for seed in (0, 1):
-        write_cases(path, [plan.build(20) for plan in plan_documents("LRT-NL", "x", seed, 4, 1)])
-        if seed == 0:
-            run(None, test_file=(path,))
+    write_cases(path, [plan.build(20) for plan in plan_lines("LRT-NL", "x", 6, 4, 1)])
     with pytest.raises(ConfigError, match="other cases with the name 20_lines"):
         run(None, test_file=(path,))
 
@@ -257,12 +231,20 @@ def test_other_cases_of_the_same_name_are_refused(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ctx": ","}, "sets of cases are none"),
+        ({"ctx": ","}, "none"),
         ({"ctx": "200"}, "tokens are needed for 3 lines"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"num_samples": 0}, "num_samples is 0"),
         ({"requests_per_minute": 0}, "requests_per_minute is 0"),
+        ({"request_json": "{"}, "request_json is '{'"),
+        ({"request_json": "[1]"}, r"request_json is '\[1\]'"),
+        ({"model": None}, "--model"),
+        ({"endpoint": None, "dry_run": True}, "--endpoint"),
+        ({"endpoint": None, "prices": (1.0, 1.0, 1.0)}, "--endpoint"),
+        ({"endpoint": None, "request_json": "{}"}, "--endpoint"),
+        ({"endpoint": None, "model": None, "line_idx": "LRT-UUID"}, "LRT-UUID"),
     ],
+    ids=str,
 )
 def test_settings_that_cannot_be_are_refused(run, server, options, message):
     with pytest.raises(ConfigError, match=message):
@@ -270,34 +252,121 @@ def test_settings_that_cannot_be_are_refused(run, server, options, message):
     assert server.requests == []
 
 
-def test_an_endpoint_needs_a_model():
-    with pytest.raises(ConfigError, match="--model"):
-        main("1k", endpoint="http://127.0.0.1:9/v1")
+ALL_TASKS = ",".join(TASKS)
 
 
-def accuracy(contexts: str, questions: int, output) -> list[float]:
-    assert main(contexts, devices=8, num_samples=questions, seed=5, output=output) == 0
-    results = read_results(output / "results.json")
+def run_oracle(folder, contexts=(4096, 8192), tasks=ALL_TASKS, num_samples=6, seed=0):
+    reader = RecordOracle()
+    config = RetrievalConfig("ladder", "oracle", False, tasks, "LRT-NL", num_samples, seed, 50)
+    run = RetrievalRun(folder, config, reader, LadderReport({"niah_single_1": {4096: 0.25, 32768: 0.5}}))
+    with run.prepare(contexts, resume=True) as names:
+        assert run.evaluate(names) == 0
+        return reader, run.score()
+
+
+def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, capsys):
+    reader, scores = run_oracle(tmp_path / "run")
+    assert [score.name for score in scores] == ["4k", "8k"]
+    for score in scores:
+        assert {row.task for row in score.predictions} == {*TASKS}
+        assert all(row.score == 1.0 for row in score.predictions)
+        assert score.prompt_tokens < 8192
+    assert reader.documents == 4  # lines and JSON, twice
+    assert len(reader.asked) == 2 * 6 * len(TASKS)
+    printed = capsys.readouterr().out
+    assert "0.25" in printed.split("niah_single_1")[1]
+    assert "32k" in printed
+    results = read_results(tmp_path / "run" / "results.json")
+    assert results.figure("score/hop3/8k").value == 1.0
+    assert (tmp_path / "run" / "ladder.png").stat().st_size > 1000
+    assert len(read_rows(tmp_path / "run" / "summary.csv")) == 2 * (len(TASKS) + 1)
+
+
+def test_a_resumed_ladder_asks_only_what_has_no_answer(tmp_path):
+    run_oracle(tmp_path / "run", (4096,))
+    path = tmp_path / "run" / "predictions" / "4k.jsonl"
+    before = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(before[:-3]) + before[-1][:20])
+    reader, scores = run_oracle(tmp_path / "run", (4096,))
+    assert len(reader.asked) == 3
+    assert len(scores[0].predictions) == len(before)
+    with pytest.raises(ConfigError, match="seed"):
+        run_oracle(tmp_path / "run", (4096,), seed=1)
+
+
+def test_short_lengths_take_several_records(tmp_path):
+    reader, (score,) = run_oracle(tmp_path / "run", (2048,), num_samples=40, tasks="hop3,line")
+    assert reader.documents > 1
+    assert len(score.predictions) == 80
+    with pytest.raises(ConfigError, match="tokens are needed"):
+        run_oracle(tmp_path / "short", (300,))
+
+
+def test_the_embedded_retriever_takes_any_question_and_answers_the_one_it_knows(tmp_path):
+    """Its chat template repeats the line of a question that asks for one, and nothing of another question."""
+    flags = RunFlags(max_new_tokens=4, num_samples=2, devices=8, output=tmp_path / "run")
+    assert ladder.main(flags, "600", "line,lines,value") == 0
+    results = read_results(tmp_path / "run" / "results.json")
     assert results.config["trained_on_task"] is True
-    return [results.figure(f"accuracy/{name}").value for name in contexts.split(",")]
+    assert results.figure("score/line/600").value == 1.0
+    assert results.figure("score/value/600").value == 0.0
 
 
 @pytest.mark.slow
-def test_the_embedded_retriever_answers_questions_about_short_records(tmp_path):
-    assert accuracy("1k", 12, tmp_path) == [1.0]
+def test_the_embedded_retriever_reaches_98_percent_at_4k_and_16k(tmp_path, capsys):
+    flags = RunFlags(devices=8, seed=5, output=tmp_path)
+    assert line_retrieval.main(flags, "4k,16k") == 0
+    results = read_results(tmp_path / "results.json")
+    assert min(results.figure(f"accuracy/{name}").value for name in ("4k", "16k")) >= 0.98
+    printed = capsys.readouterr()
+    assert "trained on line retrieval" in printed.out
+    assert "reading 16,384 tokens takes" in printed.err
 
 
-@pytest.mark.slow
-def test_the_embedded_retriever_reaches_98_percent_at_4k_and_16k(tmp_path):
-    assert min(accuracy("4k,16k", 50, tmp_path)) >= 0.98
+ASKED = asked_questions([plan_lines("LRT-NL", "x", 0, 3, 3)[0].build(20)])
 
 
-def test_the_embedded_retriever_is_small_and_says_what_it_is():
-    assert sum(file.stat().st_size for file in EMBEDDED.iterdir()) < 8_000_000
-    card = (EMBEDDED / "README.md").read_text()
-    assert "experiments/train_retriever.py" in card
+def row(case, **changes):
+    return replace(ASKED[case].predicted(Answer("It is 8907.", 4000, 0.5), "", False), **changes)
 
 
-def test_keys_that_the_embedded_retriever_was_not_trained_on_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="line_idx is LRT-UUID; the embedded retriever knows only LRT-NL"):
-        main("1k", line_idx="LRT-UUID", devices=8, output=tmp_path)
+def test_rows_are_there_when_opened_again_and_the_last_about_a_case_counts(tmp_path):
+    path = tmp_path / "predictions" / "4k.jsonl"
+    log = PredictionLog(path, ASKED)
+    for each in (row(0), row(1, error="status 500", text=""), row(1, key=17)):
+        log.add(each)
+    assert PredictionLog(path, ASKED).rows == log.rows == {0: row(0), 1: row(1, key=17)}
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("kept", [1, -1])
+def test_a_last_line_cut_short_is_dropped_and_written_over(tmp_path, kept):
+    path = tmp_path / "4k.jsonl"
+    log = PredictionLog(path, ASKED)
+    log.add(row(0))
+    whole = path.read_bytes()
+    log.add(row(1))
+    path.write_bytes(whole + path.read_bytes()[len(whole) :][:kept])
+    log = PredictionLog(path, ASKED)
+    assert log.rows == {0: row(0)}
+    log.add(row(2))
+    assert PredictionLog(path, ASKED).rows == {0: row(0), 2: row(2)}
+
+
+@pytest.mark.parametrize("line", ["{", '{"case": 0}'])
+def test_another_line_that_is_no_prediction_is_named(tmp_path, line):
+    path = tmp_path / "4k.jsonl"
+    PredictionLog(path, ASKED).add(row(0))
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(DataError, match=r"4k\.jsonl, line 1 "):
+        PredictionLog(path, ASKED)
+
+
+def test_a_log_of_other_cases_is_refused(tmp_path):
+    path = tmp_path / "4k.jsonl"
+    log = PredictionLog(path, ASKED)
+    for case in range(3):
+        log.add(row(case))
+    for others in (ASKED[::-1], ASKED[:2], [*ASKED[:2], replace(ASKED[2], digest="x")]):
+        with pytest.raises(DataError, match=r"4k\.jsonl, line \d answers another question than case \d"):
+            PredictionLog(path, others)
