@@ -58,7 +58,7 @@ def main(
     run = flags.open("line_retrieval", contexts, ["line"], 100, report, questions_per_document)
     with run.prepare(contexts, flags.resume, test_file) as names:
         if dry_run:
-            rich.print(forecast_table([run.forecast(name) for name in names], cost).rich())
+            rich.print(forecast_table({name: run.forecast(name) for name in names}, cost).rich())
             return 0
         return run.evaluate(names)
 

@@ -13,8 +13,10 @@ from agentic_ring.terminal import cli
 from agentic_ring.token_units import parse_tokens
 from evals.retrieval.endpoint_reader import Endpoint, EndpointReader, token_counter
 from evals.retrieval.keys import KeyKind
+from evals.retrieval.ladder_report import LadderReport
+from evals.retrieval.line_report import LineReport
 from evals.retrieval.local_reader import EMBEDDED_KEYS, open_reader
-from evals.retrieval.run import Report, RetrievalConfig, RetrievalRun
+from evals.retrieval.run import RetrievalConfig, RetrievalRun
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class RunFlags:
         contexts: Sequence[int],
         tasks: Sequence[str],
         default_new_tokens: int,
-        report: Report,
+        report: LineReport | LadderReport,
         questions_per_document: int | None = None,
     ) -> RetrievalRun:
         """Opens the model and the run that asks it; see ``RetrievalConfig``.

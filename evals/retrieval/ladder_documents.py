@@ -154,7 +154,7 @@ def _json_document(keys: Sequence[str], kind: KeyKind, count: int, draw: random.
         f'{json.dumps(key, ensure_ascii=False)}: "{value}"' for key, value in zip(keys, values, strict=True)
     )
     questions = tuple(
-        Question("json", json_text(keys[place]), (values[place],), place / len(keys))
+        Question("json", f"{JSON_KEY}{keys[place]}{JSON_VALUE}", (values[place],), place / len(keys))
         for place in _spread(range(len(keys)), count, draw)
     )
     return Document(f"{JSON_HEADER}{{{pairs}}}", len(keys), questions)
@@ -222,7 +222,8 @@ class _LineRecord:
                     words |= of_key
             keys = [self._keys[place] for place in places]
             values = [self._contents[place] for place in places]
-            yield self._question("lines", several_text(keys), [*keys, *values], min(places))
+            text = LIST_START + "".join(f"\nline {key}" for key in keys) + LIST_END
+            yield self._question("lines", text, [*keys, *values], min(places))
 
     def _occurrence_questions(self, count: int) -> Iterator[Question]:
         for first in range(0, count, OCCURRENCES):
@@ -231,7 +232,11 @@ class _LineRecord:
             for place, value in zip(places, values, strict=True):
                 self._keys[place], self._contents[place] = self._keys[places[0]], str(value)
             for number, place in enumerate(places[: count - first], start=1):
-                text = occurrence_text(self._keys[place], number)
+                text = (
+                    f"{QUESTION_START} Several lines begin with line {self._keys[place]}. Tell me what is "
+                    f"the <REGISTER_CONTENT> in number {number} of them, in the order of the record? I need "
+                    "the number."
+                )
                 yield self._question("occurrence", text, [self._contents[place]], place)
 
     def _chain_questions(self, task: str, count: int) -> Iterator[Question]:
@@ -243,7 +248,8 @@ class _LineRecord:
                 self._contents[leading] = f"line {self._keys[target]}"
                 stations.insert(0, self._keys[target])
                 target = leading
-            yield self._question(task, chain_text(self._keys[target]), stations, target)
+            text = CHAIN_START + question_text(self._keys[target]).removeprefix(QUESTION_START)
+            yield self._question(task, text, stations, target)
 
     def _leading_to(self, target: int) -> int:
         """Takes a line to lead to another.
@@ -259,44 +265,13 @@ class _LineRecord:
                 return self._free.pop(number)
 
     def _group_questions(self) -> Iterator[Question]:
-        for task, text in (("value", lines_with_value_text), ("count", count_text)):
+        texts = {
+            "value": "Tell me all lines whose <REGISTER_CONTENT> is <{}>. I need their line indices, each as "
+            "'line <line index>'.",
+            "count": "In how many lines is the <REGISTER_CONTENT> <{}>? I need the number.",
+        }
+        for task, text in texts.items():
             for value, places in self._groups[: self._counts.get(task, 0)]:
                 keys = [self._keys[place] for place in places]
                 expected = keys if task == "value" else [str(len(places))]
-                yield self._question(task, text(value), expected, places[0])
-
-
-def several_text(keys: Sequence[str | int]) -> str:
-    """Asks for the numbers of several lines."""
-    return LIST_START + "".join(f"\nline {key}" for key in keys) + LIST_END
-
-
-def chain_text(key: str | int) -> str:
-    """Asks for the number at the end of the chain that begins at a line."""
-    return CHAIN_START + question_text(key).removeprefix(QUESTION_START)
-
-
-def occurrence_text(key: str | int, occurrence: int) -> str:
-    """Asks for the number in one of the lines with the same key, counted from 1."""
-    return (
-        f"{QUESTION_START} Several lines begin with line {key}. Tell me what is the <REGISTER_CONTENT> in "
-        f"number {occurrence} of them, in the order of the record? I need the number."
-    )
-
-
-def lines_with_value_text(value: int) -> str:
-    """Asks for the keys of all lines with one value."""
-    return (
-        f"{QUESTION_START} Tell me all lines whose <REGISTER_CONTENT> is <{value}>. I need their line "
-        "indices, each as 'line <line index>'."
-    )
-
-
-def count_text(value: int) -> str:
-    """Asks how many lines have one value."""
-    return f"{QUESTION_START} In how many lines is the <REGISTER_CONTENT> <{value}>? I need the number."
-
-
-def json_text(key: str | int) -> str:
-    """Asks for the value of a key of a JSON object."""
-    return f"{JSON_KEY}{key}{JSON_VALUE}"
+                yield self._question(task, f"{QUESTION_START} {text.format(value)}", expected, places[0])

@@ -14,7 +14,7 @@ from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.common.plots import save, titled_canvas
-from evals.retrieval.plots import MISSES_TO_HITS
+from evals.retrieval.plots import draw_shares
 from evals.retrieval.scores import ALL, SetScore
 from evals.retrieval.tasks import TASKS
 
@@ -26,14 +26,14 @@ KEPT = 0.85
 
 @dataclass(frozen=True)
 class LadderReport:
-    """A ``Report`` with a row for each task; ``ruler`` are RULER's scores from ``ruler_scores``."""
+    """What the command shows, by task; ``ruler`` are RULER's scores from ``ruler_scores``."""
 
     ruler: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     title = "ladder"
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def figures(self, scores: Sequence[SetScore]) -> list[Figure]:
-        """See ``Report``."""
+        """Figures for ``results.json``."""
         found = []
         for each in scores:
             for task in _tasks(scores):
@@ -123,20 +123,20 @@ def _with_interval(found: Interval | None) -> str:
 def plot_ladder(path: Path, name: str, scores: Sequence[SetScore]) -> None:
     """Draws the scores with a row for each task and a column for each length."""
     tasks = _tasks(scores)
+    found = {
+        (row, column): score.value
+        for row, task in enumerate(tasks)
+        for column, each in enumerate(scores)
+        if (score := each.score(task)) is not None
+    }
     shares = np.full((len(tasks), len(scores)), np.nan)
+    for at, value in found.items():
+        shares[at] = value
     canvas, axes = titled_canvas(f"ladder: {name}")
-    for (row, column), _ in np.ndenumerate(shares):
-        found = scores[column].score(tasks[row])
-        if found is not None:
-            shares[row, column] = found.value
-            colour = "white" if found.value > 0.8 else "black"
-            axes.text(column, row, f"{found.value:.2f}", color=colour, ha="center", va="center")
-    image = axes.imshow(shares, cmap=MISSES_TO_HITS, vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(scores)), [score.name for score in scores])
     labels = [f"{task}\n({effective_length(scores, task)})".removesuffix("\n()") for task in tasks]
-    axes.set_yticks(range(len(tasks)), labels)
+    texts = {at: f"{value:.2f}" for at, value in found.items()}
+    draw_shares(canvas, axes, shares, texts, labels, [score.name for score in scores], "mean score")
     axes.set_xlabel("length; below each task, its effective length")
-    canvas.colorbar(image, ax=axes, label="mean score")
     save(canvas, path)
 
 

@@ -1,6 +1,6 @@
 """The report of line retrieval: accuracy as figures, a table, LongEval's and RULER's files, and plots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from evals.retrieval.tasks import Rule
 
 @dataclass(frozen=True)
 class LineReport:
-    """A ``Report``; its answers and plots stand beside RULER's summary.
+    """What the command shows of the scores of its sets: figures, a table, files and plots.
 
     Attributes:
       rule: which number of an answer counts.
@@ -29,8 +29,8 @@ class LineReport:
     title = "line retrieval"
 
     @property
-    def settings(self) -> Mapping[str, str]:
-        """See ``Report``."""
+    def settings(self) -> dict[str, str]:
+        """Settings that stand in ``results.json`` beside those of the run."""
         return {"score": self.rule}
 
     def figures(self, scores: Sequence[SetScore]) -> list[Figure]:

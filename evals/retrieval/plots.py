@@ -1,7 +1,7 @@
 """Plots of line retrieval: accuracy against prompt length, by depth, and by lines that share a word."""
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,12 +95,33 @@ def _draw_shares(
                 asked[row, column] += 1
                 right[row, column] += hit
     shares = np.divide(right, asked, out=np.full(asked.shape, np.nan), where=asked > 0)
+    texts = {at: f"{right[at]}/{asked[at]}" for at in np.ndindex(*shares.shape)}
+    draw_shares(
+        canvas,
+        axes,
+        shares,
+        texts,
+        labels,
+        [score.name for score in scores],
+        f"accuracy ({rule} number of an answer)",
+    )
+    axes.set_xlabel("set of cases")
+
+
+def draw_shares(
+    canvas: Canvas,
+    axes: Axes,
+    shares: np.ndarray,
+    texts: Mapping[tuple[int, ...], str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    label: str,
+) -> None:
+    """Draws shares [rows, columns] as colours, with the text of each position; ``label`` says of what."""
     image = axes.imshow(shares, cmap=MISSES_TO_HITS, vmin=0, vmax=1, aspect="auto")
     for (row, column), share in np.ndenumerate(shares):
         colour = "white" if share > 0.8 else "black"
-        text = f"{right[row, column]}/{asked[row, column]}"
-        axes.text(column, row, text, color=colour, ha="center", va="center")
-    axes.set_xticks(range(len(scores)), [score.name for score in scores])
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlabel("set of cases")
-    canvas.colorbar(image, ax=axes, label=f"accuracy ({rule} number of an answer)")
+        axes.text(column, row, texts.get((row, column), ""), color=colour, ha="center", va="center")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    canvas.colorbar(image, ax=axes, label=label)

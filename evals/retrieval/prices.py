@@ -1,7 +1,8 @@
 """What a run costs at a server's prices, before it is asked and after."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.terminal.tables import TextTable
@@ -35,38 +36,26 @@ class Prices:
         return (read + answer_tokens * self.answer) / 1e6
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What a set of cases will ask of a server.
+class Forecast(NamedTuple):
+    """What a set of cases will ask of a server: questions without an answer, tokens of all their prompts.
 
-    Attributes:
-      name: name of the set.
-      requests: number of questions without an answer.
-      prompt_tokens: tokens of all their prompts.
-      repeated_tokens: those of them in documents that an earlier question has sent.
-      answer_tokens: the most tokens that the answers may have.
+    ``repeated_tokens`` are those of them in documents that an earlier question has sent, ``answer_tokens`` the
+    most that the answers may have.
     """
 
-    name: str
     requests: int
     prompt_tokens: int
     repeated_tokens: int
     answer_tokens: int
 
 
-def forecast_table(forecasts: Sequence[Forecast], prices: Prices | None) -> TextTable:
+def forecast_table(forecasts: Mapping[str, Forecast], prices: Prices | None) -> TextTable:
     """Requests, tokens and, given prices, cost of each set and of all."""
-    total = Forecast(
-        "all",
-        *(
-            sum(getattr(each, name) for each in forecasts)
-            for name in ("requests", "prompt_tokens", "repeated_tokens", "answer_tokens")
-        ),
-    )
+    total = Forecast(*map(sum, zip(*forecasts.values(), strict=True)))
     rows = []
-    for each in (*forecasts, total):
+    for name, each in {**forecasts, "all": total}.items():
         row = {
-            "cases": each.name,
+            "cases": name,
             "requests": f"{each.requests:,}",
             "prompt tokens": f"{each.prompt_tokens:,}",
             "of them sent before": f"{each.repeated_tokens:,}",

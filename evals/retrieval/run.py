@@ -20,11 +20,13 @@ from agentic_ring.token_units import short_tokens
 from evals.retrieval.documents import Document, longest_document, plan_lines
 from evals.retrieval.keys import KeyKind
 from evals.retrieval.ladder_documents import ladder_documents
+from evals.retrieval.ladder_report import LadderReport
+from evals.retrieval.line_report import LineReport
 from evals.retrieval.longchat_files import read_cases, write_cases
 from evals.retrieval.prediction_log import PredictionLog, asked_questions
 from evals.retrieval.prices import Forecast
 from evals.retrieval.readers import Reader
-from evals.retrieval.scores import Report, SetScore
+from evals.retrieval.scores import SetScore
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class RetrievalRun:
     results.json, summary.csv, and what else the report writes
     """
 
-    def __init__(self, directory: Path, config: RetrievalConfig, reader: Reader, report: Report):
+    def __init__(
+        self, directory: Path, config: RetrievalConfig, reader: Reader, report: LineReport | LadderReport
+    ):
         self._directory, self._config, self._reader, self._report = directory, config, reader, report
         self._stages = Stages()
 
@@ -143,7 +147,7 @@ class RetrievalRun:
             prompt_tokens += tokens * len(asked)
             repeated_tokens += tokens * (len(asked) - 1)
         answer_tokens = requests * self._config.max_new_tokens
-        return Forecast(name, requests, prompt_tokens, repeated_tokens, answer_tokens)
+        return Forecast(requests, prompt_tokens, repeated_tokens, answer_tokens)
 
     def score(self) -> list[SetScore]:
         """Writes results and report of all sets that were asked completely, and returns their scores."""

@@ -1,15 +1,11 @@
-"""Scores of one set of questions, and the interface of a report on several sets."""
+"""Scores of one set of questions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from agentic_ring.results.intervals import Interval, mean_interval, wilson_interval
-from agentic_ring.results.results_file import Figure
-from agentic_ring.terminal.tables import TextTable
 from evals.retrieval.prediction_log import Prediction
 from evals.retrieval.prices import Prices
 from evals.retrieval.tasks import UNPARSABLE, Rule
@@ -101,29 +97,3 @@ class SetScore:
         return sum(
             prices.cost(row.prompt_tokens, row.cached_tokens or 0, row.answer_tokens or 0) for row in rows
         )
-
-
-class Report(Protocol):
-    """What a command shows of the scores of its sets: figures, a table and files."""
-
-    @property
-    def title(self) -> str:
-        """What the table is about; the name of the model follows."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of the report that stand in ``results.json`` beside those of the run."""
-        ...
-
-    def figures(self, scores: Sequence[SetScore]) -> list[Figure]:
-        """The figures of ``results.json``."""
-        ...
-
-    def table(self, scores: Sequence[SetScore], title: str) -> TextTable:
-        """The table that is printed at the end."""
-        ...
-
-    def write(self, directory: Path, name: str, scores: Sequence[SetScore]) -> None:
-        """Writes ``summary.csv``, and plots once there is an answer; ``name`` is the model's."""
-        ...
