@@ -39,8 +39,8 @@ class Prices:
 class Forecast(NamedTuple):
     """What a set of cases will ask of a server: questions without an answer, tokens of all their prompts.
 
-    ``repeated_tokens`` are those of them in documents that an earlier question has sent, ``answer_tokens`` the
-    most that the answers may have.
+    ``repeated_tokens`` are those in documents that an earlier question has sent, ``answer_tokens`` the most
+    that the answers may have.
     """
 
     requests: int

@@ -31,7 +31,7 @@ from experiments.cue_runs.cells import run_cell as run_cue_cell
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
-from experiments.finetune.demo_conversations import write_demo_conversations
+from experiments.finetune.stage_data import write_demo_conversations
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
