@@ -129,7 +129,8 @@ class EndpointReader:
             max_retries=endpoint.retries,
             http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
         ).with_raw_response
-        self._create = client.completions.create if endpoint.completions else client.chat.completions.create
+        api = client.completions if endpoint.completions else client.chat.completions
+        self._create: Callable[..., Any] = api.create
         self._reached = False
         self._lock, self._next_start = threading.Lock(), time.monotonic()
 
@@ -183,9 +184,9 @@ class EndpointReader:
 
     def _answer(self, prompt: str, tokens: int, max_new_tokens: int) -> Answer:
         """The answer to a prompt of so many tokens, by our own count and without the template."""
-        asked = {"prompt": prompt}
-        if not self._endpoint.completions:
-            asked = {"messages": [{"role": "user", "content": prompt}]}
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+        if self._endpoint.completions:
+            asked = {"prompt": prompt}
         ours = {"max_tokens": max_new_tokens, "temperature": 0}
         fields = {**ours, **(self._endpoint.fields or {})}
         try:
