@@ -122,14 +122,15 @@ class EndpointReader:
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not re.fullmatch("[!-~]*", self._key):  # errors of the HTTP library would repeat it
             raise ConfigError(f"{KEY_VARIABLE} has characters that no key has; set it anew")
-        client = openai.OpenAI(
+        self._client = openai.OpenAI(
             api_key=self._key or "none",
             base_url=endpoint.address,
             timeout=openai.Timeout(endpoint.timeout, connect=CONNECT_SECONDS),
             max_retries=endpoint.retries,
             http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
-        ).with_raw_response
-        api = client.completions if endpoint.completions else client.chat.completions
+        )
+        raw = self._client.with_raw_response
+        api = raw.completions if endpoint.completions else raw.chat.completions
         self._create: Callable[..., Any] = api.create
         self._reached = False
         self._lock, self._next_start = threading.Lock(), time.monotonic()
@@ -166,6 +167,9 @@ class EndpointReader:
             numbers = {pool.submit(answer, number): number for number in range(1, len(questions))}
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
+        except BaseException:
+            self._client.close()  # requests in flight are not tried again for long
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -207,9 +211,8 @@ class EndpointReader:
                     f"{KEY_VARIABLE}, the model name {self.name!r}, and the address, which mostly ends in /v1"
                 ) from error
         except openai.APIConnectionError as error:
-            within = (
-                f" within {self._endpoint.timeout:g} s" if isinstance(error, openai.APITimeoutError) else ""
-            )
+            late = isinstance(error, openai.APITimeoutError)
+            within = f" within {self._endpoint.timeout:g} s" if late else ""
             problem = f"no reply from {self._endpoint.url}{within}: {error.__cause__ or error}"
             if not self._reached:
                 raise ConfigError(f"{problem}. Is the server running, and is this its address?") from error
@@ -229,7 +232,7 @@ class EndpointReader:
             cached = _tokens(usage, "prompt_tokens_details", "cached_tokens")
             thought = _tokens(usage, "completion_tokens_details", "reasoning_tokens")
             reasoned = message.get("reasoning_content") or message.get("reasoning") or thought
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return Answer("", counted, seconds, f"a reply without an answer: {self._excerpt(reply)}")
         cut_off = ended == "length"
         text = "" if text is None and cut_off else text
@@ -247,9 +250,8 @@ class EndpointReader:
             )
             return _TruncatedAnswer("", read, seconds, problem)
         unfinished = None
-        if (
-            cut_off and not self._endpoint.completions
-        ):  # a model that completes bare prompts never comes to an end
+        # A model that completes bare prompts never comes to an end.
+        if cut_off and not self._endpoint.completions:
             unfinished = "the answer was cut off at the limit of tokens"
             if reasoned and not text.strip():
                 unfinished = "all tokens of the answer went into reasoning"
