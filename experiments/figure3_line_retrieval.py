@@ -20,7 +20,6 @@ from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import read_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.lines.accuracy_plots import accuracy_axes
 from evals.plots import (
     BLUE,
     GREEN,
@@ -32,6 +31,7 @@ from evals.plots import (
     save,
     titled_canvas,
 )
+from evals.retrieval.plots import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

@@ -15,10 +15,11 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.mesh import make_mesh
 from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
-from evals.ladder_tasks.report import LengthScore, figures
-from evals.ladder_tasks.run import LadderConfig, LadderRun
-from evals.lines.local_reader import open_reader
-from evals.lines.longchat_prompt import DocumentPlan
+from evals.retrieval.documents import LinePlan
+from evals.retrieval.ladder_report import LadderReport
+from evals.retrieval.local_reader import open_reader
+from evals.retrieval.run import RetrievalConfig, RetrievalRun
+from evals.retrieval.scores import SetScore
 from experiments.retriever.lessons import (
     ANSWER,
     TOKENS_A_LINE,
@@ -68,48 +69,39 @@ def _conversation(name: str, tokens: int, seed: int) -> list[dict[str, str]]:
     questions = max(1, tokens // TOKENS_PER_QUESTION)
     # Between two questions the template adds one token.
     lines = (tokens - 2 - questions * (TOKENS_A_QUESTION + ANSWER + 1)) // TOKENS_A_LINE
-    document = DocumentPlan("LRT-NL", name, seed, 0, tuple(range(questions)), questions).build(lines)
+    document = LinePlan("LRT-NL", name, seed, 0, tuple(range(questions)), questions).build(lines)
     asked = random.Random(f"{name}/{seed}").sample(document.questions, questions)
     turns = [
         {"from": speaker, "value": text}
         for question in asked
-        for speaker, text in (("human", question.text), ("gpt", str(question.expected)))
+        for speaker, text in (("human", question.text), ("gpt", question.expected[0]))
     ]
     turns[0]["value"] = document.text + turns[0]["value"]
     return turns
 
 
-def ask_lines(model: Path, contexts: list[int], directory: Path, seed: int) -> list[LengthScore]:
+def ask_lines(model: Path, contexts: list[int], directory: Path, seed: int) -> list[SetScore]:
     """Scores a model's answers to questions for one line of a record of each length; resumes there.
 
     The length of the rows that the model before finetuning has seen is asked, too: what it could do already.
     """
     contexts = sorted({STAGES[0].tokens, *contexts})
     reader = open_reader(str(model), contexts, None, allow_extrapolation=False)
-    config = LadderConfig(
-        reader=directory.name,
-        trained_on_task=reader.trained_on_task,
-        source="local",
-        completions=False,
-        tokenizer=None,
-        tasks="line",
-        line_idx="LRT-NL",
-        num_samples=ASKED_LINES,
-        seed=seed,
-        max_new_tokens=ANSWER,
+    config = RetrievalConfig(
+        "ladder", directory.name, reader.trained_on_task, "line", "LRT-NL", ASKED_LINES, seed, ANSWER
     )
-    run = LadderRun(directory, config, reader)
+    run = RetrievalRun(directory, config, reader, LadderReport())
     with run.prepare(contexts, resume=True) as lengths:
         for length in lengths:
             run.ask(length)
-        return run.report()
+        return run.score()
 
 
-def line_figures(when: str, scores: list[LengthScore]) -> list[Figure]:
+def line_figures(when: str, scores: list[SetScore]) -> list[Figure]:
     """Share of right answers at each length, as figures of ``results.json``."""
     return [
         replace(figure, name=f"{when}/{figure.name}")
-        for figure in figures(scores)
+        for figure in LadderReport().figures(scores)
         if figure.name.startswith("score/line/")
     ]
 

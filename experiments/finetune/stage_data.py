@@ -1,6 +1,8 @@
 """Packed rows of each finetuning stage: given folders, or conversations packed into the run's folder."""
 
-from collections.abc import Sequence
+import json
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -8,17 +10,22 @@ import jax
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
-from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.files.atomic import replacing, replacing_folder
 from agentic_ring.token_units import short_tokens
 from data_prep.conversation_files import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
-from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.pipeline import FinetuneConfig
 from experiments.finetune.presets import PRESETS
 from experiments.finetune.records import conversations_file
 
 TEST_SHARE = 0.05
 """Share of the conversations packed here that is held out for the test."""
+
+_WORDS = (
+    *("river", "stone", "lantern", "maple", "copper", "meadow", "window", "harbour", "pepper", "button"),
+    *("garden", "silver", "thunder", "pocket", "velvet", "candle", "orchard", "whistle", "marble", "feather"),
+)
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 def given_rows(
@@ -166,3 +173,42 @@ def prepare_rows(
             train_tokenizer(conversation_texts(conversations), vocab_size).save(beside)
     rows = pack_rows(conversations, config.contexts, config.template, folder, directory / "rows")
     return Tokenizer.load(folder), rows
+
+
+def write_demo_conversations(path: Path, count: int = 1500, seed: int = 0) -> None:
+    """Writes a jsonl of ``count`` made-up conversations of two to five questions each, as a seed decides.
+
+    A tiny model learns something from them in minutes; they are nothing like real ones.
+    """
+    draw = random.Random(seed)
+    with replacing(path) as beside, beside.open("w") as file:
+        for number in range(count):
+            turns = []
+            for _ in range(draw.randrange(2, 6)):
+                question, answer = draw.choice(_QUESTIONS)(draw)
+                turns += [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+            file.write(json.dumps({"id": f"demo-{number}", "conversations": turns}) + "\n")
+
+
+def _spelling(draw: random.Random) -> tuple[str, str]:
+    word = draw.choice(_WORDS)
+    return f"Spell the word {word}.", f"The word {word} is spelled {', '.join(word)}."
+
+
+def _counting(draw: random.Random) -> tuple[str, str]:
+    first, count = draw.randrange(1, 90), draw.randrange(3, 8)
+    numbers = ", ".join(str(first + step) for step in range(count))
+    return f"Count {count} numbers from {first}.", f"Here they are: {numbers}."
+
+
+def _days(draw: random.Random) -> tuple[str, str]:
+    day = draw.randrange(7)
+    return f"Which day follows {_DAYS[day]}?", f"After {_DAYS[day]} comes {_DAYS[(day + 1) % 7]}."
+
+
+def _repeating(draw: random.Random) -> tuple[str, str]:
+    words = " ".join(draw.sample(_WORDS, 5))
+    return f"Repeat after me: {words}", f"You said: {words}"
+
+
+_QUESTIONS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_spelling, _counting, _days, _repeating)

@@ -1,25 +1,25 @@
 """Training data of the small retriever: records of lines, and questions about them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from evals.lines.keys import word_lists
-from evals.lines.longchat_prompt import HEADER, LARGEST_VALUE
-from evals.lines.word_tokenizer import (
-    ASK,
-    ASKED,
-    END,
-    NOUN_PATTERN,
-    START,
-    adjective_pattern,
-    adjective_token,
-    line_tokenizer,
-)
+from evals.retrieval.documents import HEADER, LARGEST_VALUE, QUESTION_START
+from evals.retrieval.keys import START_OF_VALUE, word_lists
+
+END, UNKNOWN = "<end>", "<unknown>"
+ASKED = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in "
+"""The text between the end of the record and the key in a question."""
+ASK = "? I need the number."
+LONGEST_WORD = 32
+"""Letters of a word at most. Without a limit, the time to split a run of letters grows with its square."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}"
@@ -43,24 +43,32 @@ FARTHEST_POSITION = 2**19
 """Range of positions over which some rows spread their lines, as if other lines were between them."""
 
 
+def adjective_token(adjective: str) -> str:
+    """Token of the first half of a key."""
+    return f"line {adjective}-"
+
+
 def retriever_tokenizer() -> Tokenizer:
-    r"""A tokenizer with five tokens per line.
+    r"""A tokenizer with five tokens per line; any other text becomes ``UNKNOWN``.
 
     They are ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123`` and ``45>\n``.
     """
     adjectives, nouns = word_lists()
     words = [
+        *(END, UNKNOWN),
         *map(adjective_token, adjectives),
         *nouns,
         *map(str, range(1, LARGEST_VALUE // 100 + 1)),
         *(f"{number:02}>\n" for number in range(100)),
-        *(HEADER, START, ASKED, ASK, "\n", ">\n"),
+        *(HEADER, START_OF_VALUE, ASKED, ASK, "\n", ">\n"),
     ]
+    # Adjectives that contain hyphens are not cut at them.
+    compound = "|".join(re.escape(word) for word in sorted(adjectives, key=len, reverse=True) if "-" in word)
     patterns = [
         HEADER,
-        adjective_pattern(),
-        START,
-        rf"{NOUN_PATTERN}(?={START}|\{ASK})",
+        rf"line (?:{compound}|[\p{{L}} ]{{1,{LONGEST_WORD}}})-",
+        START_OF_VALUE,
+        rf"[\p{{L}} \-']{{1,{LONGEST_WORD}}}(?={START_OF_VALUE}|\{ASK})",
         r"\d{1,3}(?=\d\d>\n)",
         r"\d\d>\n",
         r"\d(?=>\n)",
@@ -69,7 +77,12 @@ def retriever_tokenizer() -> Tokenizer:
         r">\n",
         r"\n",
     ]
-    return line_tokenizer(words, patterns, CHAT_TEMPLATE)
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("|".join(patterns)), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([END])
+    return Tokenizer(backend, eos=[END], add_bos=False, chat_template=CHAT_TEMPLATE)
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ class Vocabulary:
             return np.array([tokenizer.token_id(word) for word in words], np.int32)
 
         adjectives, nouns = word_lists()
-        special = numbers([HEADER, START, ASKED, ASK, "\n", ">\n", END]).tolist()
+        special = numbers([HEADER, START_OF_VALUE, ASKED, ASK, "\n", ">\n", END]).tolist()
         return cls(
             numbers([adjective_token(word) for word in adjectives]),
             numbers(nouns),

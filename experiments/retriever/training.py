@@ -19,9 +19,8 @@ from agentic_ring.training.loop import train
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
 from experiments.common.training_outputs import train_stages, training_outputs
-from experiments.retriever.initial_weights import starting_params
 from experiments.retriever.lessons import FARTHEST_POSITION, Lessons, Vocabulary
-from experiments.retriever.model import TaughtRetriever, retriever_config, retriever_loss
+from experiments.retriever.model import TaughtRetriever, retriever_config, retriever_loss, starting_params
 
 MADE_FOR = FARTHEST_POSITION
 """Context length of the exported model in tokens."""

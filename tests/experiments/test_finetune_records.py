@@ -9,14 +9,13 @@ import pytest
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError
 from agentic_ring.results.results_file import read_results
-from evals.lines.word_tokenizer import UNKNOWN
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions
 from experiments.finetune import records
 from experiments.finetune.presets import PRESETS, Stage
 from experiments.finetune.records import write_record_conversations
 from experiments.finetune.stage_data import pack_rows
-from experiments.retriever.lessons import retriever_tokenizer
+from experiments.retriever.lessons import UNKNOWN, retriever_tokenizer
 
 
 def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines(tmp_path):

@@ -6,10 +6,9 @@ from pathlib import Path
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.mesh import MeshShape
-from experiments.finetune.demo_conversations import write_demo_conversations
 from experiments.finetune.pipeline import FinetuneConfig
 from experiments.finetune.presets import Stage
-from experiments.finetune.stage_data import prepare_rows
+from experiments.finetune.stage_data import prepare_rows, write_demo_conversations
 
 STAGE = Stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1)
 

@@ -8,9 +8,9 @@ import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.results.results_file import read_results
-from evals.lines.keys import word_lists
-from evals.lines.local_reader import EMBEDDED, open_reader
-from evals.lines.longchat_prompt import LARGEST_VALUE, DocumentPlan
+from evals.retrieval.documents import LARGEST_VALUE, LinePlan
+from evals.retrieval.keys import word_lists
+from evals.retrieval.local_reader import EMBEDDED, open_reader
 from experiments import train_retriever
 from experiments.retriever.lessons import (
     ANSWER,
@@ -59,7 +59,7 @@ def test_every_word_and_every_number_is_known_and_comes_back(tokenizer):
 
 
 def test_a_document_of_the_test_is_read_without_an_unknown_word(tokenizer):
-    document = DocumentPlan("LRT-NL", "4k", 0, 0, (0,), 1).build(200)
+    document = LinePlan("LRT-NL", "4k", 0, 0, (0,), 1).build(200)
     ids = tokenizer.encode(document.text + document.questions[0].text)
     assert tokenizer.token_id("<unknown>") not in ids
     assert len(ids) <= 1 + TOKENS_A_LINE * 200 + 4
@@ -172,7 +172,7 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, 
     assert [figure.name for figure in figures] == ["answered/128", "answered/192"]
     reader = open_reader(str(tmp_path / "whole" / "model"), [512], None, allow_extrapolation=False)
     assert reader.trained_on_task
-    document = DocumentPlan("LRT-NL", "x", 0, 0, (0, 1), 2).build(20)
+    document = LinePlan("LRT-NL", "x", 0, 0, (0, 1), 2).build(20)
     questions = [question.text for question in document.questions]
     answers = [answer for _, answer in reader.answers(document.text, questions, 4)]
     assert len(answers) == 2

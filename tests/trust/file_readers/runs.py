@@ -19,7 +19,7 @@ from agentic_ring.rollouts.evaluation_record import EvaluationRecord, Rollout, r
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
-from evals.lines.evaluation_run import LineRunConfig
+from evals.retrieval.run import RetrievalConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.context_length import Point, read_point, write_point
@@ -48,7 +48,7 @@ def _run_config(folder: Path) -> Path:
 
 
 def _line_config(folder: Path) -> Path:
-    write_config(folder, LineRunConfig("m", False, "local", False, None, "LRT", 50, 10, 0, 64))
+    write_config(folder, RetrievalConfig("line_retrieval", "m", False, "line", "LRT", 50, 0, 64))
     return folder / "config.json"
 
 
@@ -120,7 +120,9 @@ def _profile(folder: Path) -> Path:
 RUN_READERS = (
     FileReader("configuration of a run", _run_config, lambda path: load_config(path.parent)),
     FileReader(
-        "configuration of line retrieval", _line_config, lambda path: read_config(path.parent, LineRunConfig)
+        "configuration of line retrieval",
+        _line_config,
+        lambda path: read_config(path.parent, RetrievalConfig),
     ),
     FileReader("stages.json", _stages, _read_stages),
     FileReader("metrics.jsonl", _metrics, read_metrics, "rows"),

@@ -18,11 +18,12 @@ from agentic_ring.models.llama.config_file import read_config as read_llama_conf
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
 from data_prep.conversation_files import conversation, records
-from evals.ladder_tasks.documents import LadderDocument, LadderPlan
-from evals.ladder_tasks.report import ruler_scores
-from evals.lines.longchat_files import read_cases, write_cases
-from evals.lines.longchat_prompt import HEADER, LineDocument, LineQuestion, line_text, question_text
-from evals.lines.prediction_log import Prediction, PredictionLog
+from evals.retrieval.documents import HEADER, Document, line_question, line_text, question_text
+from evals.retrieval.ladder_documents import LadderPlan
+from evals.retrieval.ladder_report import ruler_scores
+from evals.retrieval.longchat_files import read_cases, write_cases
+from evals.retrieval.prediction_log import PredictionLog, asked_questions
+from evals.retrieval.readers import Answer
 from tests.data.text.test_packing import numbered, packed
 from tests.data.text.test_packing import write as write_packed
 from tests.models.llama_cases import BASE
@@ -90,11 +91,11 @@ def _read_conversations(path: Path) -> Any:
     return found
 
 
-def _document() -> LineDocument:
+def _document() -> Document:
     keys = [f"key-{number}" for number in range(5)]
     text = HEADER + "".join(line_text(key, 100 + n) for n, key in enumerate(keys))
-    asked = tuple(LineQuestion(question_text(keys[n]), keys[n], n, n / 5, 100 + n, 0) for n in (1, 3))
-    return LineDocument(text, 5, asked, 7)
+    asked = tuple(line_question(question_text(keys[n]), keys[n], n, 5, 100 + n, 1) for n in (1, 3))
+    return Document(text, 5, asked, 7)
 
 
 def _own_cases(folder: Path) -> Path:
@@ -113,13 +114,11 @@ def _longchat(folder: Path) -> Path:
     return path
 
 
-_PROMPTS = ["a", "b", "c", "d"]
-
-
 def _predictions(folder: Path) -> Path:
-    log = PredictionLog(folder / "4k.jsonl", _PROMPTS, Prediction)
-    for case, prompt in enumerate(_PROMPTS):
-        log.add(Prediction(case, 0, "key", 0.1, 42, 0, "It is 42.", 42, 42, 100, 0.5, prompt, None))
+    asked = asked_questions([_document(), _document()])
+    log = PredictionLog(folder / "4k.jsonl", asked)
+    for each in asked:
+        log.add(each.predicted(Answer("It is 42.", 100, 0.5), "", pairs_of_words=False))
     return folder / "4k.jsonl"
 
 
@@ -190,13 +189,13 @@ TEXT_READERS = (
     FileReader(
         "predictions",
         _predictions,
-        lambda path: list(PredictionLog(path, _PROMPTS, Prediction).rows.values()),
+        lambda path: list(PredictionLog(path, asked_questions([_document()] * 2)).rows.values()),
         "rows",
     ),
     FileReader(
         "records of the ladder",
         _ladder_records,
-        lambda path: read_json_rows(path, LadderDocument, "give another folder"),
+        lambda path: read_json_rows(path, Document, "give another folder"),
         "rows",
     ),
     FileReader("results of lm-evaluation-harness", _ruler_results, ruler_scores, "legal"),

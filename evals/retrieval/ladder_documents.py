@@ -1,0 +1,277 @@
+"""Records of the ladder: one of lines, which serves all tasks but one, and one of JSON.
+
+Among ordinary lines, which have a key of their own and a random number, stand those that tasks need::
+
+    line A: REGISTER_CONTENT is <line B>       chains: A leads to B, and B is an ordinary line (or leads on)
+    line C: REGISTER_CONTENT is <123>          4 lines with one key and different numbers
+    line D: REGISTER_CONTENT is <456>          2 to 5 lines with one number, which no other line has
+
+Nothing is encoded twice: all questions of a record are asked behind one prefilled copy of it. JSON has a
+record of its own.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentic_ring.errors import ArgumentError, ConfigError
+from evals.retrieval.documents import (
+    HEADER,
+    LARGEST_VALUE,
+    QUESTION_START,
+    CountTokens,
+    Document,
+    Question,
+    line_text,
+    longest_document,
+    question_text,
+)
+from evals.retrieval.keys import KeyKind, line_keys
+from evals.retrieval.tasks import TASKS, Record
+
+LISTED = 4
+"""Lines that a question of the task ``lines`` asks for."""
+OCCURRENCES = 4
+"""Lines that share a key."""
+LEAST_GROUP, LARGEST_GROUP = 2, 5
+"""Lines that share a number."""
+HOPS = {"hop2": 1, "hop3": 2}
+"""Lines of a chain before the one with the number."""
+
+LIST_START = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in each of these lines:"
+LIST_END = "\nI need the numbers in this order, each as 'line <line index>: <REGISTER_CONTENT>'."
+
+CHAIN_START = (
+    f"{QUESTION_START} Some lines contain another line in place of a number. Write the <REGISTER_CONTENT> of "
+    "the line that I ask for, then that of the line it leads to, and so on, one below the other, until it is "
+    "a number."
+)
+JSON_HEADER = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
+JSON_KEY, JSON_VALUE = '\n\nKey: "', '"\nCorresponding value:'
+
+
+@dataclass(frozen=True)
+class LadderPlan:
+    """Everything that determines a document, except its number of lines.
+
+    Attributes:
+      kind: kind of keys.
+      name: name of the document's set, such as ``4k``.
+      number: number of the document within the set.
+      record: the kind of record.
+      asked: number of questions of each task.
+    """
+
+    kind: KeyKind
+    name: str
+    seed: int
+    number: int
+    record: Record
+    asked: tuple[tuple[str, int], ...]
+
+    @property
+    def least(self) -> int:
+        """Least number of lines: at least half of them are ordinary."""
+        counts = dict(self.asked)
+        groups = sum(_group_sizes(max(counts.get("value", 0), counts.get("count", 0))))
+        repeated = OCCURRENCES * -(-counts.get("occurrence", 0) // OCCURRENCES)
+        chains = sum((hops + 1) * counts.get(task, 0) for task, hops in HOPS.items())
+        return max(2 * (groups + repeated + chains), 4 * LISTED, 2 * max(counts.values()))
+
+    def build(self, num_lines: int) -> Document:
+        """Builds the document.
+
+        Raises:
+          ArgumentError: there are fewer lines than ``least``.
+        """
+        if num_lines < self.least:
+            raise ArgumentError(f"{num_lines} lines are too few for these questions; {self.least} are needed")
+        place = f"{self.kind}/{self.name}/{self.seed}/{self.number}/{self.record}/{num_lines}"
+        draw = random.Random(f"ladder/{place}")
+        keys = [str(key) for key in line_keys(self.kind, num_lines, draw)]
+        counts = dict(self.asked)
+        if self.record == "json":
+            return _json_document(keys, self.kind, counts["json"], draw)
+        return _LineRecord(keys, counts, draw).document()
+
+
+def ladder_documents(
+    tasks: Sequence[str],
+    kind: KeyKind,
+    name: str,
+    seed: int,
+    num_samples: int,
+    room: int,
+    count_tokens: CountTokens,
+) -> list[Document]:
+    """As few records as hold all questions of a length; each kind of record has its own.
+
+    Args:
+      tasks: names of the tasks; ``num_samples`` questions are asked of each.
+      kind: kind of keys.
+      name: name of the length, such as ``4k``.
+      room, count_tokens: see ``longest_document``.
+
+    Raises:
+      ConfigError: not even one question fits.
+    """
+
+    def fewest(record: Record, asked: Sequence[str]) -> list[Document]:
+        for records in range(1, num_samples + 1):
+            shares = [len(range(number, num_samples, records)) for number in range(records)]
+            plans = [
+                LadderPlan(kind, name, seed, number, record, tuple((task, share) for task in asked))
+                for number, share in enumerate(shares)
+            ]
+            try:
+                return [longest_document(plan, room, count_tokens) for plan in plans]
+            except ConfigError:
+                if records == num_samples:
+                    raise
+        return []
+
+    documents = []
+    for record in ("lines", "json"):
+        asked = [task for task in tasks if TASKS[task].record == record]
+        documents += fewest(record, asked) if asked else []
+    return documents
+
+
+def _group_sizes(groups: int) -> list[int]:
+    sizes = range(LEAST_GROUP, LARGEST_GROUP + 1)
+    return [sizes[number % len(sizes)] for number in range(groups)]
+
+
+def _json_document(keys: Sequence[str], kind: KeyKind, count: int, draw: random.Random) -> Document:
+    """Pairs of keys with numbers, or with UUIDs where the keys are UUIDs, as in Lost in the Middle."""
+    if kind == "LRT-UUID":
+        values = [str(value) for value in line_keys(kind, len(keys), draw)]
+    else:
+        values = [str(draw.randint(1, LARGEST_VALUE)) for _ in keys]
+    pairs = ",\n ".join(
+        f'{json.dumps(key, ensure_ascii=False)}: "{value}"' for key, value in zip(keys, values, strict=True)
+    )
+    questions = tuple(
+        Question("json", f"{JSON_KEY}{keys[place]}{JSON_VALUE}", (values[place],), place / len(keys))
+        for place in _spread(range(len(keys)), count, draw)
+    )
+    return Document(f"{JSON_HEADER}{{{pairs}}}", len(keys), questions)
+
+
+def _spread(places: Sequence[int], count: int, draw: random.Random) -> list[int]:
+    """One of each of ``count`` equal parts of the places."""
+    edges = [number * len(places) // max(1, count) for number in range(count + 1)]
+    return [places[draw.randrange(first, end)] for first, end in itertools.pairwise(edges)]
+
+
+class _LineRecord:
+    """A record of lines that is being laid out, and the questions about it."""
+
+    def __init__(self, keys: list[str], counts: dict[str, int], draw: random.Random):
+        self._keys, self._counts, self._draw = keys, counts, draw
+        self._free = draw.sample(range(len(keys)), len(keys))
+        self._led: set[tuple[str, str]] = set()
+        sizes = _group_sizes(max(counts.get("value", 0), counts.get("count", 0)))
+        shared = draw.sample(range(1, LARGEST_VALUE + 1), len(sizes))
+        self._others = sorted({*range(1, LARGEST_VALUE + 1)} - {*shared})
+        self._contents = [str(draw.choice(self._others)) for _ in keys]
+        self._groups = [(value, self._take(size)) for value, size in zip(shared, sizes, strict=True)]
+        for value, group in self._groups:
+            for place in group:
+                self._contents[place] = str(value)
+
+    def document(self) -> Document:
+        """The record with all its questions."""
+        count = self._counts.get
+        # Each takes lines away from the ordinary ones, which the last two ask for.
+        special = [
+            *self._occurrence_questions(count("occurrence", 0)),
+            *(question for task in HOPS for question in self._chain_questions(task, count(task, 0))),
+            *self._group_questions(),
+        ]
+        questions = [
+            *self._single_questions(count("line", 0)),
+            *self._list_questions(count("lines", 0)),
+            *special,
+        ]
+        text = HEADER + "".join(map(line_text, self._keys, self._contents))
+        return Document(text, len(self._keys), tuple(questions))
+
+    def _take(self, count: int) -> list[int]:
+        """Places of lines that are no longer ordinary, in the order of the record."""
+        return sorted(self._free.pop() for _ in range(count))
+
+    def _question(self, task: str, text: str, expected: Sequence[str], place: int) -> Question:
+        return Question(task, text, tuple(expected), place / len(self._keys))
+
+    def _single_questions(self, count: int) -> Iterator[Question]:
+        for place in _spread(sorted(self._free), count, self._draw):
+            yield self._question("line", question_text(self._keys[place]), [self._contents[place]], place)
+
+    def _list_questions(self, count: int) -> Iterator[Question]:
+        """Keys of one question have no word in common."""
+        for _ in range(count):
+            places, words = [], set()
+            while len(places) < LISTED:
+                place = self._draw.choice(self._free)
+                of_key = {*self._keys[place].split("-")}
+                if not words & of_key:
+                    places.append(place)
+                    words |= of_key
+            keys = [self._keys[place] for place in places]
+            values = [self._contents[place] for place in places]
+            text = LIST_START + "".join(f"\nline {key}" for key in keys) + LIST_END
+            yield self._question("lines", text, [*keys, *values], min(places))
+
+    def _occurrence_questions(self, count: int) -> Iterator[Question]:
+        for first in range(0, count, OCCURRENCES):
+            places = self._take(OCCURRENCES)
+            values = self._draw.sample(self._others, OCCURRENCES)
+            for place, value in zip(places, values, strict=True):
+                self._keys[place], self._contents[place] = self._keys[places[0]], str(value)
+            for number, place in enumerate(places[: count - first], start=1):
+                text = (
+                    f"{QUESTION_START} Several lines begin with line {self._keys[place]}. Tell me what is "
+                    f"the <REGISTER_CONTENT> in number {number} of them, in the order of the record? I need "
+                    "the number."
+                )
+                yield self._question("occurrence", text, [self._contents[place]], place)
+
+    def _chain_questions(self, task: str, count: int) -> Iterator[Question]:
+        for _ in range(count):
+            (target,) = self._take(1)
+            stations = [self._contents[target]]
+            for _ in range(HOPS[task]):
+                leading = self._leading_to(target)
+                self._contents[leading] = f"line {self._keys[target]}"
+                stations.insert(0, self._keys[target])
+                target = leading
+            text = CHAIN_START + question_text(self._keys[target]).removeprefix(QUESTION_START)
+            yield self._question(task, text, stations, target)
+
+    def _leading_to(self, target: int) -> int:
+        """Takes a line to lead to another.
+
+        No other line with the same last word leads to one with the same first word: then two words say
+        where in a chain an answer is.
+        """
+        while True:
+            number = self._draw.randrange(len(self._free))
+            words = self._keys[self._free[number]].split("-")[-1], self._keys[target].split("-")[0]
+            if words not in self._led:
+                self._led.add(words)
+                return self._free.pop(number)
+
+    def _group_questions(self) -> Iterator[Question]:
+        texts = {
+            "value": "Tell me all lines whose <REGISTER_CONTENT> is <{}>. I need their line indices, each as "
+            "'line <line index>'.",
+            "count": "In how many lines is the <REGISTER_CONTENT> <{}>? I need the number.",
+        }
+        for task, text in texts.items():
+            for value, places in self._groups[: self._counts.get(task, 0)]:
+                keys = [self._keys[place] for place in places]
+                expected = keys if task == "value" else [str(len(places))]
+                yield self._question(task, f"{QUESTION_START} {text.format(value)}", expected, places[0])

@@ -1,0 +1,185 @@
+"""A model on local devices as a reader, which prefills each document once for all its questions."""
+
+import itertools
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
+from agentic_ring.data.text.conversation_tokens import prompt_ids
+from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
+from agentic_ring.device_memory import memory_limit
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.inference.ragged_batch import common_prefix_length
+from agentic_ring.inference.text_engine import DocumentBytes, TextEngine
+from agentic_ring.mesh import make_mesh, shape_with_ring
+from agentic_ring.models.llama import load_pretrained
+from agentic_ring.models.llama.config_fields import read_fields
+from agentic_ring.models.llama.config_file import read_config, usable_context
+from agentic_ring.terminal.progress import progress, say
+from evals.retrieval.keys import KeyKind
+from evals.retrieval.readers import Answer
+
+EMBEDDED = Path(__file__).parents[1] / "retriever"
+"""Folder of the small model that comes with the project; ``experiments/train_retriever.py`` trains it."""
+
+EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
+"""Kinds of keys that the embedded model was trained on."""
+
+CHUNK = 2048
+"""Tokens of a document that are prefilled at a time."""
+
+MEMORY_SHARE = 0.9
+"""Share of the host's memory that a model on a CPU may take."""
+
+
+@dataclass(frozen=True)
+class LocalReader:
+    """A ``Reader`` that answers by greedy decoding.
+
+    Attributes:
+      name: name of the model.
+      trained_on_task: whether it was trained on line retrieval, according to its config.json.
+      engine: runs the model.
+      tokenizer, template: the model's tokenizer and chat template.
+    """
+
+    name: str
+    trained_on_task: bool
+    engine: TextEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def count_tokens(self, document: str, question: str) -> int:
+        """Tokens of the prompt with this document and question, including the model's template."""
+        return len(self._prompt(document, question))
+
+    def answers(
+        self, document: str, questions: Sequence[str], max_new_tokens: int
+    ) -> Iterator[tuple[int, Answer]]:
+        """See ``Reader``; in the order of the questions.
+
+        These go in batches of equal size that need no more memory than the document: their prompts have at
+        most as many tokens as one of its chunks, and those with their answers as many as the document.
+        """
+        started = time.monotonic()
+        first = array("i", self._prompt(document, questions[0]))
+        shared, rests = len(first) - 1, []
+        for question in questions:
+            # The shared prefix comes from whole prompts, as the tokenizer may join the end of a record and
+            # the beginning of a question. At least one token of each prompt remains to be decoded. Only what
+            # is not shared is kept, as hundreds of whole prompts take gigabytes.
+            prompt = self._prompt(document, question)
+            same = common_prefix_length([first, prompt[:-1]])
+            shared = min(shared, same)
+            rests.append((same, prompt[same:]))
+        prompts = [[*first[shared:same], *rest] for same, rest in rests]
+        with progress("reading", shared) as advance:
+            read = self.engine.read(first[:shared], lambda done: advance(done, "tokens")) if shared else None
+        reading = time.monotonic() - started
+        longest, chunk = max(map(len, prompts)), self.engine.chunk
+        rows = max(1, min(chunk // longest, max(shared, chunk) // (longest + max_new_tokens)))
+        batches = -(-len(prompts) // rows)
+        edges = [number * len(prompts) // batches for number in range(batches + 1)]
+        for begin, end in itertools.pairwise(edges):
+            started = time.monotonic()
+            completions = self.engine.generate(
+                prompts[begin:end], max_new_tokens, document=read, stop_tokens=self.tokenizer.eos_ids
+            )
+            each = (time.monotonic() - started) / (end - begin)
+            for number, completion in enumerate(completions, begin):
+                text, tokens = self.tokenizer.decode(completion.tokens), shared + len(prompts[number])
+                yield number, Answer(text, tokens, each, reading_seconds=None if number else reading)
+
+    def _prompt(self, document: str, question: str) -> list[int]:
+        return prompt_ids(self.tokenizer, self.template, [Turn("user", document + question)])
+
+
+def open_reader(
+    model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
+) -> LocalReader:
+    """Opens a model.
+
+    Args:
+      model: folder or Hugging Face name; None is the embedded retriever.
+      contexts: context lengths to be used; memory is checked for the longest.
+      template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
+      allow_extrapolation: whether contexts may be longer than the model supports.
+
+    Raises:
+      ConfigError: a context is longer than the model supports, or the longest does not fit into memory.
+      DataError: the model cannot be read.
+    """
+    folder = EMBEDDED if model is None else model_folder(model)
+    fields, longest = read_fields(folder / "config.json"), max(contexts, default=0)
+    if longest:
+        usable_context(folder, longest, allow_extrapolation)
+    tokenizer = RememberingTokenizer.load(folder)
+    tokenizer.check_fits(read_config(folder).vocab_size)
+    name = template or ("plain" if tokenizer.chat_template is None else "tokenizer")
+    chats = chat_template(name, tokenizer)
+    check_special_tokens(chats, tokenizer)
+    mesh = make_mesh(shape_with_ring(None, jax.device_count()))
+    engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, CHUNK)
+    if longest:
+        _check_memory(engine.document_bytes(longest), longest)
+    return LocalReader(
+        "embedded retriever" if model is None else model.rstrip("/"),
+        fields.get("trained_on_task") is True,
+        engine,
+        tokenizer,
+        chats,
+    )
+
+
+def _check_memory(needed: DocumentBytes, tokens: int) -> None:
+    """Prints the memory that a document needs before it is read.
+
+    Raises:
+      ConfigError: there is less memory than that.
+    """
+    limit = memory_limit(jax.device_count(), MEMORY_SHARE)
+    if limit is None:
+        return
+    parts = (
+        f"reading {tokens:,} tokens takes {needed.total / 1e9:.2f} GB: weights {needed.weights / 1e9:.2f}, "
+        f"cache {needed.cache / 1e9:.2f}, activations {needed.activations / 1e9:.2f}"
+    )
+    if needed.total > limit:
+        raise ConfigError(
+            f"{parts}; {limit / 1e9:.2f} GB are available. Use shorter contexts or more devices"
+        )
+    say(f"{parts}; {limit / 1e9:.2f} GB are available")
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once.
+
+    Raises:
+      DataError: there is no such folder and no such name, or the download fails.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.startswith(".") or model.count("/") != 1:
+        raise DataError(f"there is no folder {model}; give a folder, or organisation/name on Hugging Face")
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except LocalEntryNotFoundError as error:
+        raise DataError(
+            f"{model} is not a folder, was not downloaded before, and Hugging Face cannot be reached. On a "
+            f"machine with access run `hf download {model} --local-dir FOLDER`, then give --model FOLDER"
+        ) from error
+    except HFValidationError as error:
+        raise DataError(f"{model} is neither a folder nor a name on Hugging Face") from error
+    except HfHubHTTPError as error:
+        raise DataError(
+            f"{model} cannot be downloaded from Hugging Face: {error}. A gated model needs `hf auth login` "
+            "first"
+        ) from error

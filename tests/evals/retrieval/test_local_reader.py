@@ -1,0 +1,135 @@
+"""The embedded retriever as a reader: a miss on a short record is a bug in prefill, cache or decoding."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from agentic_ring.data.text.chat import chat_template
+from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.inference.text_engine import Completion, TextEngine
+from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.llama import load_pretrained
+from evals.retrieval.documents import plan_lines
+from evals.retrieval.local_reader import EMBEDDED, LocalReader, model_folder, open_reader
+from evals.retrieval.tasks import parsed_number
+
+QUESTIONS = 12
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return open_reader(None, [], None, allow_extrapolation=False)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Writes a copy of the embedded retriever whose file of this name has other fields."""
+
+    def copy(name, change):
+        folder = shutil.copytree(EMBEDDED, tmp_path / "changed")
+        fields = json.loads((folder / name).read_text())
+        change(fields)
+        (folder / name).write_text(json.dumps(fields))
+        return folder
+
+    return copy
+
+
+def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int, **arguments) -> int:
+    """Number of right answers to ``QUESTIONS`` questions about a document."""
+    mesh = make_mesh(shape, jax.devices()[:devices])
+    engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
+    tokenizer = Tokenizer.load(folder)
+    reader = LocalReader("embedded", True, engine, tokenizer, chat_template("tokenizer", tokenizer))
+    (plan,) = plan_lines("LRT-NL", f"{lines}", 0, QUESTIONS, QUESTIONS)
+    document = plan.build(lines)
+    answers = reader.answers(document.text, [question.text for question in document.questions], 4)
+    return sum(
+        parsed_number(answer.text, "last") == int(question.expected[0])
+        for (_, answer), question in zip(answers, document.questions, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "chunk", "lines", "arguments"),
+    [
+        (MeshShape(ring=4), 4, 64, 125, {}),
+        pytest.param(MeshShape(ring=2), 2, 256, 301, {"cache_dtype": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, ring=4), 8, 512, 1000, {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_answer_is_right_on_any_ring_with_any_chunk(shape, devices, chunk, lines, arguments):
+    assert right_answers(EMBEDDED, lines, shape, devices, chunk, **arguments) == QUESTIONS
+
+
+@pytest.mark.slow
+def test_wrong_rotary_positions_would_be_seen(changed):
+    wrong = changed("config.json", lambda fields: fields.update(rope_theta=1e3))
+    assert right_answers(wrong, 301, MeshShape(ring=1), 1, 2048) < QUESTIONS / 2
+
+
+def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document(reader):
+    batches = []
+
+    def generate(prompts, new_tokens, document, stop_tokens):
+        longest = max(map(len, prompts))
+        assert len(prompts) * longest <= 32
+        assert len(prompts) * (longest + new_tokens) <= len(document)
+        batches.append(len(prompts))
+        return [Completion([*prompt]) for prompt in prompts]
+
+    engine = SimpleNamespace(chunk=32, read=lambda tokens, advance: tokens, generate=generate)
+    (plan,) = plan_lines("LRT-NL", "x", 0, QUESTIONS, QUESTIONS)
+    document = plan.build(300)
+    texts = [question.text for question in document.questions]
+    answers = list(replace(reader, engine=engine).answers(document.text, texts, 4))
+    assert [number for number, _ in answers] == [*range(QUESTIONS)]
+    for question, (_, answer) in zip(document.questions, answers, strict=True):
+        assert str(question.key).split("-")[-1] in answer.text
+        assert answer.prompt_tokens == reader.count_tokens(document.text, question.text)
+    assert len(batches) > 1
+    assert max(batches) - min(batches) <= 1
+
+
+def test_a_context_beyond_what_it_was_made_for_must_be_allowed(changed, capsys):
+    short = changed("config.json", lambda fields: fields.update(max_position_embeddings=1000))
+    with pytest.raises(ConfigError, match=r"2048 tokens .*1000"):
+        open_reader(str(short), [1024, 2048], None, allow_extrapolation=False)
+    open_reader(str(short), [1024, 2048], None, allow_extrapolation=True)
+    assert "warning: the model was made for 1000 tokens, and is used on up to 2048" in capsys.readouterr().err
+
+
+def test_more_than_there_is_memory_for_is_said_before_it_starts(monkeypatch):
+    monkeypatch.setattr("agentic_ring.device_memory.hardware", lambda: {"memory_gib": 0.05})
+    with pytest.raises(ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache "):
+        open_reader(None, [262_144], None, allow_extrapolation=False)
+
+
+def test_a_tokenizer_of_another_model_is_refused(changed):
+    other = changed("tokenizer.json", lambda fields: fields["model"]["vocab"].update(extra=100_000))
+    with pytest.raises(DataError, match="100000"):
+        open_reader(str(other), [], None, allow_extrapolation=False)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "/not/here"])
+def test_a_model_that_is_not_there_says_so(name):
+    with pytest.raises(DataError, match=name):
+        model_folder(name)
+
+
+def test_a_name_that_cannot_be_fetched_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="hf download organisation/name --local-dir"):
+        model_folder("organisation/name")
+
+
+def test_the_embedded_retriever_is_small_and_says_what_it_is():
+    assert sum(file.stat().st_size for file in EMBEDDED.iterdir()) < 8_000_000
+    assert "experiments/train_retriever.py" in (EMBEDDED / "README.md").read_text()
