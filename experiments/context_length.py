@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import rich
-from evals.plots import PALETTE, draw_intervals, legend_below, save, titled_canvas
 from jax.sharding import Mesh
 
 from agentic_ring.data.tasks import parse_task

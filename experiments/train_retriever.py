@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import rich
-from evals.plots import plot_loss
 
 from agentic_ring.files.run_folder import Stages, enter_directory
 from agentic_ring.mesh import make_mesh

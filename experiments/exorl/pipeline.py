@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from evals.plots import plot_loss
 from flax import nnx
 from jax.sharding import Mesh
 

@@ -5,6 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+
+from agentic_ring.data.families.bodies import family_named
+from agentic_ring.results.intervals import Interval, hierarchical_interval
+from agentic_ring.results.results_file import Figure, Results, write_results
+from agentic_ring.results.rows import write_rows
 from evals.plots import (
     BLUE,
     GREEN,
@@ -18,12 +24,6 @@ from evals.plots import (
     save,
     titled_canvas,
 )
-from matplotlib.axes import Axes
-
-from agentic_ring.data.families.bodies import family_named
-from agentic_ring.results.intervals import Interval, hierarchical_interval
-from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.results.rows import write_rows
 from experiments.hidden_tasks.rollouts import (
     LONGEST,
     RANDOM,

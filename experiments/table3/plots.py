@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from evals.plots import GREY, PALETTE, draw_intervals, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 

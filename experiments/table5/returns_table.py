@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
 
 from agentic_ring.data.scaling import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing

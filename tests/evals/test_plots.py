@@ -6,7 +6,6 @@ import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
-from evals.plots import BLUE, GREEN, ORANGE, PINK, plot_data_returns, plot_loss, plot_trial_returns
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import Interval, mean_interval

@@ -28,9 +28,9 @@ from experiments.common import cells
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
+from experiments.finetune.stage_data import write_demo_conversations
 from experiments.hidden_tasks import presets as hidden_presets
 from experiments.hidden_tasks.variants import run_cell as run_hidden_cell
-from experiments.finetune.stage_data import write_demo_conversations
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
