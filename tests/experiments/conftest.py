@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_prep.folders import LABELS_FILE, SETTINGS_FILE
 
 from agentic_ring.models.transformer_config import TransformerConfig
 from data_prep.collect import CollectConfig, collect
+from data_prep.episode_files import LABELS_FILE, SETTINGS_FILE
 from evals.compile.machines import CompilerMissingError, machine
 from tests.evals.conftest import small_run as small_run
 

@@ -22,7 +22,6 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import MaskSpec
 from agentic_ring.attention.mask import PADDING
-from agentic_ring.attention.platform import mesh_platform
 from agentic_ring.attention.ring.balance import balanced_layout
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
@@ -31,7 +30,7 @@ from agentic_ring.data.text.conversation_tokens import TokenizedText
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, DataError, StoreError
 from agentic_ring.extras import needs_extra
-from agentic_ring.mesh import ShardingRules
+from agentic_ring.mesh import ShardingRules, mesh_platform
 from agentic_ring.models.llama import TokenBatch
 
 with needs_extra("text"):
