@@ -22,6 +22,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED, AgenticRingError, ConfigError
+from agentic_ring.extras import needs_extra
 
 HEARTBEAT_SECONDS = 30
 HANG_SECONDS = float(os.environ.get("AGENTIC_RING_HANG_SECONDS", "1800"))
@@ -98,7 +99,8 @@ def _meet(failed: bool = False) -> bool:
     """Waits for all processes; returns whether the first one has ``failed``."""
     if jax.process_count() == 1:
         return False
-    from orbax.checkpoint import multihost  # slow to import, and only jobs of several processes need it
+    with needs_extra("models"):  # slow to import, and only jobs of several processes need it
+        from orbax.checkpoint import multihost
 
     # A collective may have a limit of time, and its wait cannot be interrupted by a signal.
     barrier, key = multihost.get_barrier_sync_fn(), f"agentic_ring {next(_meetings)}"

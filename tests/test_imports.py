@@ -38,10 +38,10 @@ STRANGERS = ({"data_prep", "evals"},)
 # that imports them name where they are missing.
 EXTRAS = {
     "agentic_ring.serve": "serve",
-    "data_prep.episodes.minari_datasets": "minari",
-    "data_prep.episodes.parquet_files": "parquet",
+    "data_prep.minari_datasets": "minari",
+    "data_prep.parquet_files": "parquet",
     "evals.harness_model": "harness",
-    "evals.speed": "hf",
+    "evals.benchmarks": "hf",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

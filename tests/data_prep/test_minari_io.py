@@ -17,7 +17,7 @@ from tests.data_prep.exploration import uniform_episodes
 pytest.importorskip("minari")
 import minari
 
-from data_prep.minari_io import export_store, import_dataset
+from data_prep.minari_datasets import export_store, import_dataset
 
 DOMAIN = DOMAINS["jaco"]
 DATASET = "exorl/jaco/mini_random-v0"
