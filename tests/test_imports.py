@@ -41,7 +41,6 @@ EXTRAS = {
     "data_prep.minari_datasets": "minari",
     "data_prep.parquet_files": "parquet",
     "evals.harness_model": "harness",
-    "evals.benchmarks": "hf",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -93,7 +94,8 @@ def test_a_missing_peer_is_left_out_with_its_extra(lines):
 
 
 def test_ringattention_computes_the_same():
-    pytest.importorskip("ringattention")
+    if find_spec("ringattention") is None:  # our wrapper imports it, after mending it for this JAX
+        pytest.skip("needs the extra peers")
     mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
     q, k, v, _ = replace(TINY, kv_heads=2).arrays(jax.NamedSharding(mesh, jax.P(None, "ring")))
     segments = jax.numpy.asarray(packed_row(16, 4))
