@@ -44,7 +44,7 @@ def read_json(path: Path, kind: type[Content], remedy: str, foreign: bool = Fals
 
     Args:
       remedy: what to do about a bad file, for the error.
-      foreign: whether other programs write such files too, whose other fields are ignored.
+      foreign: whether other programs write such files too; ``kind`` then says what becomes of other fields.
 
     Raises:
       DataError: the file cannot be read, is not JSON, was changed, or has missing, wrong or unknown fields.
@@ -81,7 +81,7 @@ def parse_json(content: bytes, kind: type[Content], foreign: bool = False) -> Co
       ValueError: it is bad; see ``json_fault`` for a message.
     """
     try:
-        decoded = json.loads(content.decode("utf-8"))
+        decoded = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("is nested too deep") from None
     if isinstance(decoded, dict) and _DIGEST in decoded:
@@ -89,7 +89,8 @@ def parse_json(content: bytes, kind: type[Content], foreign: bool = False) -> Co
         if found != _digest(decoded):
             raise ValueError("was changed after it was written: its digest does not match")
     text = json.dumps(decoded, allow_nan=False)
-    return _adapter(kind).validate_json(text, strict=True, extra="ignore" if foreign else "forbid")
+    # With None the type itself says what becomes of other fields.
+    return _adapter(kind).validate_json(text, strict=True, extra=None if foreign else "forbid")
 
 
 def json_fault(error: Exception) -> str:
@@ -107,6 +108,14 @@ def json_fault(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 ({error.reason} at byte {error.start})"
     return f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"has {next(name for name in names if names.count(name) > 1)!r} twice")
+    return fields
 
 
 @cache

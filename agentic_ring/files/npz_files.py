@@ -38,8 +38,7 @@ def read_npz(path: Path, most_bytes: int) -> dict[str, np.ndarray]:
             if len(arrays) < len(members) or not all(name.endswith(".npy") for name in arrays):
                 raise ValueError(f"its members are {[member.filename for member in members]}")
             return {name.removesuffix(".npy"): array for name, array in arrays.items()}
-    # The header is a Python literal, whose parser raises anything from SyntaxError to MemoryError.
-    except Exception as error:
+    except Exception as error:  # zipfile raises many types for a damaged archive
         raise DataError(f"it is not a readable .npz without pickles ({error})") from error
 
 
@@ -47,13 +46,14 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if member.compress_type not in _COMPRESSIONS:
         raise ValueError(f"its member {member.filename!r} is neither stored nor deflated")
     with archive.open(member) as file:
-        content = file.read(
-            member.file_size
-        )  # no more than was declared is unpacked; the end compares the CRC
+        # No more is unpacked than was declared, and the end compares the CRC.
+        content = file.read(member.file_size)
     stream = io.BytesIO(content)
-    array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_HEADER_BYTES)
+    try:
+        array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_HEADER_BYTES)
+    # The header is a Python literal, whose parser raises anything from SyntaxError to MemoryError.
+    except Exception as error:
+        raise ValueError(f"{member.filename} has no array without pickles: {error}") from None
     if len(content) != member.file_size or stream.read(1):
-        raise ValueError(
-            f"its member {member.filename!r} has {len(content):,} bytes, which are not one array"
-        )
+        raise ValueError(f"{member.filename} has {len(content):,} bytes, which are not one array")
     return np.asarray(array, order="C")

@@ -114,7 +114,7 @@ def store_bare_array(path):
 
 BAD_FILES = {
     "truncated": (truncate, "readable"),
-    "bare array": (store_bare_array, "bare array"),
+    "bare array": (store_bare_array, "not a zip file"),
     "pickled": (rewritten(lambda a: a.update(reward=np.array([{}, None], dtype=object))), "pickles"),
     "wrong dtype": (rewritten(lambda a: a.update(action=a["action"].astype(float))), "float64"),
     "other physics": (rewritten(lambda a: a.update(physics=a["physics"] + 0.5)), "physics and observation"),
