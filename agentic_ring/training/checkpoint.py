@@ -290,8 +290,9 @@ def _listed_digests(folder: Path) -> dict[str, str]:
         lines = (folder / _DIGESTS).read_text().splitlines()
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder / _DIGESTS} does not exist: the file was deleted, or the checkpoint is of release 0.2.0 or "
-            "older, which wrote no digests. Put it back, continue with that release, or start a new run"
+            f"{folder / _DIGESTS} does not exist: the file was deleted, or the checkpoint is of release "
+            "0.2.0 or older, which wrote no digests. Put it back, continue with that release, or start a "
+            "new run"
         ) from error
     except (OSError, ValueError) as error:
         raise _damaged(folder / _DIGESTS, f"it cannot be read ({error})") from error

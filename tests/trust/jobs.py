@@ -51,14 +51,12 @@ class Job:
     Attributes:
       main: the script's main function or class of flags.
       flags: its command line.
-      kills: number of kills in a trial of the job.
       inputs: files and folders below the inputs' folder that the job changes: a run has copies of its own.
       shrink: makes presets small, in the job's process.
     """
 
     main: Any
     flags: Flags
-    kills: int
     inputs: tuple[str, ...] = ()
     shrink: Callable[[], None] | None = None
 
@@ -180,21 +178,19 @@ def _collection(collector: str, episodes: int) -> Flags:
 
 
 JOBS: dict[str, Job] = {
-    "collect_noise": Job(collect.main, _collection("ou", 12), kills=45),
-    "collect_td3": Job(collect.main, _collection("td3", 10), kills=4),
+    "collect_noise": Job(collect.main, _collection("ou", 12)),
+    "collect_td3": Job(collect.main, _collection("td3", 10)),
     "convert": Job(
         exorl.main,
         lambda _, run: [
             *("--domain", "cartpole", "--collector", "rnd", "--part-episodes", 3),
             *("--data", run / "unconverted"),
         ],
-        kills=45,
         inputs=("unconverted",),
     ),
     "relabel": Job(
         relabel.main,
         lambda _, run: ["--store", run / "store" / "cartpole-rnd.h5", "--tasks", "swingup", "swingup_sparse"],
-        kills=45,
         inputs=("store/cartpole-rnd.h5",),
     ),
     "pack_conversations": Job(
@@ -203,18 +199,15 @@ JOBS: dict[str, Job] = {
             *(inputs / "chats.jsonl", "--tokenizer", inputs / "tokenizer"),
             *("--template", "plain", "--length", 64, "--output", run),
         ],
-        kills=45,
     ),
     "main_job": Job(
         exorl_at_ring.main,
         lambda inputs, run: ["--task", "cartpole_swingup", "--data", inputs, "--output", run],
-        kills=4,
         shrink=shrink_main_job,
     ),
     "in_context": Job(
         in_context.main,
         lambda inputs, run: ["--data", inputs, "--output", run],
-        kills=2,
         shrink=shrink_in_context,
     ),
     "finetune": Job(
@@ -222,7 +215,6 @@ JOBS: dict[str, Job] = {
         lambda inputs, run: [
             *("--conversations", inputs / "chats.jsonl", "--template", "plain", "--output", run)
         ],
-        kills=4,
         shrink=shrink_finetune,
     ),
     "table5": Job(
@@ -231,7 +223,6 @@ JOBS: dict[str, Job] = {
             *("--tasks", "cartpole_swingup", "--methods", "bc", "dt", "td3_bc", "at_ring_4"),
             *("--seeds", 1, "--data", inputs, "--output", run),
         ],
-        kills=4,
         shrink=shrink_table,
     ),
     "line_retrieval": Job(
@@ -239,11 +230,8 @@ JOBS: dict[str, Job] = {
         lambda _, run: [
             *("--ctx", "1k,2k", "--num-samples", 6, "--questions-per-document", 2, "--output", run)
         ],
-        kills=4,
     ),
-    "train_retriever": Job(
-        train_retriever.main, lambda _, run: ["--output", run], kills=4, shrink=shrink_retriever
-    ),
+    "train_retriever": Job(train_retriever.main, lambda _, run: ["--output", run], shrink=shrink_retriever),
 }
 
 
