@@ -13,7 +13,7 @@ import tyro
 
 from tests.docs.pages import PAGES, ROOT, blocks, inline_code
 
-START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:\.venv/bin/)?(?:python|pip|make) ")
+START = re.compile(r"(?:XLA_\w+=\S+ )?(?:\.venv/bin/)?(?:python|pip|make) ")
 
 
 def commands(page: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_command_is_understood(command, monkeypatch, capsys):
     monkeypatch.setattr(tyro, "cli", parse_only)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_exit)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    program, *arguments = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", command), comments=True)
+    program, *arguments = shlex.split(re.sub(r"^XLA_\w+=\S+ ", "", command), comments=True)
     program = program.removeprefix(".venv/bin/")
     status = None
     try:
