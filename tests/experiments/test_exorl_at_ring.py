@@ -131,7 +131,7 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
 
 @pytest.mark.slow
 def test_a_run_keeps_its_batch_and_losses_on_another_ring(data, tiny_demo, tmp_path, monkeypatch):
-    monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], tokens_per_update=6_000))
+    monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], tokens_per_update=1_200))
     write = MetricsLog.write
 
     def end(*_):

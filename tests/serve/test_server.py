@@ -14,6 +14,7 @@ from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.prompts import PromptLimits, PromptProcess
 from evals import line_retrieval
+from evals.retrieval.command import RunFlags
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
 
 
@@ -142,17 +143,16 @@ def test_a_long_text_is_read_once_and_metrics_count_it(engine, tokenizer, prompt
 def test_line_retrieval_uses_the_server(root, folder, tmp_path):
     for completions in (True, False):
         output = tmp_path / str(completions)
-        status = line_retrieval.main(
-            ctx="1k",
+        flags = RunFlags(
             model="tiny",
             endpoint=f"{root}/v1",
             completions=completions,
             tokenizer=folder,
             num_samples=2,
-            questions_per_document=2,
             max_new_tokens=4,
             output=output,
         )
+        status = line_retrieval.main(flags, ctx="1k", questions_per_document=2)
         # The untrained model never ends an answer, which a chat should do.
         assert status == (0 if completions else 1)
         rows = [json.loads(line) for line in (output / "predictions" / "1k.jsonl").read_text().splitlines()]
