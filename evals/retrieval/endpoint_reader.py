@@ -122,16 +122,6 @@ class EndpointReader:
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not re.fullmatch("[!-~]*", self._key):  # errors of the HTTP library would repeat it
             raise ConfigError(f"{KEY_VARIABLE} has characters that no key has; set it anew")
-        self._client = openai.OpenAI(
-            api_key=self._key or "none",
-            base_url=endpoint.address,
-            timeout=openai.Timeout(endpoint.timeout, connect=CONNECT_SECONDS),
-            max_retries=endpoint.retries,
-            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
-        )
-        raw = self._client.with_raw_response
-        api = raw.completions if endpoint.completions else raw.chat.completions
-        self._create: Callable[..., Any] = api.create
         self._reached = False
         self._lock, self._next_start = threading.Lock(), time.monotonic()
 
@@ -152,26 +142,36 @@ class EndpointReader:
             questions would fail too.
         """
         document_tokens = self._count_text(document)
+        # Once the client is closed, requests in flight are not tried again for long.
+        with self._connected() as client:
+            api = client.with_raw_response
+            create = api.completions.create if self._endpoint.completions else api.chat.completions.create
 
-        def answer(number: int) -> Answer:
-            tokens = document_tokens + self._count_text(questions[number])
-            return self._answer(document + questions[number], tokens, max_new_tokens)
+            def answer(number: int) -> Answer:
+                tokens = document_tokens + self._count_text(questions[number])
+                return self._answer(create, document + questions[number], tokens, max_new_tokens)
 
-        first = answer(0)
-        yield 0, first
-        if isinstance(first, _TruncatedAnswer):
-            yield from ((number, first) for number in range(1, len(questions)))
-            return
-        pool = ThreadPoolExecutor(self._endpoint.concurrency)
-        try:
-            numbers = {pool.submit(answer, number): number for number in range(1, len(questions))}
-            for future in as_completed(numbers):
-                yield numbers[future], future.result()
-        except BaseException:
-            self._client.close()  # requests in flight are not tried again for long
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            first = answer(0)
+            yield 0, first
+            if isinstance(first, _TruncatedAnswer):
+                yield from ((number, first) for number in range(1, len(questions)))
+                return
+            pool = ThreadPoolExecutor(self._endpoint.concurrency)
+            try:
+                numbers = {pool.submit(answer, number): number for number in range(1, len(questions))}
+                for future in as_completed(numbers):
+                    yield numbers[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _connected(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            api_key=self._key or "none",
+            base_url=self._endpoint.address,
+            timeout=openai.Timeout(self._endpoint.timeout, connect=CONNECT_SECONDS),
+            max_retries=self._endpoint.retries,
+            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
+        )
 
     @property
     def _template_tokens(self) -> int:
@@ -186,15 +186,18 @@ class EndpointReader:
             self._next_start = start + 60 / self._endpoint.requests_per_minute
         time.sleep(max(0.0, start - time.monotonic()))
 
-    def _answer(self, prompt: str, tokens: int, max_new_tokens: int) -> Answer:
-        """The answer to a prompt of so many tokens, by our own count and without the template."""
+    def _answer(self, create: Callable[..., Any], prompt: str, tokens: int, max_new_tokens: int) -> Answer:
+        """The answer to a prompt of so many tokens, by our own count and without the template.
+
+        ``create`` sends a request by the client.
+        """
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
         if self._endpoint.completions:
             asked = {"prompt": prompt}
         ours = {"max_tokens": max_new_tokens, "temperature": 0}
         fields = {**ours, **(self._endpoint.fields or {})}
         try:
-            reply = self._create(
+            reply = create(
                 model=self.name,
                 **asked,
                 extra_body={name: value for name, value in fields.items() if value is not None},
