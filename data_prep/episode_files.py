@@ -55,7 +55,7 @@ class EpisodeLabel:
       file: name of the file.
       index: place in the order of collection.
       job: name of the job that collected it.
-      data: whose data these are.
+      data: ``LABEL``, which marks episodes that this program collected.
       algorithm: who chose the actions.
       round: round of the job.
       action_repeat: control steps for which each action was held.

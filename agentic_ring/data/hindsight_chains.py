@@ -7,7 +7,6 @@ the rewards it collects. A poor member ends with most of it left, and that gap i
 with 1 to n leaders every place of a chain holds one in some chains.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +27,6 @@ class ChainPlan:
     episodes: tuple[int, ...]
     target: float
     leaders: int = 1
-
-
-Sampler = Callable[[int], ChainPlan]
-"""Plans the chain with an index: the same in every process and every run."""
 
 
 def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:

@@ -20,7 +20,7 @@ class LineReport:
     """What the command shows of the scores of its sets: figures, a table, files and plots.
 
     Attributes:
-      rule: which number of an answer counts.
+      rule: selects the number of an answer that is scored.
       prices: prices of an endpoint's tokens; None shows no cost.
     """
 
