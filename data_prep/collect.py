@@ -18,27 +18,76 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
 from agentic_ring.data.store import data_root
-from agentic_ring.data.tasks import Domain, domain_named
+from agentic_ring.data.tasks import Task, domain_named, task_named
 from agentic_ring.data.trajectories import Episode
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress
+from agentic_ring.training.td3 import TD3Config
 from data_prep.collection_environments import Environments, open_environments
-from data_prep.collection_folder import LABEL, CollectionFolder
-from data_prep.episode_files import collector_folder, episode_file, read_episode
-from data_prep.explorers import Explorer, ReplayBuffer, append_skill
+from data_prep.episode_files import (
+    LABEL,
+    OWN_COLLECTOR,
+    REWARD_FREE_SUFFIX,
+    CollectionFolder,
+    collector_folder,
+    episode_file,
+    read_episode,
+)
+from data_prep.explorers import Explorer, NoiseExplorer, PopulationExplorer, ReplayBuffer, append_skill
+from data_prep.learners import DIAYN, INTRINSIC_REWARDS, IntrinsicRewardLearner, TD3Learner
 from data_prep.relabel import Relabeller
-from data_prep.schedule import PLANS, Job, Schedule, round_generator
 
 Collector = Literal["random", "ou", "rnd", "icm", "icm_apt", "diayn", "td3", "mix"]
+
+
+@dataclass(frozen=True)
+class DomainPlan:
+    """Defaults of a domain; see ``docs/data.md``.
+
+    Attributes:
+      action_repeat: control steps for which an action is held, in collections and in the demo's decisions.
+      tasks: task whose reward each TD3 member observes, in turn.
+      episodes: episodes of `mix`.
+      updates: TD3 critic updates for each decision of all environments together.
+      members: learners of an explorer.
+    """
+
+    action_repeat: int
+    tasks: tuple[str, ...]
+    episodes: int
+    updates: int
+    members: int = 3
+
+
+_FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
+
+PLANS = {
+    # A walker that runs also stands and walks (stand >= walk >= run at every state), so two members that
+    # run and one that walks serve all three tasks.
+    "walker": DomainPlan(4, ("run", "run", "walk"), 400, 10),
+    "cheetah": DomainPlan(4, ("run", "run", "run"), 300, 8),
+    "cartpole": DomainPlan(8, ("swingup", "swingup", "swingup"), 320, 8),
+    "quadruped": DomainPlan(4, ("run", "jump", "walk"), 400, 8),
+    "point_mass_maze": DomainPlan(8, _FOUR_SPOTS, 400, 8, members=4),
+    # Episodes of 250 steps, a quarter of the others', so more of them.
+    "jaco": DomainPlan(2, _FOUR_SPOTS, 800, 8, members=4),
+}
+
+# Shares of `mix` that worked well; the rest is TD3. With half noise imitation fails, and reward-free
+# exploration on its own yields no good episodes to end a chain.
+RND_SHARE = 0.3
+OU_SHARE = 0.05
+RANDOM_SHARE = 0.05
+_NOISE_JOBS = ("random", "ou")
 
 
 @dataclass(frozen=True)
@@ -73,27 +122,162 @@ class CollectConfig:
 
     def __post_init__(self) -> None:
         domain_named(self.domain)
-        for name in ("episodes", "action_repeat", "members", "environments", "processes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        counts = ("episodes", "action_repeat", "members", "environments", "processes")
+        check_at_least_one(self, *(name for name in counts if getattr(self, name) is not None))
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
 
 
 @dataclass(frozen=True)
 class CollectionSummary:
-    """Contents of a complete collection.
-
-    Attributes:
-      folders: collector folders, each with a ``buffer``.
-      episodes: number of episodes in all folders, collected now or before.
-      seconds: wall time of this call.
-    """
+    """A complete collection: its folders, the episodes in all of them, and the wall time of this call."""
 
     folders: tuple[Path, ...]
     episodes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """One explorer's part of a collection.
+
+    Attributes:
+      name: the algorithm.
+      folder: collector folder to write to.
+      rounds: number of episodes per environment.
+      tasks: [E], task whose initial states and recorded reward each environment uses.
+      reward_tasks: tasks whose rewards the explorer observes.
+      starts_from: jobs whose episodes the replay buffer holds at the start.
+      skills: number of skills, of which an episode's label names one; 0 for none.
+    """
+
+    name: str
+    folder: str
+    rounds: int
+    tasks: list[Task]
+    reward_tasks: list[Task]
+    starts_from: tuple[str, ...]
+    skills: int
+
+
+class Collection:
+    """The jobs and folders of a collection; its domain's plan fills in what the settings leave open."""
+
+    def __init__(self, config: CollectConfig):
+        self.domain = domain_named(config.domain)
+        plan = PLANS[config.domain]
+        self.action_repeat = config.action_repeat or plan.action_repeat
+        self._updates = plan.updates
+        self._episodes = config.episodes or plan.episodes
+        self._config = config
+        members = config.members or plan.members
+        names = config.tasks or plan.tasks
+        self._tasks = [task_named(self.domain, names[member % len(names)]) for member in range(members)]
+        self._seeds = [config.seed * 1000 + member for member in range(members)]
+        self.jobs = self._jobs()
+        root = config.output or data_root()
+        self.folders = {
+            job.folder: CollectionFolder(collector_folder(root, config.domain, job.folder))
+            for job in self.jobs
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What determines the episodes, for ``collection.json``."""
+        chosen = {
+            "action_repeat": self.action_repeat,
+            "episodes": self._episodes,
+            "members": len(self._tasks),
+        }
+        settings = asdict(self._config) | chosen | {"tasks": list(self._config.tasks)}
+        return {name: value for name, value in settings.items() if name not in ("output", "processes")}
+
+    def _jobs(self) -> list[Job]:
+        """The jobs in running order; later ones may learn from episodes of earlier ones."""
+        collector = self._config.collector
+        if collector != OWN_COLLECTOR:
+            return [self._job(collector, f"mini_{collector}", 1.0)]
+        reward_free = OWN_COLLECTOR + REWARD_FREE_SUFFIX
+        return [
+            self._job("random", reward_free, RANDOM_SHARE),
+            self._job("ou", reward_free, OU_SHARE),
+            self._job("rnd", reward_free, RND_SHARE),
+            self._job("td3", OWN_COLLECTOR, 1 - RND_SHARE - OU_SHARE - RANDOM_SHARE),
+        ]
+
+    def _job(self, name: str, folder: str, share: float) -> Job:
+        intrinsic = INTRINSIC_REWARDS.get(name)
+        skills = intrinsic.skills if isinstance(intrinsic, DIAYN) else 0
+        members = self._tasks if name == "td3" else self._tasks[:1] * len(self._tasks)
+        tasks = [task for task in members for _ in range(self._config.environments)]
+        rounds = max(1, round(self._episodes * share / len(tasks)))
+        reward_tasks = sorted(set(members), key=lambda task: task.name) if name == "td3" else []
+        # RND's episodes are left out: they are so many that they crowd out TD3's own. Those of noise have no
+        # skill.
+        starts_from = () if skills or name in _NOISE_JOBS else _NOISE_JOBS
+        return Job(name, folder, rounds, tasks, reward_tasks, starts_from, skills)
+
+    def _explorer(self, job: Job, replay: ReplayBuffer) -> Explorer:
+        dims = self.domain.observation_dim + job.skills, self.domain.action_dim
+        labels = [{"algorithm": job.name, "task": None, "learner_seed": seed} for seed in self._seeds]
+        if job.name in _NOISE_JOBS:
+            return NoiseExplorer(job.name, len(job.tasks), self.domain.action_dim)
+        if job.name == "td3":
+            columns = [job.reward_tasks.index(task) for task in self._tasks]
+            learner = TD3Learner(TD3Config(), *dims, self._seeds, columns)
+            labels = [
+                label | {"task": task.full_name} for label, task in zip(labels, self._tasks, strict=True)
+            ]
+        else:
+            intrinsic = INTRINSIC_REWARDS[job.name]
+            learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)
+        updates = 2 * (self._updates if job.name == "td3" else 1)  # of every second decision
+        return PopulationExplorer(learner, replay, labels, self._config.environments, updates, job.skills)
+
+    def run(self, job: Job, advance: Advance) -> None:
+        """Collects the rounds that a job still lacks."""
+        folder = self.folders[job.folder]
+        done = sum(label.job == job.name for label in folder.labels()) // len(job.tasks)
+        if done == job.rounds:
+            return
+        explorer = self._explorer(job, self._replay(job))
+        if done:
+            explorer.restore(folder.load_state(job.name, done, explorer.state()))
+        settings = self.domain, job.tasks, job.reward_tasks, self.action_repeat
+        with open_environments(*settings, self._config.processes) as environments:
+            for number in range(done, job.rounds):
+                generator = np.random.default_rng([self._config.seed, number, *job.name.encode()])
+                collected = _run_round(explorer, environments, generator, len(job.tasks))
+                about = {"round": number, "action_repeat": self.action_repeat}
+                labels = [label | about for label in explorer.labels()]
+                folder.add_round(job.name, number + 1, collected, labels, explorer.state())
+                best = max(float(episode.reward.sum()) for episode in collected)
+                advance(self.finished(), f"{job.name}, best return of the round", last_return=best)
+
+    def finished(self) -> int:
+        """Number of finished episodes in all folders."""
+        return sum(len(folder.labels()) for folder in self.folders.values())
+
+    def _replay(self, job: Job) -> ReplayBuffer:
+        """A replay buffer with room for the job, filled with its episodes so far and those it starts from."""
+        labelled = [(folder, label) for folder in self.folders.values() for label in folder.labels()]
+        before = [each for each in labelled if each[1].job in (job.name, *job.starts_from)]
+        replay = ReplayBuffer(
+            len(before) + job.rounds * len(job.tasks),
+            self.domain.decisions(self.action_repeat),
+            self.domain.observation_dim + job.skills,
+            self.domain.action_dim,
+            len(job.reward_tasks),
+        )
+        names = [task.name for task in job.reward_tasks]
+        relabeller = Relabeller(self.domain, names) if names else None
+        for folder, label in before:
+            episode = read_episode(episode_file(folder.buffer / label.file), self.domain)
+            rewards = relabeller.rewards(episode) if relabeller else {}
+            observation, *taken = _decisions(episode, [rewards[name] for name in names], self.action_repeat)
+            if job.skills:
+                observation = append_skill(observation, label.skill or 0, job.skills)
+            replay.add_episode(observation, *taken)
+        return replay
 
 
 def collect(config: CollectConfig) -> CollectionSummary:
@@ -101,73 +285,31 @@ def collect(config: CollectConfig) -> CollectionSummary:
 
     Raises:
       ConfigError: the folder holds a collection made with other settings.
-      UnknownNameError: there is no such domain or task.
+      UnknownNameError: there is no such task.
     """
     start = time.perf_counter()
-    domain = domain_named(config.domain)
-    plan = PLANS[config.domain]
-    action_repeat = config.action_repeat or plan.action_repeat
-    episodes = config.episodes or plan.episodes
-    members = config.members or plan.members
-    schedule = Schedule(domain, config.tasks, episodes, config.seed, members, config.environments)
-    jobs = schedule.jobs(config.collector)
-    settings = asdict(config)
-    settings |= {"episodes": episodes, "action_repeat": action_repeat, "members": members}
-    settings["tasks"] = list(config.tasks)
-    del settings["output"], settings["processes"]
-    root = config.output or data_root()
-    folders = {job.folder: CollectionFolder(collector_folder(root, domain.name, job.folder)) for job in jobs}
+    collection = Collection(config)
+    folders = collection.folders.values()
     with ExitStack() as stack:
-        for folder in folders.values():
+        for folder in folders:
             stack.enter_context(only_writer(folder.path, wait=True))
-        for folder in folders.values():
-            folder.begin(settings)
-        with progress(f"collecting {domain.name}", sum(job.episodes for job in jobs)) as advance:
-            for job in jobs:
-                _run_job(job, domain, action_repeat, config, folders, advance)
-        for folder in folders.values():
+        for folder in folders:
+            folder.begin(collection.settings())
+        total = sum(job.rounds * len(job.tasks) for job in collection.jobs)
+        with progress(f"collecting {config.domain}", total) as advance:
+            for job in collection.jobs:
+                collection.run(job, advance)
+        for folder in folders:
             folder.forget_states()
-        return CollectionSummary(
-            folders=tuple(folder.path for folder in folders.values()),
-            episodes=sum(len(folder.labels()) for folder in folders.values()),
-            seconds=time.perf_counter() - start,
-        )
-
-
-def _run_job(
-    job: Job,
-    domain: Domain,
-    action_repeat: int,
-    config: CollectConfig,
-    folders: dict[str, CollectionFolder],
-    advance: Advance,
-) -> None:
-    folder = folders[job.folder]
-    done = sum(label.job == job.name for label in folder.labels()) // len(job.tasks)
-    if done == job.rounds:
-        return
-    explorer = job.make_explorer(_fill_replay(job, domain, action_repeat, folders))
-    if done:
-        explorer.restore(folder.load_state(job.name, done, explorer.state()))
-    settings = domain, job.tasks, job.reward_tasks, action_repeat
-    with open_environments(*settings, config.processes) as environments:
-        for number in range(done, job.rounds):
-            generator = round_generator(config.seed, job.name, number)
-            seeds = generator.integers(2**31, size=len(job.tasks)).tolist()
-            collected = _run_round(explorer, environments, generator, seeds)
-            about = {"round": number, "action_repeat": action_repeat}
-            labels = [label | about for label in explorer.labels()]
-            folder.add_round(job.name, number + 1, collected, labels, explorer.state())
-            best = max(float(episode.reward.sum()) for episode in collected)
-            finished = sum(len(each.labels()) for each in folders.values())
-            advance(finished, f"{job.name}, best return of the round", last_return=best)
+        seconds = time.perf_counter() - start
+        return CollectionSummary(tuple(folder.path for folder in folders), collection.finished(), seconds)
 
 
 def _run_round(
-    explorer: Explorer, environments: Environments, generator: np.random.Generator, seeds: Sequence[int]
+    explorer: Explorer, environments: Environments, generator: np.random.Generator, count: int
 ) -> list[Episode]:
-    """Collects one episode in every environment."""
-    observation = environments.reset(seeds)
+    """Collects one episode in each of ``count`` environments."""
+    observation = environments.reset(generator.integers(2**31, size=count).tolist())
     explorer.begin_round(generator, observation)
     for _ in range(environments.decisions):
         action = explorer.act(observation).astype(np.float32)
@@ -175,29 +317,6 @@ def _run_round(
         observation, reward = environments.step(action)
         explorer.observe(action, reward, observation)
     return environments.episodes()
-
-
-def _fill_replay(
-    job: Job, domain: Domain, action_repeat: int, folders: dict[str, CollectionFolder]
-) -> ReplayBuffer:
-    """A replay buffer with room for the job, filled with its episodes so far and those it starts from."""
-    used = (job.name, *job.starts_from)
-    labelled = [(folder, label) for folder in folders.values() for label in folder.labels()]
-    before = [(folder, label) for folder, label in labelled if label.job in used]
-    size = len(before) + job.episodes
-    seen = domain.observation_dim + job.skills
-    decisions = domain.decisions(action_repeat)
-    replay = ReplayBuffer(size, decisions, seen, domain.action_dim, len(job.reward_tasks))
-    names = [task.name for task in job.reward_tasks]
-    relabeller = Relabeller(domain, names) if names else None
-    for folder, label in before:
-        episode = read_episode(episode_file(folder.buffer / label.file), domain)
-        rewards = relabeller.rewards(episode) if relabeller else {}
-        observation, *taken = _decisions(episode, [rewards[name] for name in names], action_repeat)
-        if job.skills:
-            observation = append_skill(observation, label.skill or 0, job.skills)
-        replay.add_episode(observation, *taken)
-    return replay
 
 
 def _decisions(

@@ -1,16 +1,16 @@
 """Several dm_control environments of one domain, stepped together and recorded row by row.
 
 Gymnasium's vector environments give neither the physics of every control step nor the rewards of several
-tasks. Most of a control step is Python (dm_control's wrappers and rewards), which threads would run one at a
-time, so the environments may be shared among processes. An environment depends only on its seed and actions,
-so the number of processes does not change the episodes, bit for bit.
+tasks. Most of a control step is Python, which threads would run one at a time, so the environments may be
+shared among processes. An environment depends only on its seed and actions, so the number of processes does
+not change the episodes, bit for bit.
 """
 
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import contextmanager, suppress
+from itertools import chain, pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,68 +31,59 @@ class VectorEnvironments:
     Args:
       tasks: [E], task whose initial states and recorded rewards each environment uses.
       reward_tasks: [K], tasks whose rewards every environment reports.
+
+    Attributes:
+      decisions: number of decisions per episode.
     """
 
     def __init__(
         self, domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int
     ):
-        self.domain = domain
-        self.action_repeat = action_repeat
+        self._domain, self._action_repeat = domain, action_repeat
+        self.decisions = domain.decisions(action_repeat)
         self._environments = [load_environment(task, seed=0) for task in tasks]
         self._reward_tasks = [load_environment(task, seed=0).task for task in reward_tasks]
         self._rows: list[list[dict[str, np.ndarray]]] = []
 
-    def __len__(self) -> int:
-        return len(self._environments)
-
-    @property
-    def decisions(self) -> int:
-        """Number of decisions per episode."""
-        return self.domain.decisions(self.action_repeat)
-
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Starts one episode in every environment; the seed fixes its initial state.
-
-        Returns:
-          The observations, float32 [E, O].
-        """
+        """Starts one episode in every environment; returns the observations, float32 [E, O]."""
         self._rows = []
         for environment, seed in zip(self._environments, seeds, strict=True):
             environment.task.random.seed(seed)
             time_step = environment.reset()
-            self._rows.append([self._row(environment, time_step, np.zeros(self.domain.action_dim))])
-        return np.stack([rows[-1]["observation"] for rows in self._rows])
+            self._rows.append([self._row(environment, time_step, np.zeros(self._domain.action_dim))])
+        return self._observations()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Holds ``action`` [E, A] for ``action_repeat`` control steps, or until the episode's end.
 
-        Returns:
-          Observations, float32 [E, O], and the sums of the rewards of each of ``reward_tasks``,
-          float32 [E, K].
+        Returns observations, float32 [E, O], and the sums of each task's rewards, float32 [E, K].
         """
         action = np.clip(action, -1, 1).astype(np.float32)
-        rewards = np.zeros((len(self), len(self._reward_tasks)))
+        rewards = np.zeros((len(action), len(self._reward_tasks)))
         for e, environment in enumerate(self._environments):
-            for _ in range(self.action_repeat):
+            for _ in range(self._action_repeat):
                 time_step = environment.step(action[e])
                 self._rows[e].append(self._row(environment, time_step, action[e]))
                 paid = [task.get_reward(environment.physics) for task in self._reward_tasks]
                 rewards[e] += np.array(paid, np.float32)
                 if time_step.last():
                     break
-        return np.stack([rows[-1]["observation"] for rows in self._rows]), rewards.astype(np.float32)
+        return self._observations(), rewards.astype(np.float32)
 
     def episodes(self) -> list[Episode]:
         """Returns the E episodes since the last reset."""
         return [
-            make_episode({name: np.stack([row[name] for row in rows]) for name in rows[0]}, self.domain)
+            make_episode({name: np.stack([row[name] for row in rows]) for name in rows[0]}, self._domain)
             for rows in self._rows
         ]
 
+    def _observations(self) -> np.ndarray:
+        return np.stack([rows[-1]["observation"] for rows in self._rows])
+
     @staticmethod
     def _row(environment, time_step, action: np.ndarray) -> dict[str, np.ndarray]:
-        reward = 0.0 if time_step.first() else time_step.reward
-        discount = 1.0 if time_step.first() else time_step.discount
+        reward, discount = (0.0, 1.0) if time_step.first() else (time_step.reward, time_step.discount)
         return {
             "observation": flatten_observation(time_step.observation),
             "action": np.asarray(action, np.float32),
@@ -135,16 +126,15 @@ class _EnvironmentProcesses:
         self.decisions = domain.decisions(action_repeat)
         bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
         self._shares = [slice(*pair) for pair in pairwise(bounds)]
+        self._connections, self._processes = [], []
         context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
-        pipes = [context.Pipe() for _ in self._shares]
-        self._connections = [here for here, _ in pipes]
-        self._processes = []
-        for share, (_, there) in zip(self._shares, pipes, strict=True):
-            settings = (domain, tasks[share], reward_tasks, action_repeat)
-            process = context.Process(target=_serve, args=(there, settings), daemon=True)
-            process.start()
+        for share in self._shares:
+            here, there = context.Pipe()
+            settings = there, domain, tasks[share], reward_tasks, action_repeat
+            self._processes.append(context.Process(target=_serve, args=settings, daemon=True))
+            self._processes[-1].start()
+            self._connections.append(here)
             there.close()
-            self._processes.append(process)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         return np.concatenate(self._call("reset", [(seeds[share],) for share in self._shares]))
@@ -155,11 +145,9 @@ class _EnvironmentProcesses:
         return np.concatenate(observations), np.concatenate(rewards)
 
     def episodes(self) -> list[Episode]:
-        shares = self._call("episodes", [() for _ in self._shares])
-        return [episode for share in shares for episode in share]
+        return list(chain(*self._call("episodes", [()] * len(self._shares))))
 
     def close(self) -> None:
-        """Ends the processes."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -182,15 +170,13 @@ class _EnvironmentProcesses:
 Environments = VectorEnvironments | _EnvironmentProcesses
 
 
-def _serve(connection: Connection, settings: tuple[Any, ...]) -> None:
+def _serve(connection: Connection, *settings: Any) -> None:
     """Serves calls until the parent closes the connection or dies."""
     # Ctrl-C, and schedulers' signals, reach the whole group; the parent ends the processes.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     environments = VectorEnvironments(*settings)
-    try:
+    with suppress(EOFError, ConnectionError):
         while True:
             method, arguments = connection.recv()
             connection.send(getattr(environments, method)(*arguments))
-    except (EOFError, ConnectionError):
-        return

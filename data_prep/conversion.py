@@ -10,12 +10,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from agentic_ring.data.store import (
     StoredEpisode,
@@ -27,8 +28,8 @@ from agentic_ring.data.store import (
     write_store,
 )
 from agentic_ring.data.tasks import domain_named
-from agentic_ring.data.trajectories import Episode, is_held
-from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
+from agentic_ring.data.trajectories import is_held
+from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.terminal.cli import optional_flag
 from agentic_ring.terminal.progress import Advance, progress
@@ -46,6 +47,9 @@ from data_prep.episode_files import (
 from data_prep.relabel import Relabeller
 
 _COMPAT_SUFFIX = "-exorl_compat"
+# While a process starts, which takes some seconds, another reads about this many episodes.
+_EPISODES_WORTH_A_PROCESS = 128
+_WAITING_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,8 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         domain_named(self.domain)
-        for name in ("max_episodes", "part_episodes", "processes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        counts = ("max_episodes", "part_episodes", "processes")
+        check_at_least_one(self, *(name for name in counts if getattr(self, name) is not None))
         if self.exorl_compat and self.max_episodes is not None:
             raise ConfigError(
                 "exorl_compat reads the episodes that ExoRL's loader reads; leave max_episodes out"
@@ -88,22 +90,10 @@ class ConvertConfig:
         """The data folder."""
         return self.data or data_root()
 
-    @property
-    def folders(self) -> list[Path]:
-        """The folders of the episodes; see ``source_folders``."""
-        return source_folders(self.root, self.domain, self.collector)
-
 
 @dataclass(frozen=True)
 class ConversionSummary:
-    """Result of a conversion.
-
-    Attributes:
-      store: path of the store.
-      episodes: number of episodes in the store.
-      added: number of them that are new.
-      skipped: (file, reason) of each file that is not a valid episode.
-    """
+    """The store, the number of its episodes, how many are new, and (file, reason) of each skipped file."""
 
     store: Path
     episodes: int
@@ -124,7 +114,8 @@ def convert(config: ConvertConfig) -> ConversionSummary:
     path = store_path(config.root, domain.name, config.collector + suffix)
     parts = path.with_name(f"{path.name}.parts")
     description = StoreDescription(domain, config.collector, domain.tasks)
-    sources, skipped = find_sources(config.folders)
+    folders = source_folders(config.root, config.domain, config.collector)
+    sources, skipped = find_sources(folders)
     if not sources and not skipped:
         if config.collector not in (*COLLECTORS, OWN_COLLECTOR):
             raise UnknownNameError("collector", config.collector, (*COLLECTORS, OWN_COLLECTOR))
@@ -138,7 +129,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
         stack.enter_context(only_writer(parts, wait=True))
         stores: list[TrajectoryStore] = []
         converted: set[str] = set()
-        for existing in _existing(path, parts):
+        for existing in ([path] if path.exists() else []) + sorted(parts.glob("part-*.h5")):
             store = _open_verified(stack, existing, description)
             # A run that was killed after the last rename may have left parts that are merged already.
             if not converted.issuperset(store.sources):
@@ -152,7 +143,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
             stores.extend(_open_verified(stack, part, description) for part in written)
         if not stores:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in skipped[:3])
-            where = " and ".join(str(folder / "buffer") for folder in config.folders)
+            where = " and ".join(str(folder / "buffer") for folder in folders)
             raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
         total = sum(store.num_episodes for store in stores)
         if total > before:
@@ -171,8 +162,7 @@ def _valid(
     sources: Sequence[Source], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
 ) -> Iterator[StoredEpisode]:
     """Yields valid episodes with their rewards, and adds the other files to ``skipped``."""
-    reading = Reading(config.domain, config.collector, control=not config.exorl_compat)
-    for number, (source, result) in enumerate(read_all(sources, reading, config.processes), start=1):
+    for number, (source, result) in enumerate(_read_all(sources, config), start=1):
         if isinstance(result, StoredEpisode):
             yield result
         else:
@@ -185,16 +175,11 @@ def _write_parts(
 ) -> Iterator[Path]:
     """Writes parts of up to ``size`` episodes each, after the existing ones, and yields their paths."""
     number = len(list(folder.glob("part-*.h5")))
-    while chunk := [episode for _, episode in zip(range(size), episodes, strict=False)]:
+    while chunk := list(islice(episodes, size)):
         part = folder / f"part-{number:06d}.h5"
         write_store(part, description, chunk)
         yield part
         number += 1
-
-
-def _existing(path: Path, parts: Path) -> list[Path]:
-    """The paths of the store and of the parts of an interrupted conversion."""
-    return [*([path] if path.exists() else []), *sorted(parts.glob("part-*.h5"))]
 
 
 def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) -> TrajectoryStore:
@@ -211,82 +196,61 @@ def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) 
     return store
 
 
-# While a process starts, which takes some seconds, another reads about this many episodes.
-_EPISODES_WORTH_A_PROCESS = 128
-_WAITING_PER_PROCESS = 4
+class _EpisodeReader:
+    """Reads files with the rewards of all tasks; without a label, ``collector`` is the algorithm."""
 
-
-@dataclass(frozen=True)
-class Reading:
-    """Settings of the reading, which processes share.
-
-    Attributes:
-      domain, collector: names; the collector is the algorithm of episodes without a label.
-      control: see ``Relabeller``.
-    """
-
-    domain: str
-    collector: str
-    control: bool
-
-
-class EpisodeReader:
-    """Reads files of one domain with the rewards of all its tasks."""
-
-    def __init__(self, reading: Reading):
-        self._domain = domain_named(reading.domain)
-        self._collector = reading.collector
-        self._relabeller = Relabeller(self._domain, self._domain.tasks, reading.control)
+    def __init__(self, domain: str, collector: str, control: bool):
+        self._domain, self._collector = domain_named(domain), collector
+        self._relabeller = Relabeller(self._domain, self._domain.tasks, control)
 
     def read(self, source: Source) -> StoredEpisode | str:
         """Returns the episode, or a message that says what is wrong with the file."""
+        label = source.label
         try:
             episode = read_episode(source.file, self._domain)
             self._relabeller.check_physics(episode)
-            return StoredEpisode(
-                episode=episode,
-                rewards=self._relabeller.rewards(episode),
-                algorithm=source.label.algorithm if source.label else self._collector,
-                action_repeat=_action_repeat(episode, source),
-                source=source.name,
-            )
+            rewards = self._relabeller.rewards(episode)
+            if label is None:
+                repeat = episode.action_repeat
+                return StoredEpisode(episode, rewards, self._collector, repeat, source.name)
+            # Saturated actions hide the action repeat, so the label's counts, if the actions agree with it.
+            if not is_held(episode.action[1:], label.action_repeat):
+                return f"its actions change more often than its label's action repeat, {label.action_repeat}"
+            return StoredEpisode(episode, rewards, label.algorithm, label.action_repeat, source.name)
         except DataError as error:
             return str(error)
 
 
-def read_all(
-    sources: Sequence[Source], reading: Reading, processes: int | None
+def _read_all(
+    sources: Sequence[Source], config: ConvertConfig
 ) -> Iterator[tuple[Source, StoredEpisode | str]]:
     """Yields each source in order with its episode or an error message; memory holds few at a time.
-
-    Args:
-      sources: files to read.
-      reading: settings.
-      processes: number of processes; None stands for one per 128 sources, at most one per core.
 
     Raises:
       DataError: a process died.
     """
     if not sources:
         return
+    settings = config.domain, config.collector, not config.exorl_compat
+    processes = config.processes
     if processes is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = min(cores, -(-len(sources) // _EPISODES_WORTH_A_PROCESS))
     if processes <= 1:
-        reader = EpisodeReader(reading)
-        for source in sources:
-            yield source, reader.read(source)
+        reader = _EpisodeReader(*settings)
+        yield from ((source, reader.read(source)) for source in sources)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_reader, initargs=(reading,))
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_reader, initargs=settings)
     try:
-        waiting: deque[tuple[Source, Future[StoredEpisode | str]]] = deque()
-        for source in sources:
-            waiting.append((source, pool.submit(_read, source)))
-            if len(waiting) == processes * _WAITING_PER_PROCESS:
-                yield _first(waiting)
+        rest = iter(sources)
+        waiting = deque(
+            (each, pool.submit(_read, each)) for each in islice(rest, processes * _WAITING_PER_PROCESS)
+        )
         while waiting:
-            yield _first(waiting)
+            source, result = waiting.popleft()
+            yield source, result.result()
+            waiting.extend((each, pool.submit(_read, each)) for each in islice(rest, 1))
     except BrokenProcessPool as error:
         raise DataError(
             f"one of the {processes} processes that read episodes died ({error}); memory may have run "
@@ -296,14 +260,14 @@ def read_all(
         pool.shutdown(cancel_futures=True)
 
 
-_reader: EpisodeReader
+_reader: _EpisodeReader
 """The reader of this process, if it belongs to the pool."""
 
 
-def _start_reader(reading: Reading) -> None:
+def _start_reader(*settings: Any) -> None:
     global _reader
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _reader = EpisodeReader(reading)
+    _reader = _EpisodeReader(*settings)
 
 
 def _leave_with_parent() -> None:
@@ -316,20 +280,3 @@ def _leave_with_parent() -> None:
 
 def _read(source: Source) -> StoredEpisode | str:
     return _reader.read(source)
-
-
-def _first(
-    waiting: deque[tuple[Source, "Future[StoredEpisode | str]"]],
-) -> tuple[Source, StoredEpisode | str]:
-    source, future = waiting.popleft()
-    return source, future.result()
-
-
-def _action_repeat(episode: Episode, source: Source) -> int:
-    """The label's action repeat, if the actions agree with it, as saturated actions would hide it."""
-    if source.label is None:
-        return episode.action_repeat
-    repeat = source.label.action_repeat
-    if not is_held(episode.action[1:], repeat):
-        raise DataError(f"its actions change more often than its label's action repeat, {repeat}")
-    return repeat

@@ -90,8 +90,7 @@ def explore(config: ExploreConfig) -> Path:
             done = 0
             for part in explore_parts(family, config.trials, config.seed, os.cpu_count() or 1):
                 yield part
-                done += len(part.actions)
-                advance(done, "trials")
+                advance(done := done + len(part.actions), "trials")
 
         write_exploration(path, family, config.trials, config.seed, parts())
     return path

@@ -1,10 +1,10 @@
 """Explorers, which choose the actions of a collection: noise, skills, and populations of learners."""
 
-from typing import Any, Literal, Protocol
+from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from data_prep.learners import TD3Learner, on_own_devices
 
 
 class Explorer:
@@ -12,8 +12,7 @@ class Explorer:
 
     All randomness of a round comes from the generator given to ``begin_round``, and everything that outlives
     a round is in ``state`` or in the episodes. So a collection that was killed continues after its last
-    complete round with the same results. The methods here that do something are those of an explorer that
-    does not learn.
+    complete round with the same results. ``learn`` to ``restore`` are those of one that does not learn.
     """
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
@@ -50,7 +49,7 @@ _OU_SCALE = (0.3, 1.0)
 class NoiseExplorer(Explorer):
     """Explores by uniform noise, or by the Ornstein-Uhlenbeck process (``ou``)."""
 
-    def __init__(self, kind: Literal["random", "ou"], environments: int, action_dim: int):
+    def __init__(self, kind: str, environments: int, action_dim: int):
         self._kind = kind
         self._shape = (environments, action_dim)
 
@@ -75,13 +74,7 @@ class NoiseExplorer(Explorer):
 
 
 class ReplayBuffer:
-    """Fixed-size arrays [episodes, decisions, ...]; episodes are added in rounds of E.
-
-    Args:
-      episodes: capacity in episodes.
-      decisions: number of decisions per episode, D.
-      rewards: number of rewards per decision, K.
-    """
+    """Arrays for ``episodes`` of D ``decisions`` with K ``rewards`` each; they are added in rounds of E."""
 
     def __init__(self, episodes: int, decisions: int, observation_dim: int, action_dim: int, rewards: int):
         self._observation = np.zeros((episodes, decisions + 1, observation_dim), np.float32)
@@ -152,43 +145,6 @@ class ReplayBuffer:
         }
 
 
-class Learner(Protocol):
-    """The learning half of a population; its arrays have a leading axis P."""
-
-    horizon: int
-    discount: float
-    state: Any
-
-    def batch_shape(self, updates: int) -> tuple[int, ...]:
-        """The leading shape of the batches that ``update`` takes for this many critic updates."""
-        ...
-
-    def begin_round(self, observation: np.ndarray) -> None:
-        """Called at the start of a round with all observations collected before it, [N, O]."""
-        ...
-
-    def act(self, state: Any, observation: np.ndarray) -> np.ndarray:
-        """Returns actions [P, M, A] without noise of the policies in ``state`` for observations [P, M, O]."""
-        ...
-
-    def update(self, batches: dict[str, np.ndarray]) -> None:
-        """Updates on batches [*batch_shape, ...]; need not wait for the result."""
-        ...
-
-
-def on_own_devices(tree: Any, axis: int) -> Any:
-    """Spreads the members of a population, which are along ``axis`` of every array, over the local devices.
-
-    Members are independent, so that each device updates its own without communication. Simulated CPU devices
-    thereby use several cores, which products as small as a learner's do not on one device.
-    """
-    devices = jax.local_devices()
-    members = jax.tree.leaves(tree)[0].shape[axis]
-    count = max(n for n in range(1, len(devices) + 1) if members % n == 0)
-    mesh = Mesh(np.array(devices[:count]), ("member",))
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, "member")))
-
-
 class PopulationExplorer(Explorer):
     """Explores with Gaussian noise around each member's policy.
 
@@ -199,37 +155,44 @@ class PopulationExplorer(Explorer):
 
     Args:
       labels: [P], algorithm, seed and task of each member.
-      updates_per_learn: critic updates every ``learn_every`` decisions.
+      environments: M.
+      updates: critic updates every ``learn_every`` decisions.
+      skills: number of skills S, of which one is drawn for each episode and appended to its observations,
+        see ``append_skill``; 0 for none.
       first_learn_size: transitions to collect with uniform actions before the first update.
     """
 
     def __init__(
         self,
-        learner: Learner,
+        learner: TD3Learner,
         replay: ReplayBuffer,
         labels: list[dict[str, Any]],
-        environments_per_member: int,
-        max_noise: float,
-        updates_per_learn: int,
-        learn_every: int,
-        first_learn_size: int,
+        environments: int,
+        updates: int,
+        skills: int = 0,
+        *,
+        max_noise: float = 0.3,
+        learn_every: int = 2,
+        first_learn_size: int = 1000,
     ):
-        self._learner, self._replay, self._labels = learner, replay, labels
-        self._noise = np.linspace(0, max_noise, environments_per_member)
-        self._batch_shape = learner.batch_shape(updates_per_learn)
+        self._learner, self._replay, self._labels, self._skills = learner, replay, labels, skills
+        self._noise = np.linspace(0, max_noise, environments)
+        self._batch_shape = learner.batch_shape(updates)
         self._learn_every, self._first_learn_size = learn_every, first_learn_size
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         self._generator, self._decision = generator, 0
+        if self._skills:
+            self._skill = generator.integers(self._skills, size=len(observation))
         self._exploring = self._replay.size(1) < self._first_learn_size
         if not self._exploring:
             self._learner.begin_round(self._replay.observations())
         self._acting = self._learner.state
-        self._replay.begin_round(observation)
+        self._replay.begin_round(self._seen(observation))
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         members, each = len(self._labels), len(self._noise)
-        action = self._learner.act(self._acting, observation.reshape(members, each, -1))
+        action = self._learner.act(self._acting, self._seen(observation).reshape(members, each, -1))
         if self._exploring:
             return self._generator.uniform(-1, 1, (members * each, action.shape[-1]))
         noise = self._noise[:, None] * self._generator.normal(size=action.shape)
@@ -239,14 +202,14 @@ class PopulationExplorer(Explorer):
         self._decision += 1
         if self._exploring or self._decision % self._learn_every:
             return
-        learner = self._learner
-        self._acting = learner.state
-        learner.update(
-            self._replay.sample(self._generator, self._batch_shape, learner.horizon, learner.discount)
+        self._acting = self._learner.state
+        config = self._learner.config
+        self._learner.update(
+            self._replay.sample(self._generator, self._batch_shape, config.horizon, config.discount)
         )
 
     def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
-        self._replay.add(action, reward, observation)
+        self._replay.add(action, reward, self._seen(observation))
 
     def state(self) -> Any:
         return self._learner.state
@@ -255,40 +218,15 @@ class PopulationExplorer(Explorer):
         self._learner.state = on_own_devices(state, axis=0)
 
     def labels(self) -> list[dict[str, Any]]:
-        first = "random" if self._exploring else None
-        return [
-            member | {"action_noise": round(float(noise), 3)} | ({"algorithm": first} if first else {})
-            for member in self._labels
-            for noise in self._noise
-        ]
+        first = {"algorithm": "random"} if self._exploring else {}
+        noise = [{"action_noise": round(float(scale), 3)} for scale in self._noise]
+        labels = [member | scale | first for member in self._labels for scale in noise]
+        if not self._skills:
+            return labels
+        return [label | {"skill": int(skill)} for label, skill in zip(labels, self._skill, strict=True)]
 
-
-class SkillExplorer(PopulationExplorer):
-    """A population whose observations end with a skill, drawn per episode, one-hot; see ``append_skill``.
-
-    Args:
-      skills: number of skills S.
-      population: arguments of ``PopulationExplorer``.
-    """
-
-    def __init__(self, skills: int, *population: Any, **settings: Any):
-        super().__init__(*population, **settings)
-        self._skills = skills
-
-    def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
-        self._skill = generator.integers(self._skills, size=len(observation))
-        super().begin_round(generator, append_skill(observation, self._skill, self._skills))
-
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        return super().act(append_skill(observation, self._skill, self._skills))
-
-    def observe(self, action: np.ndarray, reward: np.ndarray, observation: np.ndarray) -> None:
-        super().observe(action, reward, append_skill(observation, self._skill, self._skills))
-
-    def labels(self) -> list[dict[str, Any]]:
-        return [
-            label | {"skill": int(skill)} for label, skill in zip(super().labels(), self._skill, strict=True)
-        ]
+    def _seen(self, observation: np.ndarray) -> np.ndarray:
+        return append_skill(observation, self._skill, self._skills) if self._skills else observation
 
 
 def append_skill(observation: np.ndarray, skill: np.ndarray | int, skills: int) -> np.ndarray:

@@ -13,16 +13,73 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.models.layers import apply_mlp, init_mlp
 from agentic_ring.training.td3 import TD3Config, TD3State, act, init_population, update
-from data_prep.explorers import on_own_devices
 
 # Normalised observations are clipped to this many standard deviations (URLB: ``agent/rnd.py``).
 _OBSERVATION_CLIP = 5.0
 
 Batch = dict[str, jax.Array]
-"""observation [B, O], action [B, A], next_observation [B, O] and skill [B, S] of B transitions."""
+"""observation [B, O], action [B, A], next_observation [B, O] and one-hot skill [B, S] of B transitions."""
+
+
+class TD3Learner:
+    """A population of P TD3 learners; its arrays have a leading axis P.
+
+    Args:
+      seeds: [P].
+      reward_columns: [P], index of each member's reward among those of the replay buffer.
+
+    Attributes:
+      state: everything that an update changes, a pytree.
+    """
+
+    state: Any
+
+    def __init__(
+        self,
+        config: TD3Config,
+        observation_dim: int,
+        action_dim: int,
+        seeds: Sequence[int],
+        reward_columns: Sequence[int] = (),
+    ):
+        self.config, self._members, self._columns = config, len(seeds), np.array(reward_columns)
+        td3 = init_population(config, observation_dim, action_dim, jnp.array(seeds))
+        self.state = on_own_devices(td3, axis=0)
+
+    def batch_shape(self, updates: int) -> tuple[int, ...]:
+        """The leading shape of the batches that ``update`` takes for this many critic updates."""
+        delay = self.config.policy_delay
+        return (-(-updates // delay), delay, self._members, self.config.batch)
+
+    def begin_round(self, observation: np.ndarray) -> None:
+        """Called at the start of a round with all observations collected before it, [N, O]."""
+
+    def act(self, state: Any, observation: np.ndarray) -> np.ndarray:
+        """Returns actions [P, M, A] without noise of the policies in ``state`` for observations [P, M, O]."""
+        return np.asarray(act(state.actor, observation))
+
+    def update(self, batches: dict[str, np.ndarray]) -> None:
+        """Updates on batches [*batch_shape, ...]; need not wait for the result."""
+        own = np.arange(self._members), slice(None), self._columns
+        reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
+        self.state = update(self.config, self.state, on_own_devices(batches | {"reward": reward}, axis=2))
+
+
+def on_own_devices(tree: Any, axis: int) -> Any:
+    """Spreads the members of a population, which are along ``axis`` of every array, over the local devices.
+
+    Members are independent, so that each device updates its own without communication. Simulated CPU devices
+    thereby use several cores, which products as small as a learner's do not on one device.
+    """
+    devices = jax.local_devices()
+    members = jax.tree.leaves(tree)[0].shape[axis]
+    count = max(n for n in range(1, len(devices) + 1) if members % n == 0)
+    mesh = Mesh(np.array(devices[:count]), ("member",))
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, "member")))
 
 
 class IntrinsicReward(Protocol):
@@ -38,21 +95,20 @@ class IntrinsicReward(Protocol):
 
 
 class IntrinsicRewardState(NamedTuple):
-    """State of P learners that an update changes; the leading axis is P."""
+    """The state of P learners; the leading axis is P."""
 
     td3: TD3State
     parameters: Any
     optimizer: optax.OptState
 
 
-class IntrinsicRewardLearner:
-    """A population of TD3 learners with an intrinsic reward; see ``explorers.Learner``.
+class IntrinsicRewardLearner(TD3Learner):
+    """A population of TD3 learners with an intrinsic reward.
 
     The model of the reward sees normalised observations; their mean and deviation are those of all
-    observations before the round.
+    observations before the round. The reward is known for one decision only: the horizon must be 1.
 
     Args:
-      seeds: [P].
       skills: number of trailing entries S of an observation that encode the skill.
     """
 
@@ -65,29 +121,19 @@ class IntrinsicRewardLearner:
         seeds: Sequence[int],
         skills: int = 0,
     ):
-        self.config, self.horizon, self.discount = config, config.horizon, config.discount
-        if config.horizon != 1:
-            raise ValueError(
-                f"horizon is {config.horizon}; an intrinsic reward is known for one decision only, use 1"
-            )
-        self._intrinsic, self._members = intrinsic, len(seeds)
-        self._seen = observation_dim - skills
+        super().__init__(config, observation_dim, action_dim, seeds)
+        self._intrinsic, self._seen = intrinsic, observation_dim - skills
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))
         parameters = jax.vmap(lambda key: intrinsic.init(key, self._seen, action_dim))(keys)
         optimizer = jax.vmap(optax.adam(config.learning_rate).init)(parameters)
-        td3 = init_population(config, observation_dim, action_dim, jnp.array(seeds))
-        self.state = on_own_devices(IntrinsicRewardState(td3, parameters, optimizer), axis=0)
-
-    def batch_shape(self, updates: int) -> tuple[int, ...]:
-        delay = self.config.policy_delay
-        return (-(-updates // delay), delay, self._members, self.config.batch)
+        self.state = IntrinsicRewardState(self.state, *on_own_devices((parameters, optimizer), axis=0))
 
     def begin_round(self, observation: np.ndarray) -> None:
         seen = observation[:, : self._seen]
         self._mean, self._deviation = seen.mean(0), seen.std(0) + 1e-3
 
     def act(self, state: IntrinsicRewardState, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(act(state.td3.actor, observation))
+        return super().act(state.td3, observation)
 
     def update(self, batches: dict[str, np.ndarray]) -> None:
         seen = {
@@ -97,12 +143,9 @@ class IntrinsicRewardLearner:
             "skill": batches["observation"][..., self._seen :],
         }
         seen, batches = on_own_devices((seen, batches), axis=2)
-        td3, parameters, optimizer = self.state
-        parameters, optimizer, reward = _train(
-            self._intrinsic, self.config.learning_rate, parameters, optimizer, seen
-        )
-        td3 = update(self.config, td3, batches | {"reward": reward})
-        self.state = IntrinsicRewardState(td3, parameters, optimizer)
+        td3, *model = self.state
+        *model, reward = _train(self._intrinsic, self.config.learning_rate, *model, seen)
+        self.state = IntrinsicRewardState(update(self.config, td3, batches | {"reward": reward}), *model)
 
     def _normalise(self, observation: np.ndarray) -> np.ndarray:
         deviations = (observation[..., : self._seen] - self._mean) / self._deviation
@@ -111,80 +154,34 @@ class IntrinsicRewardLearner:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _train(
-    intrinsic: IntrinsicReward,
-    learning_rate: float,
-    parameters: Any,
-    optimizer: optax.OptState,
-    batches: Batch,
-) -> tuple[Any, optax.OptState, jax.Array]:
+    intrinsic: IntrinsicReward, learning_rate: float, parameters: Any, optimizer: Any, batches: Batch
+) -> tuple[Any, Any, jax.Array]:
     """Trains the reward's model on batches [U, delay, P, B, ...], one step for each of U.
 
     Returns:
       Parameters, optimizer state, and the rewards [U, delay, P, B] computed before each step.
     """
 
-    def member(parameters: Any, optimizer: optax.OptState, batch: Batch):
+    def member(parameters: Any, optimizer: Any, batch: Batch):
         count = batch["action"].shape[:2]
         together = {name: array.reshape(math.prod(count), -1) for name, array in batch.items()}
         gradient, reward = jax.grad(intrinsic.loss_and_reward, has_aux=True)(parameters, together)
         updates, optimizer = optax.adam(learning_rate).update(gradient, optimizer)
         return jax.tree.map(jnp.add, parameters, updates), optimizer, reward.reshape(count)
 
-    def step(carry: tuple[Any, optax.OptState], batch: Batch):
-        parameters, optimizer, reward = jax.vmap(member, (0, 0, 1), (0, 0, 1))(*carry, batch)
-        return (parameters, optimizer), reward
+    def step(carry: tuple[Any, Any], batch: Batch):
+        *carry, reward = jax.vmap(member, (0, 0, 1), (0, 0, 1))(*carry, batch)
+        return tuple(carry), reward
 
     (parameters, optimizer), reward = jax.lax.scan(step, (parameters, optimizer), batches)
     return parameters, optimizer, reward
 
 
-class TD3Learner:
-    """A population of TD3 learners; see ``explorers.Learner``.
-
-    Args:
-      seeds: [P].
-      reward_columns: [P], index of each member's reward among those of the replay buffer.
-    """
-
-    def __init__(
-        self,
-        config: TD3Config,
-        observation_dim: int,
-        action_dim: int,
-        seeds: Sequence[int],
-        reward_columns: Sequence[int],
-    ):
-        self.config, self.horizon, self.discount = config, config.horizon, config.discount
-        self.state = on_own_devices(
-            init_population(config, observation_dim, action_dim, jnp.array(seeds)), axis=0
-        )
-        self._columns = np.array(reward_columns)
-
-    def batch_shape(self, updates: int) -> tuple[int, ...]:
-        delay = self.config.policy_delay
-        return (-(-updates // delay), delay, len(self._columns), self.config.batch)
-
-    def begin_round(self, observation: np.ndarray) -> None:
-        pass
-
-    def act(self, state: TD3State, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(act(state.actor, observation))
-
-    def update(self, batches: dict[str, np.ndarray]) -> None:
-        own = np.arange(len(self._columns)), slice(None), self._columns
-        reward = np.moveaxis(batches["reward"][:, :, *own], 0, 2)
-        batches = on_own_devices(batches | {"reward": reward}, axis=2)
-        self.state = update(self.config, self.state, batches)
-
-
 @dataclass(frozen=True)
 class RND:
-    """Random network distillation (arXiv 1810.12894): the error in predicting random features.
+    """Random network distillation (arXiv 1810.12894): the error in predicting random features (URLB: 512).
 
     As in ``rnd.py``, the features are those of the next observation, normalised and clipped.
-
-    Attributes:
-      features: width of the random features to predict (URLB: 512).
     """
 
     hidden: int = 256
@@ -213,9 +210,6 @@ class ICM:
     weight and the reward is ``log(1 + error)``; the features are those of ``icm_apt.py``, with 64 instead of
     512 entries, while ``icm.py`` predicts the observation itself. Our reward is standardised over the batch:
     without early termination an offset changes only how much the critic has to learn, and updates are few.
-
-    Attributes:
-      features: width of the learned features.
     """
 
     hidden: int = 256
@@ -256,10 +250,6 @@ class APT:
     by their mean, and the reward is the log of one plus their average. The particles are the next
     observations, as with our other explorers; URLB uses the current ones. An update has as many particles as
     transitions. The reward is standardised over the batch as in ``ICM``.
-
-    Attributes:
-      icm: ICM whose features the particles lie in.
-      neighbours: k.
     """
 
     icm: ICM = field(default_factory=ICM)
@@ -292,11 +282,7 @@ class DIAYN:
     """Diversity is all you need (arXiv 1802.06070): a skill's log probability given the state.
 
     As in ``diayn.py``, there are 16 skills, and the reward of skill z is ``log q(z | next observation) -
-    log(1 / S)``. A skill lasts an episode, as in the paper; URLB draws one every 50 steps. A batch's skill is
-    one-hot.
-
-    Attributes:
-      skills: number of skills S.
+    log(1 / S)``. A skill lasts an episode, as in the paper; URLB draws one every 50 steps.
     """
 
     skills: int = 16
@@ -309,3 +295,11 @@ class DIAYN:
         log_probs = jax.nn.log_softmax(apply_mlp(parameters, batch["next_observation"]))
         log_prob = jnp.sum(log_probs * batch["skill"], -1)
         return -log_prob.mean(), log_prob + math.log(self.skills)
+
+
+INTRINSIC_REWARDS: dict[str, IntrinsicReward] = {
+    "rnd": RND(),
+    "icm": ICM(),
+    "icm_apt": APT(),
+    "diayn": DIAYN(),
+}

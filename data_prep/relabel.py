@@ -33,7 +33,6 @@ class Relabeller:
     """Computes rewards of several tasks, setting the simulator once per row for all of them.
 
     Args:
-      domain: the episodes' domain.
       tasks: short names, such as ``("stand", "run")``.
       control: restore the recorded action before asking for the reward; False zeroes it as ExoRL did.
 
@@ -46,7 +45,11 @@ class Relabeller:
         self._physics = next(iter(environments.values())).physics
         self._tasks = {name: environment.task for name, environment in environments.items()}
         self._first_task = next(iter(self._tasks.values()))
-        self._determined = self._entries_determined_by_state(domain)
+        # Whether each dimension of an observation depends on the state only: bool [O].
+        entries = self._first_task.get_observation(self._physics).items()
+        self._determined = np.concatenate(
+            [np.full(np.size(entry), name not in domain.force_entries) for name, entry in entries]
+        )
         self._control = control
 
     def rewards(self, episode: Episode) -> dict[str, np.ndarray]:
@@ -76,13 +79,6 @@ class Relabeller:
                     f"physics and observation disagree in row {row} (relative error {error.max():.3g}): they "
                     "are of different domains, or of another version of this one"
                 )
-
-    def _entries_determined_by_state(self, domain: Domain) -> np.ndarray:
-        """Whether each dimension of an observation depends on the state only: bool [O]."""
-        entries = self._first_task.get_observation(self._physics).items()
-        return np.concatenate(
-            [np.full(np.size(entry), name not in domain.force_entries) for name, entry in entries]
-        )
 
     def _set_row(self, episode: Episode, row: int) -> None:
         data = self._physics.data.ptr
@@ -138,8 +134,7 @@ def relabel(config: RelabelConfig) -> float:
 
 def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
     """Computes the task rewards of a store from its physics states."""
-    rate = relabel(config)
-    print(f"relabelled {config.store} at {rate:,.0f} rows/s")
+    print(f"relabelled {config.store} at {relabel(config):,.0f} rows/s")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,19 @@
 
     python -m data_prep.sharegpt sg_90k_part1.json sg_90k_part2.json --tokenizer MODEL_FOLDER --length 512k
 
-Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations (``conversation_files.py``), cleans
-them (``cleaning.py``), and writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packing``).
+Reads ShareGPT's JSON, FastChat's, and any jsonl of conversations, cleans them (``conversations.py``), and
+writes ``train.h5`` and ``test.h5`` (``agentic_ring.data.text.packing``).
 Files are streamed: memory holds one conversation, the texts of the rows that are being filled, and 32 bytes
 per conversation to detect duplicates. Records that are not conversations are skipped and listed, and the
 exit status is then 1. Conversations that the cleaning rejects are counted by reason.
 """
 
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +23,11 @@ import tyro
 from rich.console import Console
 
 from agentic_ring.data.store import data_root
-from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, Turn, chat_template
+from agentic_ring.data.text.chat import TEMPLATES, ChatTemplate, chat_template
 from agentic_ring.data.text.conversation_tokens import TokenizedText, tokenize_in_parts
 from agentic_ring.data.text.packing import (
     PackedDescription,
     PackedRow,
-    PackedWriter,
     RowPacker,
     packed_writer,
 )
@@ -36,11 +35,21 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.terminal.cli import optional_flag, run
-from agentic_ring.terminal.progress import progress
+from agentic_ring.terminal.progress import progress, say
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens
-from data_prep.cleaning import BLOCKED, Deduplicator, Rejected, clean_turns, is_test
-from data_prep.conversation_files import Conversation, OtherSpeakerError, Record, conversation, records
+from data_prep.conversations import (
+    BLOCKED,
+    Conversation,
+    Deduplicator,
+    OtherSpeakerError,
+    Record,
+    Rejected,
+    clean_turns,
+    conversation,
+    is_test,
+    records,
+)
 
 SPLITS = ("train", "test")
 _MOST_NAMED = 20
@@ -94,28 +103,12 @@ class ConversationsConfig:
 
 
 @dataclass
-class SplitCounts:
-    """Counts of one split.
-
-    Attributes:
-      conversations: number of conversations.
-      rows: number of rows.
-      tokens: number of tokens, without padding.
-      answer_tokens: number of tokens that count in the loss.
-    """
-
-    conversations: int = 0
-    rows: int = 0
-    tokens: int = 0
-    answer_tokens: int = 0
-
-
-@dataclass
 class PackingSummary:
     """Result of the packing.
 
     Attributes:
-      splits: counts by split name.
+      splits: counts of each split: conversations, rows, tokens without padding, and answer tokens, those that
+        count in the loss.
       lengths: number of tokens of every packed conversation, all its parts together.
       rejected: number of rejected conversations by reason.
       malformed: file, line and reason of the first 20 records that are not conversations.
@@ -126,7 +119,7 @@ class PackingSummary:
       unanswered: number of truncated pairs without any answer token left; they are not packed.
     """
 
-    splits: dict[str, SplitCounts] = field(default_factory=lambda: {name: SplitCounts() for name in SPLITS})
+    splits: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in SPLITS})
     lengths: array = field(default_factory=lambda: array("q"))
     rejected: Counter[str] = field(default_factory=Counter)
     malformed: list[str] = field(default_factory=list)
@@ -136,37 +129,22 @@ class PackingSummary:
     cut_tokens: int = 0
     unanswered: int = 0
 
-    def add_malformed(self, record: str, reason: str) -> None:
-        """Counts a record that is not a conversation."""
-        self.malformed_count += 1
-        if len(self.malformed) < _MOST_NAMED:
-            self.malformed.append(f"{record}: {reason}")
+    def add_parts(self, parts: Sequence[TokenizedText]) -> list[TokenizedText]:
+        """Counts the parts of a conversation; returns those with an answer to learn from.
 
-
-class _Split:
-    """Packs the texts of one split and writes its rows."""
-
-    def __init__(self, writer: PackedWriter, length: int, counts: SplitCounts):
-        self._packer = RowPacker(length)
-        self._writer = writer
-        self._counts = counts
-
-    def add(self, texts: list[TokenizedText]) -> None:
-        """Adds the texts of a conversation."""
-        self._counts.conversations += 1
-        for text in texts:
-            self._write(self._packer.add(text))
-
-    def finish(self) -> None:
-        """Writes the texts that still wait for a fuller row."""
-        self._write(self._packer.finish())
-
-    def _write(self, rows: list[PackedRow]) -> None:
-        for row in rows:
-            self._writer.add(row)
-            self._counts.rows += 1
-            self._counts.tokens += int((row.segment_ids >= 0).sum())
-            self._counts.answer_tokens += int(row.counts.sum())
+        Raises:
+          Rejected: there are none.
+        """
+        # The first token of a text is no target: an answer must reach further than that to count.
+        learned = [part for part in parts if part.counts[1:].any()]
+        if not learned:
+            raise Rejected("its questions alone fill a row")
+        self.divided += len(parts) > 1
+        self.cut += sum(part.cut > 0 for part in parts)
+        self.cut_tokens += sum(part.cut for part in parts)
+        self.unanswered += len(parts) - len(learned)
+        self.lengths.append(sum(len(part) + part.cut for part in parts))
+        return learned
 
 
 class _Encoder:
@@ -174,46 +152,31 @@ class _Encoder:
 
     def __init__(self, config: ConversationsConfig, tokenizer: Tokenizer, template: ChatTemplate):
         self._config = config
-        self._tokenizer = tokenizer
-        self._template = template
+        self._tokenize = partial(tokenize_in_parts, tokenizer, template, length=config.row_length)
         self._seen = Deduplicator()
         self.summary = PackingSummary()
 
     def encode(self, path: Path, record: Record) -> tuple[str, list[TokenizedText]] | None:
         """The key and the texts of a conversation; None if it is rejected or malformed."""
-        summary = self.summary
         try:
             if record.fault:
                 raise DataError(record.fault)
             read = conversation(record.value)
         except OtherSpeakerError:
-            summary.rejected["an unknown speaker"] += 1
+            self.summary.rejected["an unknown speaker"] += 1
             return None
         except DataError as error:
-            summary.add_malformed(f"{path}, line {record.line}", str(error))
+            self.summary.malformed_count += 1
+            if self.summary.malformed_count <= _MOST_NAMED:
+                self.summary.malformed.append(f"{path}, line {record.line}: {error}")
             return None
         try:
             turns = clean_turns(read.turns, self._config.blocked)
             key = self._seen.check(Conversation(read.key, turns))
-            return key, self._texts(turns)
-        except Rejected as rejection:
-            summary.rejected[str(rejection)] += 1
-        except DataError as error:  # the template refuses it
-            summary.rejected[str(error)] += 1
-        return None
-
-    def _texts(self, turns: Sequence[Turn]) -> list[TokenizedText]:
-        parts = list(tokenize_in_parts(self._tokenizer, self._template, turns, self._config.row_length))
-        # The first token of a text is no target: an answer must reach further than that to count.
-        learned = [part for part in parts if part.counts[1:].any()]
-        if not learned:
-            raise Rejected("its questions alone fill a row")
-        self.summary.divided += len(parts) > 1
-        self.summary.cut += sum(part.cut > 0 for part in parts)
-        self.summary.cut_tokens += sum(part.cut for part in parts)
-        self.summary.unanswered += len(parts) - len(learned)
-        self.summary.lengths.append(sum(len(part) + part.cut for part in parts))
-        return learned
+            return key, self.summary.add_parts(list(self._tokenize(turns)))
+        except (Rejected, DataError) as reason:  # a DataError is the template's
+            self.summary.rejected[str(reason)] += 1
+            return None
 
 
 def prepare(config: ConversationsConfig) -> PackingSummary:
@@ -228,22 +191,33 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
     encoder = _Encoder(config, tokenizer, template)
     summary = encoder.summary
     description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, template.name)
-    with ExitStack() as stack:
-        splits = {}
-        folder = stack.enter_context(replacing_folder(config.folder))
-        for name in SPLITS:
-            path = folder / f"{name}.h5"
-            writer = stack.enter_context(packed_writer(path, description, config.row_length))
-            splits[name] = _Split(writer, config.row_length, summary.splits[name])
+    packers = {name: RowPacker(config.row_length) for name in SPLITS}
+    with replacing_folder(config.folder) as folder, ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(packed_writer(folder / f"{name}.h5", description, config.row_length))
+            for name in SPLITS
+        }
+
+        def write(split: str, rows: list[PackedRow]) -> None:
+            for row in rows:
+                writers[split].add(row)
+                tokens, answers = int((row.segment_ids >= 0).sum()), int(row.counts.sum())
+                summary.splits[split].update({"rows": 1, "tokens": tokens, "answer tokens": answers})
+
         for path, record in _all_records(config.inputs):
             encoded = encoder.encode(path, record)
             if encoded is not None:
                 key, texts = encoded
-                splits["test" if is_test(key, config.test_share) else "train"].add(texts)
-        for split in splits.values():
-            split.finish()
-        if not summary.splits["train"].rows:
-            raise DataError(f"no conversation is left to train on; {_reasons(summary)}")
+                split = "test" if is_test(key, config.test_share) else "train"
+                summary.splits[split]["conversations"] += 1
+                for text in texts:
+                    write(split, packers[split].add(text))
+        for split, packer in packers.items():
+            write(split, packer.finish())
+        if not summary.splits["train"]["rows"]:
+            counts = [f"{count} rejected: {reason}" for reason, count in summary.rejected.most_common()]
+            reasons = "; ".join([*counts, *summary.malformed[:3]]) or "the files hold none"
+            raise DataError(f"no conversation is left to train on; {reasons}")
     return summary
 
 
@@ -264,17 +238,11 @@ def _all_records(paths: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
         advance(total, "")
 
 
-def _reasons(summary: PackingSummary) -> str:
-    counts = [f"{count} rejected: {reason}" for reason, count in summary.rejected.most_common()]
-    return "; ".join([*counts, *summary.malformed[:3]]) or "the files hold none"
-
-
 def length_table(lengths: Sequence[int]) -> TextTable:
     """A histogram of the conversations' lengths in tokens, with bins at powers of two."""
     tokens = np.asarray(lengths, np.int64)
     rows = []
-    upper = 1 << max(6, int(tokens.min() - 1).bit_length())
-    below = 0
+    below, upper = 0, 1 << max(6, int(tokens.min() - 1).bit_length())
     while below < tokens.max():
         inside = tokens[(tokens > below) & (tokens <= upper)]
         rows.append(
@@ -292,14 +260,9 @@ def length_table(lengths: Sequence[int]) -> TextTable:
 def split_table(summary: PackingSummary, length: int) -> TextTable:
     """The contents of each split's file."""
     rows = [
-        {
-            "split": name,
-            "conversations": f"{counts.conversations:,}",
-            "rows": f"{counts.rows:,}",
-            "tokens": f"{counts.tokens:,}",
-            "answer tokens": f"{counts.answer_tokens:,}",
-            "padding": f"{1 - counts.tokens / (counts.rows * length):.2%}" if counts.rows else "",
-        }
+        {"split": name}
+        | {column: f"{counts[column]:,}" for column in ("conversations", "rows", "tokens", "answer tokens")}
+        | {"padding": f"{1 - counts['tokens'] / (counts['rows'] * length):.2%}" if counts["rows"] else ""}
         for name, counts in summary.splits.items()
     ]
     return TextTable(f"Rows of {length:,} tokens", rows)
@@ -311,11 +274,9 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
     console = Console()
     console.print(length_table(summary.lengths).rich())
     if summary.rejected:
-        counts = [
-            {"reason": reason, "conversations": f"{count:,}"}
-            for reason, count in summary.rejected.most_common()
-        ]
-        console.print(TextTable("Rejected conversations", counts).rich())
+        counts = summary.rejected.most_common()
+        rows = [{"reason": reason, "conversations": f"{count:,}"} for reason, count in counts]
+        console.print(TextTable("Rejected conversations", rows).rich())
     console.print(split_table(summary, config.row_length).rich())
     if summary.divided:
         print(f"{summary.divided:,} conversations were longer than a row and were split between turns")
@@ -327,12 +288,10 @@ def main(config: Annotated[ConversationsConfig, tyro.conf.arg(name="")]) -> int:
         )
     print(f"{config.folder}: {' and '.join(f'{name}.h5' for name in SPLITS)}")
     for malformed in summary.malformed:
-        print(f"skipped {malformed}", file=sys.stderr)
+        say(f"skipped {malformed}")
     if summary.malformed_count:
-        print(
-            f"{summary.malformed_count:,} records are not conversations; repair or remove them and run again",
-            file=sys.stderr,
-        )
+        count = f"{summary.malformed_count:,}"
+        say(f"{count} records are not conversations; repair or remove them and run again")
     return 1 if summary.malformed_count else 0
 
 

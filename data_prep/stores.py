@@ -1,8 +1,6 @@
 """Brings the store of a domain up to date: with ExoRL's episodes if they are there, else with our own.
 
-    python -m data_prep.stores --domain walker
-
-collects our own mix if there are no episodes, which takes minutes.
+python -m data_prep.stores --domain walker     collects our own mix if there are no episodes (minutes)
 """
 
 from pathlib import Path
@@ -28,12 +26,9 @@ OWN_PREFIXES = ("mix", "mini_")
 
 
 def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
-    """Finds or collects the episodes of a domain and brings their store up to date.
+    """Finds or collects the episodes of a domain in a data folder and brings their store up to date.
 
-    Args:
-      domain: any; one store serves all of its tasks.
-      data: the data folder.
-      collector: collector to read; None reads ExoRL's if there is one, else our own mix.
+    Without a ``collector`` it reads ExoRL's if there is one, else our own mix.
 
     Raises:
       ConfigError: several of ExoRL's collectors are there and none was chosen.
@@ -55,9 +50,8 @@ def prepare_store(domain: Domain, data: Path, collector: str | None) -> Path:
 
 
 def _exorl_collector(domain: Domain, data: Path) -> str | None:
-    buffers = collector_folder(data, domain.name, "*").relative_to(data) / "buffer"
-    names = sorted(buffer.parent.name for buffer in data.glob(str(buffers)))
-    names = [name for name in names if not name.startswith(OWN_PREFIXES)]
+    folders = (path.parent for path in collector_folder(data, domain.name, "").glob("*/buffer"))
+    names = sorted(folder.name for folder in folders if not folder.name.startswith(OWN_PREFIXES))
     if len(names) > 1:
         raise ConfigError(
             f"{data} holds several collectors of {domain.name}; choose --collector {'|'.join(names)}"

@@ -38,8 +38,6 @@ STRANGERS = ({"data_prep", "evals"},)
 # that imports them name where they are missing.
 EXTRAS = {
     "agentic_ring.serve": "serve",
-    "data_prep.minari_datasets": "minari",
-    "data_prep.parquet_files": "parquet",
     "evals.harness_model": "harness",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

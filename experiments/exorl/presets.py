@@ -12,7 +12,7 @@ from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
-from data_prep.schedule import PLANS
+from data_prep.collect import PLANS
 
 
 @dataclass(frozen=True)

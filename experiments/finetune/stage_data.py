@@ -12,7 +12,7 @@ from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.files.atomic import replacing, replacing_folder
 from agentic_ring.token_units import short_tokens
-from data_prep.conversation_files import conversation_texts, train_tokenizer
+from data_prep.conversations import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
 from experiments.finetune.pipeline import FinetuneConfig
 from experiments.finetune.presets import PRESETS

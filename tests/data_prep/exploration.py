@@ -19,3 +19,14 @@ def uniform_episodes(
     for _ in range(decisions or environments.decisions):
         environments.step(generator.uniform(-1, 1, (len(tasks), domain.action_dim)))
     return environments.episodes()
+
+
+def cut(episode: Episode, start: int, length: int) -> Episode:
+    """A stretch of a real episode as an episode of its own; its physics fit its observations."""
+    rows = slice(start, start + length + 1)
+    arrays = {
+        name: array[rows].copy() for name, array in vars(episode).items() if isinstance(array, np.ndarray)
+    }
+    arrays["action"][0] = 0
+    arrays["reward"][0] = 0
+    return Episode(**arrays)

@@ -11,13 +11,13 @@ from agentic_ring.data.store import StoredEpisode, StoreDescription, write_store
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from data_prep.relabel import Relabeller
-from tests.commands import run_python
+from tests.commands import exit_status
 from tests.data_prep.exploration import uniform_episodes
 
 pytest.importorskip("minari")
 import minari
 
-from data_prep.minari_datasets import export_store, import_dataset
+from data_prep.minari_io import export_store, import_dataset, main
 
 DOMAIN = DOMAINS["jaco"]
 DATASET = "exorl/jaco/mini_random-v0"
@@ -82,16 +82,17 @@ def test_bad_names_are_named(store, tmp_path):
         import_dataset("exorl/other-v0", tmp_path / "x.h5")
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("rewards", lambda array: array + 1, "reach_top_left"),
-        ("infos/physics", None, "episode 1: it lacks 'physics'"),
-        ("observations", lambda array: array * np.nan, "observation is not finite"),
-        ("infos/task_rewards/reach_top_right", lambda array: array[:3], "reach_top_right"),
-    ],
-)
-def test_dataset_that_was_changed_is_refused(store, tmp_path, name, change, message):
+CHANGES = {
+    "rewards": (lambda array: array + 1, "reach_top_left"),
+    "infos/physics": (None, "episode 1: it lacks 'physics'"),
+    "observations": (lambda array: array * np.nan, "observation is not finite"),
+    "infos/task_rewards/reach_top_right": (lambda array: array[:3], "reach_top_right"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_dataset_that_was_changed_is_refused(store, tmp_path, name):
+    change, message = CHANGES[name]
     export_store(store, DATASET)
     with h5py.File(tmp_path / "minari" / DATASET / "data" / "main_data.hdf5", "a") as file:
         group = file["episode_1"]
@@ -114,13 +115,9 @@ def test_dataset_of_others_is_refused(store, tmp_path):
         import_dataset(DATASET, tmp_path / "again.h5")
 
 
-def test_command_line_goes_both_ways(store, tmp_path):
-    root = Path(__file__).parents[2]
-    for arguments in (
-        ["export", "--store", store, "--dataset", DATASET],
-        ["import", "--dataset", DATASET, "--store", tmp_path / "again.h5"],
-    ):
-        result = run_python("-m", "data_prep.minari_io", *arguments, cwd=root)
-        assert result.returncode == 0, result.stderr
-        assert "2 episodes" in result.stdout
-    assert (tmp_path / "again.h5").read_bytes() == store.read_bytes()
+def test_command_line_goes_both_ways(store, tmp_path, capsys):
+    again = tmp_path / "again.h5"
+    assert exit_status(main, "export", "--store", store, "--dataset", DATASET) == 0
+    assert exit_status(main, "import", "--dataset", DATASET, "--store", again) == 0
+    assert capsys.readouterr().out.count("2 episodes") == 2
+    assert again.read_bytes() == store.read_bytes()

@@ -1,6 +1,8 @@
 """A published store: other tools read every value, and the card says what it is."""
 
+import importlib
 import re
+import sys
 
 import numpy as np
 import pyarrow.compute
@@ -8,7 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from agentic_ring.data.store import TrajectoryStore
-from data_prep import publish
+from agentic_ring.errors import MissingExtraError
+from data_prep import minari_io, publish
 from data_prep.data_card import data_card
 from tests.commands import exit_status
 from tests.data.synthetic import TASK, random_store
@@ -60,3 +63,13 @@ def test_the_card_has_origin_returns_and_limits(store):
     assert f"| td3 | 2 | {np.median(td3):.1f} ({td3.min():.1f} to {td3.max():.1f}) |\n" in card
     assert "| algorithm | episodes | swingup |\n|---|---|---|\n| ou" in card
     assert "1 of 3 episodes are noise" in card
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):
+    for package in ("minari", "pyarrow"):
+        monkeypatch.setitem(sys.modules, package, None)  # imports then behave as if it were missing
+    with pytest.raises(MissingExtraError, match=r"agentic_ring\[minari\]"):
+        minari_io.main(minari_io.Import("exorl/walker/rnd-v0", tmp_path / "store.h5"))
+    monkeypatch.delitem(sys.modules, "data_prep.publish")
+    with pytest.raises(MissingExtraError, match=r"agentic_ring\[parquet\]"):
+        importlib.import_module("data_prep.publish")

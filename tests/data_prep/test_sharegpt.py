@@ -8,9 +8,9 @@ import pytest
 
 from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
-from data_prep.cleaning import is_test
-from data_prep.sharegpt import ConversationsConfig, length_table, prepare
-from tests.commands import run_python
+from data_prep.conversations import is_test
+from data_prep.sharegpt import ConversationsConfig, length_table, main, prepare
+from tests.commands import exit_status
 from tests.data.text.tokenizers_for_tests import sentencepiece
 
 SYSTEM = "A chat between a curious user and an artificial intelligence assistant."
@@ -70,12 +70,12 @@ def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder
     assert expected["test"]
     for split, conversations in expected.items():
         found = texts(folder / "packed" / f"{split}.h5")
-        assert len(found) == len(conversations) == summary.splits[split].conversations
+        assert len(found) == len(conversations) == summary.splits[split]["conversations"]
         assert all(text.startswith(SYSTEM) for text, _ in found)
         by_question = {re.search(r"USER: (.*?) ASSISTANT:", text)[1]: said for text, said in found}
         assert by_question == conversations
     assert not summary.rejected
-    assert sum(summary.lengths) == sum(counts.tokens for counts in summary.splits.values())
+    assert sum(summary.lengths) == sum(counts["tokens"] for counts in summary.splits.values())
 
 
 def test_rejected_conversations_are_counted_by_reason(folder):
@@ -127,28 +127,25 @@ def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
         assert decoded.count(answer(number)) == 1
 
 
-def test_the_command_names_bad_lines_and_packs_the_rest(folder):
+def test_the_command_names_bad_lines_and_packs_the_rest(folder, capsys):
     path = folder / "chats.jsonl"
     lines = [json.dumps(entry(f"id{n}", f"Which is number {n}?", answer(n))) for n in range(30)]
     lines[3] = lines[3][:-5]
     lines[7] = '{"text": "no conversation"}'
     path.write_text("\n".join(lines))
-    options = ("--tokenizer", folder / "model", "--length", "1k", "--output", folder / "packed")
-    command = ("-m", "data_prep.sharegpt", path, *options)
-    result = run_python(*command)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    assert re.search(r"chats\.jsonl, line 4: it is not JSON", result.stderr)
-    assert re.search(r"chats\.jsonl, line 8: it has no list of conversations", result.stderr)
-    assert "Conversation lengths in tokens" in result.stdout
-    assert re.search(r"train +\d+ +\d+", result.stdout)
+    flags = (path, "--tokenizer", folder / "model", "--length", "1k", "--output", folder / "packed")
+    assert exit_status(main, *flags) == 1
+    printed = capsys.readouterr()
+    assert re.search(r"chats\.jsonl, line 4: it is not JSON", printed.err)
+    assert re.search(r"chats\.jsonl, line 8: it has no list of conversations", printed.err)
+    assert "Conversation lengths in tokens" in printed.out
+    assert re.search(r"train +\d+ +\d+", printed.out)
     path.write_text("\n".join(lines[:3]))
-    result = run_python(*command)
-    assert result.returncode == 0, result.stderr
+    assert exit_status(main, *flags) == 0
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
 
 
-def test_a_broken_array_leaves_the_old_rows(folder):
+def test_a_broken_array_or_one_without_conversations_leaves_the_old_rows(folder):
     good = config(folder, *[entry(f"id{n}", f"Which is {n}?", answer(n)) for n in range(10)])
     prepare(good)
     before = (folder / "packed" / "train.h5").read_bytes()
@@ -156,14 +153,10 @@ def test_a_broken_array_leaves_the_old_rows(folder):
     path.write_text(path.read_text()[:-20])
     with pytest.raises(DataError, match=r"chats\.json, line 1: .*repair it or fetch it again"):
         prepare(good)
-    assert (folder / "packed" / "train.h5").read_bytes() == before
-    assert sorted(file.name for file in (folder / "packed").iterdir()) == ["test.h5", "train.h5"]
-
-
-def test_without_any_conversation_the_reasons_are_told(folder):
     with pytest.raises(DataError, match="no conversation is left to train on; 1 rejected: no answer"):
         prepare(config(folder, entry("a", "Which one, and no answer?")))
-    assert not (folder / "packed").exists() or not list((folder / "packed").iterdir())
+    assert (folder / "packed" / "train.h5").read_bytes() == before
+    assert sorted(file.name for file in (folder / "packed").iterdir()) == ["test.h5", "train.h5"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +167,6 @@ def test_without_any_conversation_the_reasons_are_told(folder):
         ({"test_share": 1.0}, ConfigError, "test_share is 1.0"),
         ({"template": "alpaca"}, UnknownNameError, "alpaca"),
         ({"template": "llama-3"}, DataError, "llama-3 writes"),
-        ({"template": "tokenizer"}, DataError, "has no chat template"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(folder, changes, error, message):

@@ -1,7 +1,7 @@
 """Environments of tasks that dm_control's suite does not have: ExoRL's and some of our own.
 
 To add a domain or a task, enter it in ``DOMAINS`` of ``agentic_ring/data/tasks.py``, in ``PLANS`` of
-``data_prep/schedule.py``. If it is not in dm_control's suite, add a module here, named after the domain, with
+``data_prep/collect.py``. If it is not in dm_control's suite, add a module here, named after the domain, with
 ``load(task, seed)``.
 
 ``get_reward`` must read only the simulator it is given, so that one simulator serves all tasks of a domain.

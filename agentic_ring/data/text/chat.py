@@ -7,10 +7,11 @@ generation encode the same pieces separately, so that the tokens of a prompt are
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, get_args
+from functools import partial
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import DataError, UnknownNameError
@@ -24,6 +25,14 @@ with needs_extra("text"):
     import jinja2.sandbox
 
 Role = Literal["system", "user", "assistant"]
+TEMPLATES = ("vicuna_v1.1", "llama-3", "plain", "tokenizer")
+"""Names for ``chat_template``; "plain" writes each turn on its own line without roles, and "tokenizer" is the
+template of the tokenizer's folder."""
+_ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
+_FEW_TURNS = 8
+"""Up to this length, rendering every beginning of a conversation takes no longer than anything else."""
+_SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|</?s>|<(?:start|end)_of_turn>")
+"""Spellings that are special tokens wherever a template writes them."""
 
 
 class AbsentTokenError(DataError):
@@ -45,45 +54,30 @@ class Piece(NamedTuple):
 
 
 class ChatTemplate(Protocol):
-    """Interface of the templates.
-
-    Attributes:
-      special: tokens that the template writes, each of which must be one token of the tokenizer.
-    """
+    """Interface of the templates; all methods raise a ``DataError`` for turns that are no conversation."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
 
-    @property
-    def special(self) -> tuple[str, ...]: ...  # noqa: D102
-
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning.
-
-        Raises:
-          DataError: the turns are not such a conversation.
-        """
+        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
         ...
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """Returns the text of a conversation with its answers, as pieces.
-
-        Raises:
-          DataError: the turns are not a conversation.
-        """
+        """Returns the text of a conversation with its answers, as pieces."""
         ...
 
 
-def check_turns(turns: Sequence[Turn]) -> None:
+def _check_turns(turns: Sequence[Turn], asks: bool = False) -> None:
     """Checks that user and assistant alternate, the user first, after an optional turn of the system.
+
+    Args:
+      asks: whether the user's turn must come last.
 
     Raises:
       DataError: they do not.
     """
     roles = [turn.role for turn in turns]
-    unknown = set(roles) - set(get_args(Role))
-    if unknown:
-        raise DataError(f"roles {sorted(unknown)} in a conversation, expected {', '.join(get_args(Role))}")
     spoken = roles[1:] if roles[:1] == ["system"] else roles
     if not spoken or any(role != ("user", "assistant")[n % 2] for n, role in enumerate(spoken)):
         shown = ", ".join(roles[:8]) + (", ..." if len(roles) > 8 else "")
@@ -91,6 +85,8 @@ def check_turns(turns: Sequence[Turn]) -> None:
             f"the roles of a conversation are {shown or 'none'}; expected user and assistant in "
             "turn, the user first, after at most one turn of the system"
         )
+    if asks and spoken[-1] != "user":
+        raise DataError("a prompt must end with a turn of the user; remove the last answer")
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,11 @@ class FormatTemplate:
     """A template made of format strings, each with one ``{}`` for the text.
 
     Attributes:
-      system_turn: the system's turn.
       question: the user's turn, up to the answer's beginning.
       answer: the answer and its end token.
       start: text before all turns.
       system: the system's text for conversations without a system turn.
-      special: tokens in these strings.
+      special: tokens in these strings, each of which must be one token of the tokenizer.
       strip: whether to remove white space around a turn.
     """
 
@@ -118,12 +113,12 @@ class FormatTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """See ``ChatTemplate``."""
-        _check_asks(turns)
+        _check_turns(turns, asks=True)
         return "".join(piece.text for piece in self.pieces(turns))
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
         """See ``ChatTemplate``."""
-        check_turns(turns)
+        _check_turns(turns)
         if self.system is not None and turns[0].role != "system":
             turns = [Turn("system", self.system), *turns]
         front = self.start
@@ -152,16 +147,15 @@ class JinjaTemplate:
     """
 
     name = "tokenizer"
-    special: tuple[str, ...] = ()
 
     def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
-            undefined=_Undefined,
         )
-        environment.filters["tojson"] = _to_json
+        # Without the HTML escapes of Jinja's own filter.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: clock().strftime(form)
         try:
@@ -170,16 +164,13 @@ class JinjaTemplate:
             raise DataError(
                 f"the tokenizer's chat template is not valid Jinja: {error}; {_ANOTHER}"
             ) from None
-        self._tokenizer = tokenizer
-
-    @cached_property
-    def _ends(self) -> tuple[str, ...]:
-        return tuple(filter(None, map(self._tokenizer.token, self._tokenizer.eos_ids)))
+        tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+        self._tokens = {name: token or _AbsentToken(name=name) for name, token in tokens.items()}
+        self._ends = [token for token in map(tokenizer.token, tokenizer.eos_ids) if token]
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """See ``ChatTemplate``."""
-        check_turns(turns)
-        _check_asks(turns)
+        _check_turns(turns, asks=True)
         return self._render(turns, prompt=True)
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
@@ -192,11 +183,12 @@ class JinjaTemplate:
           DataError: the turns are not a conversation, the template refuses them, or it writes a turn
             differently once others follow.
         """
-        check_turns(turns)
+        _check_turns(turns)
         if len(turns) > _FEW_TURNS:
-            pieces = self._pieces_from_neighbours(turns)
-            if pieces is not None and self._agree(pieces, turns):
-                return pieces
+            with suppress(DataError):
+                pieces = self._pieces_from_neighbours(turns)
+                if self._agree(pieces, turns):
+                    return pieces
         return self._pieces_from_beginnings(turns)
 
     def _pieces_from_beginnings(self, turns: Sequence[Turn]) -> list[Piece]:
@@ -206,112 +198,72 @@ class JinjaTemplate:
         for count, turn in enumerate(turns, start=1):
             if turn.role == "system":
                 continue
-            asked = turn.role == "user"
-            longer = self._render(turns[:count], prompt=asked)
+            longer = self._beginning(turns[:count], len(text))
             if not longer.startswith(text):
                 raise DataError(
                     f"the tokenizer's chat template writes the turns before number {count} differently once "
                     f"that one follows, so its answers cannot be trained on; {_ANOTHER}"
                 )
-            # Text after an answer's end token belongs to the template, not to the answer.
-            end = len(longer) if asked else self._end_of_answer(longer, len(text))
-            pieces.append(Piece(longer[len(text) : end], not asked))
-            text = longer[:end]
+            pieces.append(Piece(longer[len(text) :], turn.role == "assistant"))
+            text = longer
         return pieces
 
-    def _pieces_from_neighbours(self, turns: Sequence[Turn]) -> list[Piece] | None:
-        """The pieces by rendering each turn after the two or three before it; None if that fails."""
+    def _pieces_from_neighbours(self, turns: Sequence[Turn]) -> list[Piece]:
+        """The pieces by rendering each turn after the two or three before it."""
         # The system's text is not repeated for each turn: it may be long.
         opening = [Turn("system", "system")] if turns[0].role == "system" else []
         spoken = turns[len(opening) :]
-        try:
-            pieces = self._pieces_from_beginnings(turns[: len(opening) + 4])
-            for start in range(2, len(spoken) - 2, 2):
-                pieces += self._pieces_from_beginnings([*opening, *spoken[start : start + 4]])[2:]
-        except DataError:
-            return None
+        pieces = self._pieces_from_beginnings(turns[: len(opening) + 4])
+        for start in range(2, len(spoken) - 2, 2):
+            pieces += self._pieces_from_beginnings([*opening, *spoken[start : start + 4]])[2:]
         return pieces
 
     def _agree(self, pieces: Sequence[Piece], turns: Sequence[Turn]) -> bool:
         """Whether the pieces add up to the text of the first 1/1, 1/2, 1/4 ... of the turns."""
-        system = len(turns) - len(pieces)
         count = len(pieces)
         while count:
-            text = "".join(piece.text for piece in pieces[:count])
-            asked = not pieces[count - 1].is_answer
-            try:
-                rendered = self._render(turns[: system + count], prompt=asked)
-            except DataError:
-                return False
-            end = (
-                len(rendered)
-                if asked
-                else self._end_of_answer(rendered, len(text) - len(pieces[count - 1].text))
-            )
-            if rendered[:end] != text:
+            *before, last = (piece.text for piece in pieces[:count])
+            text = "".join(before)
+            if self._beginning(turns[: len(turns) - len(pieces) + count], len(text)) != text + last:
                 return False
             count //= 2
         return True
 
-    def _end_of_answer(self, text: str, start: int) -> int:
+    def _beginning(self, turns: Sequence[Turn], start: int) -> str:
+        """The text of the turns, the last of which begins at ``start``: up to the answer, or to its end."""
+        asked = turns[-1].role == "user"
+        text = self._render(turns, prompt=asked)
         written = text[start:]
-        ends = [text.rfind(token, start) + len(token) for token in self._ends if token in written]
-        return max(ends) if ends and not text[max(ends) :].strip() else len(text)
+        ends = (
+            [] if asked else [written.rfind(token) + len(token) for token in self._ends if token in written]
+        )
+        # Text after an answer's end token belongs to the template, not to the answer.
+        return text[: start + max(ends)] if ends and not written[max(ends) :].strip() else text
 
     def _render(self, turns: Sequence[Turn], prompt: bool) -> str:
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-        tokens = {"bos_token": self._tokenizer.bos, "eos_token": self._tokenizer.eos}
         try:
             return self._template.render(
-                messages=messages,
-                add_generation_prompt=prompt,
-                tools=None,
-                documents=None,
-                **{name: token for name, token in tokens.items() if token is not None},
+                messages=messages, add_generation_prompt=prompt, tools=None, documents=None, **self._tokens
             )
-        except _UnnamedTokenError as error:
-            raise AbsentTokenError(
-                f"the tokenizer's chat template writes {error}, which the tokenizer's files do not name; set "
-                f"it in tokenizer_config.json, or {_ANOTHER}"
-            ) from None
+        except AbsentTokenError:
+            raise
         # A template is foreign code, which may raise anything in the sandbox.
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise DataError(f"the tokenizer's chat template fails: {reason}; {_ANOTHER}") from None
 
 
-_FEW_TURNS = 8
-"""Up to this length, rendering every beginning of a conversation takes no longer than anything else."""
+class _AbsentToken(jinja2.Undefined):
+    """A token that the tokenizer's files do not name: a template may ask for it, but not write it."""
 
-_ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
+    def _refuse(self, *_: object) -> NoReturn:
+        raise AbsentTokenError(
+            f"the tokenizer's chat template writes {self._undefined_name}, which the tokenizer's files do not "
+            f"name; set it in tokenizer_config.json, or {_ANOTHER}"
+        )
 
-
-_SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|</?s>|<(?:start|end)_of_turn>")
-"""Spellings that are special tokens wherever a template writes them."""
-
-
-class _UnnamedTokenError(Exception):
-    """A template writes ``bos_token`` or ``eos_token``, and the tokenizer has none."""
-
-
-class _Undefined(jinja2.Undefined):
-    """A name without a value, which is written as nothing, unless it is a token's."""
-
-    def __str__(self) -> str:
-        self._refuse_token()
-        return super().__str__()
-
-    def __add__(self, other: Any) -> Any:
-        self._refuse_token()
-        return super().__add__(other)
-
-    def __radd__(self, other: Any) -> Any:
-        self._refuse_token()
-        return super().__radd__(other)
-
-    def _refuse_token(self) -> None:
-        if self._undefined_name in ("bos_token", "eos_token"):
-            raise _UnnamedTokenError(self._undefined_name)
+    __str__ = __add__ = __radd__ = _refuse
 
 
 class _Generation(jinja2.ext.Extension):
@@ -324,18 +276,8 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """``tojson`` without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _check_asks(turns: Sequence[Turn]) -> None:
-    if not turns or turns[-1].role != "user":
-        raise DataError("a prompt must end with a turn of the user; remove the last answer")
 
 
 _VICUNA = FormatTemplate(
@@ -359,9 +301,6 @@ _LLAMA_3 = FormatTemplate(
     special=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     strip=True,
 )
-TEMPLATES = ("vicuna_v1.1", "llama-3", "plain", "tokenizer")
-"""Names for ``chat_template``; "plain" writes each turn on its own line without roles, and "tokenizer" is the
-template of the tokenizer's folder."""
 
 
 def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:

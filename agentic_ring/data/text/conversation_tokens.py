@@ -5,8 +5,11 @@ text: a border within its spelling divides the text before it is encoded.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -48,21 +51,9 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[in
             ids += tokenizer.encode(run, after=before)
             before = run or before
         encoded.append(ids)
-    if encoded and tokenizer.add_bos and tokenizer.bos_id is not None:
-        first = encoded[0]
-        if first[:1] != [tokenizer.bos_id]:
-            encoded[0] = [tokenizer.bos_id, *first]
+    if tokenizer.add_bos and tokenizer.bos_id is not None and encoded[0][:1] != [tokenizer.bos_id]:
+        encoded[0].insert(0, tokenizer.bos_id)
     return encoded
-
-
-def prompt_pieces(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[Piece]:
-    """Returns the pieces of a prompt for ``encode_pieces``, up to the answer to the last turn.
-
-    Raises:
-      DataError: the turns are not a conversation that ends with the user's turn.
-    """
-    template.prompt(turns)
-    return template.pieces(_bordered(tokenizer, turns))
 
 
 def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
@@ -71,8 +62,8 @@ def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Tur
     Raises:
       DataError: the turns are not a conversation that ends with the user's turn.
     """
-    pieces = prompt_pieces(tokenizer, template, turns)
-    return [number for ids in encode_pieces(tokenizer, pieces) for number in ids]
+    template.prompt(turns)
+    return list(chain(*encode_pieces(tokenizer, template.pieces(_bordered(tokenizer, turns)))))
 
 
 def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
@@ -120,35 +111,28 @@ def tokenize_in_parts(
         return
     opening = list(turns[:1]) if turns[0].role == "system" else []
     spoken = turns[len(opening) :]
-    pairs = [spoken[start : start + 2] for start in range(0, len(spoken), 2)]
-    while pairs:
-        count, part = _longest_part(tokenizer, template, opening, pairs, length)
+    start = 0
+    while start < len(spoken):
+        count, part = _longest_part(tokenizer, template, opening, spoken[start:], length)
         yield TokenizedText(part.ids[:length], part.counts[:length], max(0, len(part) - length))
-        pairs = pairs[count:]
+        start += 2 * count
 
 
 def _longest_part(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    opening: list[Turn],
-    pairs: Sequence[Sequence[Turn]],
-    length: int,
+    tokenizer: Tokenizer, template: ChatTemplate, opening: list[Turn], spoken: Sequence[Turn], length: int
 ) -> tuple[int, TokenizedText]:
     """Returns the number of first pairs that fit into a row, at least one, and their tokens."""
 
-    def text_of(count: int) -> TokenizedText:
-        return tokenize(tokenizer, template, [*opening, *(turn for pair in pairs[:count] for turn in pair)])
+    @cache
+    def text_of(pairs: int) -> TokenizedText:
+        return tokenize(tokenizer, template, [*opening, *spoken[: 2 * pairs]])
 
     # Bisection after doubling: long conversations are encoded a few times, not once per pair.
-    fits, best, too_many = 0, None, 1
-    while too_many <= len(pairs) and len(text := text_of(too_many)) <= length:
-        fits, best, too_many = too_many, text, 2 * too_many
-    too_many = min(too_many, len(pairs) + 1)
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        text = text_of(middle)
-        if len(text) <= length:
-            fits, best = middle, text
-        else:
-            too_many = middle
-    return (1, text_of(1)) if best is None else (fits, best)
+    pairs = range(1, (len(spoken) + 1) // 2 + 1)
+    upper = 1
+    while upper < len(pairs) and len(text_of(upper)) <= length:
+        upper *= 2
+    fits = bisect_right(
+        pairs, length, upper // 2, min(upper, len(pairs)), key=lambda count: len(text_of(count))
+    )
+    return max(1, fits), text_of(max(1, fits))

@@ -1,6 +1,6 @@
 """Packed rows of tokens: texts of different lengths in rows of one length, their files, and their batches.
 
-A file of packed rows is a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T tokens:
+A file of packed rows is a sealed HDF5 file (``sealed_hdf5.py``) of R rows of T tokens::
 
     attributes     tokenizer (digest), vocab_size, template
     tokens         int32 [R, T]    0 where padding
@@ -44,13 +44,7 @@ are nearly as long as a row."""
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A row of several texts, [T].
-
-    Attributes:
-      tokens: int32, 0 where padding.
-      counts: bool, whether the prediction of this token counts in the loss.
-      segment_ids: int32, index of each token's text within the row; negative for padding.
-    """
+    """A row of several texts: the arrays [T] of a file, see the module's docstring; ``counts`` is bool."""
 
     tokens: np.ndarray
     counts: np.ndarray
@@ -90,8 +84,6 @@ class RowPacker:
     """
 
     def __init__(self, length: int, window_rows: int = WINDOW_ROWS):
-        if length < 1 or window_rows < 1:
-            raise ArgumentError(f"length and window_rows must be at least 1, got {length} and {window_rows}")
         self._length = length
         self._window_tokens = window_rows * length
         self._waiting: list[TokenizedText] = []
@@ -118,10 +110,8 @@ class RowPacker:
         return [_row(row, self._length) for row in rows]
 
     def finish(self) -> list[PackedRow]:
-        """Returns the rows of all texts that still wait."""
-        rows = _best_fit(self._waiting, self._length)
-        self._waiting, self._tokens = [], 0
-        return [_row(row, self._length) for row in rows]
+        """Returns the rows of all texts that still wait; the packer is not used after that."""
+        return [_row(row, self._length) for row in _best_fit(self._waiting, self._length)]
 
 
 def _best_fit(texts: Sequence[TokenizedText], length: int) -> list[list[TokenizedText]]:
@@ -157,23 +147,13 @@ PACKED = FileKind(
     command="python -m data_prep.sharegpt",
     rewrite="pack the conversations again",
 )
-_DTYPES = {
-    "tokens": np.dtype(np.int32),
-    "counts": np.dtype(np.uint8),
-    "segment_ids": np.dtype(np.int32),
-}
+_DTYPES = {"tokens": np.int32, "counts": np.uint8, "segment_ids": np.int32}
 _CHUNK_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class PackedDescription:
-    """Tokenizer and template of the rows.
-
-    Attributes:
-      tokenizer: ``Tokenizer.digest``.
-      vocab_size: vocabulary size of the tokenizer; every id is below it.
-      template: name of the chat template.
-    """
+    """``Tokenizer.digest``, the size of its vocabulary, below which every id is, and the template's name."""
 
     tokenizer: str
     vocab_size: int
@@ -184,26 +164,14 @@ class PackedWriter:
     """Adds rows to a new file; see ``packed_writer``."""
 
     def __init__(self, file: h5py.File, check_disk: Callable[[], None], length: int):
-        self._check_disk = check_disk
-        self._length = length
-        chunks = (1, min(length, _CHUNK_TOKENS))
+        self._check_disk, self._length, self._rows = check_disk, length, 0
+        chunks = {"maxshape": (None, length), "chunks": (1, min(length, _CHUNK_TOKENS))}
+        # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
+        filters = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
         self._arrays = {
-            # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
-            name: file.create_dataset(
-                name,
-                (0, length),
-                dtype,
-                maxshape=(None, length),
-                chunks=chunks,
-                compression="gzip",
-                compression_opts=1,
-                shuffle=True,
-                fletcher32=True,
-            )
+            name: file.create_dataset(name, (0, length), dtype, **chunks, **filters)
             for name, dtype in _DTYPES.items()
         }
-        self.rows = 0
-        """Number of rows written so far."""
 
     def add(self, row: PackedRow) -> None:
         """Writes one more row.
@@ -217,19 +185,15 @@ class PackedWriter:
                 f"the row has {len(row.tokens)} tokens, expected {self._length} as in the whole file"
             )
         for name, array in self._arrays.items():
-            array.resize(self.rows + 1, axis=0)
-            array[self.rows] = getattr(row, name)
-        self.rows += 1
+            array.resize(self._rows + 1, axis=0)
+            array[self._rows] = getattr(row, name)
+        self._rows += 1
         self._check_disk()
 
 
 @contextmanager
 def packed_writer(path: Path, description: PackedDescription, length: int) -> Iterator[PackedWriter]:
-    """Writes a new file, which replaces ``path`` once the block ends without an error.
-
-    Raises:
-      OSError: the disk is full.
-    """
+    """Writes a new file, which replaces ``path`` once the block ends without an error."""
     with write_sealed(path, PACKED) as (file, check_disk):
         file.attrs.update(asdict(description))
         yield PackedWriter(file, check_disk, length)
@@ -241,16 +205,15 @@ class PackedRows(SealedReader):
     kind = PACKED
 
     def _read_tables(self) -> None:
-        attributes = self._file.attrs
-        vocab_size = int(np.asarray(attributes["vocab_size"]))
-        self.description = PackedDescription(
-            str(attributes["tokenizer"]), vocab_size, str(attributes["template"])
+        tokenizer, vocab_size, template = (
+            self._file.attrs[name] for name in ("tokenizer", "vocab_size", "template")
         )
+        self.description = PackedDescription(str(tokenizer), int(np.asarray(vocab_size)), str(template))
         self._arrays: dict[str, h5py.Dataset] = {}
         for name, dtype in _DTYPES.items():
             array = self._file[name]
             if not isinstance(array, h5py.Dataset) or array.dtype != dtype or array.ndim != 2:
-                raise ValueError(f"{name} is no array [R, T] of {dtype}")
+                raise ValueError(f"{name} is no array [R, T] of {np.dtype(dtype)}")
             self._arrays[name] = array
         shapes = {name: array.shape for name, array in self._arrays.items()}
         if len(set(shapes.values())) != 1:
@@ -284,11 +247,7 @@ class PackedRows(SealedReader):
         return PackedRow(tokens, counts.astype(bool), segment_ids)
 
     def answer_tokens(self) -> int:
-        """Counts the targets with loss in all rows; reads every row.
-
-        Raises:
-          StoreError: a row is damaged.
-        """
+        """Counts the targets with loss in all rows; reads every row."""
         return sum(int(self[index].weight().sum()) for index in range(len(self)))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -68,11 +69,6 @@ class Tokenizer:
       add_bos: whether a text begins with ``bos``; as in ``backend`` if None.
       chat_template: Jinja source, see ``agentic_ring.data.text.chat``.
 
-    Attributes:
-      bos_id: int, or None.
-      eos_ids: ids of ``eos``.
-      add_bos, chat_template: as above.
-
     Raises:
       DataError: bos or eos is not a token of the tokenizer.
     """
@@ -115,28 +111,17 @@ class Tokenizer:
         named = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
         ids = _json(folder / "config.json") | _json(folder / "generation_config.json")
         bos, eos = (
-            [
-                *_texts(named.get(f"{kind}_token"), f"{kind}_token", folder),
-                *_tokens(backend, ids.get(f"{kind}_token_id"), f"{kind}_token_id", folder),
-            ]
+            _texts(named, f"{kind}_token", folder) + _tokens(backend, ids, f"{kind}_token_id", folder)
             for kind in ("bos", "eos")
         )
         add_bos = named.get("add_bos_token")
-        return cls(
-            backend,
-            bos[0] if bos else None,
-            eos,
-            add_bos if isinstance(add_bos, bool) else None,
-            _chat_template(folder, named),
-        )
+        add_bos = add_bos if isinstance(add_bos, bool) else None
+        return cls(backend, bos[0] if bos else None, eos, add_bos, _chat_template(folder, named))
 
     def save(self, folder: Path | str) -> None:
         """Writes files that ``load`` and Hugging Face's ``transformers`` can read.
 
         The required one is written last: a new folder cannot be loaded before it has all of them.
-
-        Raises:
-          OSError: the disk is full.
         """
         folder = Path(folder)
         config: dict[str, Any] = {
@@ -147,13 +132,11 @@ class Tokenizer:
         }
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
-        ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)} if self.eos_ids else {}
-        texts = (
-            _dump(config),
-            _dump(_json(folder / "generation_config.json") | ids),
-            self._backend.to_str(pretty=True),
-        )
-        for name, text in zip(SAVED_FILES, texts, strict=True):
+        generation = _json(folder / "generation_config.json")
+        if self.eos_ids:
+            generation |= {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
+        texts = [json.dumps(values, indent=2, ensure_ascii=False) + "\n" for values in (config, generation)]
+        for name, text in zip(SAVED_FILES, [*texts, self._backend.to_str(pretty=True)], strict=True):
             with replacing(folder / name) as beside:
                 beside.write_text(text, encoding="utf-8")
 
@@ -329,21 +312,23 @@ def _json(path: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _texts(value: Any, name: str, folder: Path) -> list[str]:
+def _texts(named: dict[str, Any], name: str, folder: Path) -> list[str]:
     """Reads a special token as Hugging Face writes it: a string, or an object with its ``content``."""
+    value = named.get(name)
     content = value.get("content") if isinstance(value, dict) else value
     if content is not None and not isinstance(content, str):
         raise DataError(f"{folder}: {name} is {value!r}, expected a string or an object with its content")
     return [content] if content else []
 
 
-def _tokens(backend: tokenizers.Tokenizer, value: Any, name: str, folder: Path) -> list[str]:
+def _tokens(backend: tokenizers.Tokenizer, named: dict[str, Any], name: str, folder: Path) -> list[str]:
     """Returns the tokens of an id or a list of ids."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    value = named.get(name, [])
+    ids = value if isinstance(value, list) else [value]
     if not all(type(number) is int and number < 2**28 for number in ids):
         raise DataError(f"{folder}: {name} is {value!r:.80}, expected an id or a list of ids")
     # A configuration may name an id that only the model's vocabulary has; it never occurs.
-    tokens = (backend.id_to_token(number) if number >= 0 else None for number in ids)
+    tokens = (backend.id_to_token(number) for number in ids if number >= 0)
     return [token for token in tokens if token is not None]
 
 
@@ -365,17 +350,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     return value
 
 
-def _dump(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-
-
 def _common_characters(one: str, other: str) -> int:
     """Number of leading characters that two texts share."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(
+        range(min(len(one), len(other))), True, key=lambda place: one[: place + 1] != other[: place + 1]
+    )

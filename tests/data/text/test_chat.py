@@ -21,36 +21,29 @@ CHAT_ML = (
 )
 
 
-def test_vicuna_is_written_to_the_letter():
-    template = chat_template("vicuna_v1.1", byte_level())
-    assert template.prompt(TURNS[:1]) == f"{SYSTEM} USER: Hi {{you}} ASSISTANT:"
-    assert template.prompt(TURNS[:3]) == (
-        f"{SYSTEM} USER: Hi {{you}} ASSISTANT: Hello</s>USER: Why? ASSISTANT:"
-    )
-    assert template.pieces(TURNS) == [
-        Piece(f"{SYSTEM} USER: Hi {{you}} ASSISTANT:", False),
+def test_builtin_templates_are_written_to_the_letter():
+    vicuna = chat_template("vicuna_v1.1", byte_level())
+    question = f"{SYSTEM} USER: Hi {{you}} ASSISTANT:"
+    assert vicuna.prompt(TURNS[:1]) == question
+    assert vicuna.prompt(TURNS[:3]) == f"{question} Hello</s>USER: Why? ASSISTANT:"
+    assert vicuna.pieces(TURNS) == [
+        Piece(question, False),
         Piece(" Hello</s>", True),
         Piece("USER: Why? ASSISTANT:", False),
         Piece(" So.</s>", True),
     ]
-
-
-def test_llama_3_is_written_to_the_letter():
-    template = chat_template("llama-3", byte_level())
+    llama = chat_template("llama-3", byte_level())
     header = "<|start_header_id|>{}<|end_header_id|>\n\n"
     turns = [Turn("system", "Be brief."), Turn("user", " Hi\n"), Turn("assistant", "Hello")]
     expected = (
         "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>"
         + header.format("user") + "Hi<|eot_id|>" + header.format("assistant")
     )  # fmt: skip
-    assert template.prompt(turns[:2]) == expected
-    assert template.pieces(turns) == [Piece(expected, False), Piece("Hello<|eot_id|>", True)]
-
-
-def test_plain_writes_no_roles():
-    template = chat_template("plain", byte_level())
-    assert template.prompt(TURNS[:1]) == "Hi {you}\n"
-    assert template.pieces(TURNS[:2]) == [Piece("Hi {you}\n", False), Piece("Hello</s>", True)]
+    assert llama.prompt(turns[:2]) == expected
+    assert llama.pieces(turns) == [Piece(expected, False), Piece("Hello<|eot_id|>", True)]
+    plain = chat_template("plain", byte_level())
+    assert plain.prompt(TURNS[:1]) == "Hi {you}\n"
+    assert plain.pieces(TURNS[:2]) == [Piece("Hi {you}\n", False), Piece("Hello</s>", True)]
 
 
 def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format():
@@ -136,6 +129,7 @@ def test_the_pieces_of_a_long_conversation_take_time_linear_in_it():
         ("{{ messages[9].role.upper() }}", "chat template fails"),
         ("{{ messages.append(1) }}", "chat template fails"),  # the sandbox keeps its hands off our lists
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template fails"),
+        ("{% if %}", "is not valid Jinja"),
     ],
 )
 def test_templates_that_fail_are_named(source, message):
@@ -143,26 +137,19 @@ def test_templates_that_fail_are_named(source, message):
         JinjaTemplate(source, byte_level()).prompt(TURNS[:1])
 
 
-def test_a_template_that_is_no_jinja_is_refused_at_once():
-    with pytest.raises(DataError, match="is not valid Jinja"):
-        JinjaTemplate("{% if %}", byte_level())
+ROLES = ("", "system", "assistant", "user user", "user system", "user assistant assistant", "user tool")
 
 
-@pytest.mark.parametrize(
-    "roles",
-    [[], ["system"], ["assistant"], ["user", "user"], ["user", "system"], ["user", "assistant", "assistant"]],
-)
-@pytest.mark.parametrize("name", ["vicuna_v1.1", "plain", "tokenizer"])
-def test_turns_out_of_order_are_refused(roles, name):
+@pytest.mark.parametrize("name", ["plain", "tokenizer"])
+def test_turns_out_of_order_are_refused(name):
     template = chat_template(name, byte_level(chat_template=CHAT_ML))
-    with pytest.raises(DataError, match="expected user and assistant in turn"):
-        template.pieces([Turn(role, "x") for role in roles])
-
-
-def test_a_prompt_must_end_with_a_question():
-    for name in ("plain", "tokenizer"):
-        with pytest.raises(DataError, match="must end with a turn of the user"):
-            chat_template(name, byte_level(chat_template=CHAT_ML)).prompt(TURNS)
+    for roles in ROLES:
+        turns = [Turn(role, "x") for role in roles.split()]
+        for write in (template.pieces, template.prompt):
+            with pytest.raises(DataError, match="expected user and assistant in turn"):
+                write(turns)
+    with pytest.raises(DataError, match="must end with a turn of the user"):
+        template.prompt(TURNS)
 
 
 def test_templates_that_do_not_fit_the_tokenizer_are_refused():

@@ -26,13 +26,10 @@ def folder_of(saved, path, **files):
 def test_what_is_saved_is_loaded(tmp_path, make):
     tokenizer = make(eos=["</s>", "<s>"], chat_template="{{ messages }} é")
     loaded = Tokenizer.load(folder_of(tokenizer, tmp_path))
-    assert loaded.digest == tokenizer.digest
-    assert loaded.bos_id == tokenizer.bos_id
-    assert loaded.eos_ids == tokenizer.eos_ids
+    for name in ("digest", "bos_id", "eos_ids", "chat_template", "vocab_size"):
+        assert getattr(loaded, name) == getattr(tokenizer, name), name
     assert len(loaded.eos_ids) == 2
     assert loaded.add_bos is True
-    assert loaded.chat_template == tokenizer.chat_template
-    assert loaded.vocab_size == tokenizer.vocab_size
     text = "USER: What is the capital? \n</s>é"
     assert loaded.encode(text) == tokenizer.encode(text)
 
@@ -42,11 +39,8 @@ def test_generation_is_told_what_ends_an_answer(tmp_path):
     tokenizer = byte_level()
     tokenizer.save(tmp_path)
     settings = json.loads((tmp_path / "generation_config.json").read_text())
-    assert settings == {
-        "top_p": 0.9,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": [tokenizer.token_id("</s>")],
-    }
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": [tokenizer.token_id("</s>")]}
+    assert settings == {"top_p": 0.9} | ids
 
 
 def test_no_token_is_added_that_was_not_asked_for():
@@ -62,13 +56,8 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path):
     plain = tokenizer.encode("The capital of France")
     path = folder_of(tokenizer, tmp_path) / "tokenizer.json"
     contents = json.loads(path.read_text())
-    contents["truncation"] = {
-        "direction": "Right",
-        "max_length": 2,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    path.write_text(json.dumps(contents))
+    how = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(contents | {"truncation": how}))
     assert Tokenizer.load(tmp_path).encode("The capital of France") == plain
 
 
@@ -143,24 +132,12 @@ def test_broken_folders_are_named(tmp_path, files, message):
         Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
 
 
-def test_a_folder_with_sentencepiece_alone_says_how_to_convert(tmp_path):
+def test_a_folder_without_a_tokenizer_says_how_to_get_one(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(DataError, match=r"convert it once[^$]*save_pretrained"):
         Tokenizer.load(tmp_path)
     with pytest.raises(DataError, match="there is no folder"):
         Tokenizer.load(tmp_path / "none")
-
-
-def test_ids_beyond_the_models_vocabulary_are_refused():
-    tokenizer = byte_level()
-    tokenizer.check_fits(tokenizer.vocab_size)
-    with pytest.raises(DataError, match=f"go up to {tokenizer.vocab_size - 1} .* has 300 entries"):
-        tokenizer.check_fits(300)
-
-
-def test_bos_cannot_be_had_where_there_is_none():
-    with pytest.raises(ArgumentError, match="no token that begins a text"):
-        byte_level(bos=None).encode("a", bos=True)
 
 
 def test_a_prompt_begins_once_with_the_token_that_begins_texts():
@@ -169,3 +146,8 @@ def test_a_prompt_begins_once_with_the_token_that_begins_texts():
     assert tokenizer.encode_prompt("The user") == tokenizer.encode_prompt("<s>The user") == expected
     without = byte_level(add_bos=False)
     assert without.encode_prompt("The user") == expected[1:]
+    with pytest.raises(ArgumentError, match="no token that begins a text"):
+        byte_level(bos=None).encode("a", bos=True)
+    tokenizer.check_fits(tokenizer.vocab_size)
+    with pytest.raises(DataError, match=f"go up to {tokenizer.vocab_size - 1} .* has 300 entries"):
+        tokenizer.check_fits(300)

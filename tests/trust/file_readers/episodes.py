@@ -17,9 +17,15 @@ from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, write_json
-from data_prep.collection_folder import CollectionFolder
-from data_prep.episode_files import EpisodeLabel, episode_file, read_episode, read_labels, write_episode
-from data_prep.exorl_download import Provenance, fetch_episodes, unpack_episodes
+from data_prep.episode_files import (
+    CollectionFolder,
+    EpisodeLabel,
+    episode_file,
+    read_episode,
+    read_labels,
+    write_episode,
+)
+from data_prep.exorl import Provenance, fetch_episodes, unpack_episodes
 from data_prep.explore import ExploreConfig, explore
 from tests.data.synthetic import random_store
 from tests.trust.file_readers.reader import FileReader

@@ -1,15 +1,25 @@
-"""Reads conversations from JSON arrays and jsonl files of any size, one at a time.
+"""Reads conversations from files of any size, one at a time, and cleans those that were copied out of a page.
 
 Arrays are decoded entry by entry by the standard library, not by ijson, which tells no line of a bad record,
 refuses NaN, large numbers and a byte order mark, and needs memory quadratic in the nesting of a broken file.
-
 Known formats of a record (ShareGPT's own, FastChat's, OpenAI's)::
 
     {"id": "x", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+
+The steps of the cleaning, in this order, follow FastChat's of ShareGPT, on which Vicuna was trained::
+
+    HTML          converts answers that are HTML as a whole to Markdown
+    page text     removes the page's own text: "1 / 2", "Copy code", "Copy123 chars / 45 words"
+    ends          removes empty turns, answers before the first question, questions after the last answer
+    alternation   rejects conversations in which user and assistant do not alternate
+    length        rejects conversations of fewer than 16 characters
+    blocked       rejects conversations with a phrase of ``BLOCKED``
+    duplicates    rejects conversations whose id, or whose first question and answer, occurred before
 """
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from bs4 import BeautifulSoup, ParserRejectedMarkup, Tag
+from markdownify import MarkdownConverter
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from agentic_ring.data.text.chat import Role, Turn
@@ -31,26 +43,34 @@ _NEAR_END = 16
 """Maximum length of a JSON token that may be cut in two at the end of the text read so far."""
 _MORE_OF_A_NUMBER = re.compile(r"|\.|[eE][+-]?")
 """Text after a complete number that may belong to it once more of the file is read."""
-_WHITE = " \t\r\n"
+_WHITE = re.compile(r"[ \t\r\n]+")
+_TOO_SHORT = "it ends before its array does"
 _ROLES: dict[str, Role] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant"), "assistant"),
     "system": "system",
 }
+
+BOS, EOS = "<s>", "</s>"
+
+BLOCKED = ("openai", "chatgpt", "too many requests")
+"""Phrases by which a model would learn to take itself for another one, and a server's error message."""
+LEAST_CHARACTERS = 16
+
+# One element from the first character to the last. A text that speaks of tags, or fences some, is no HTML.
+_WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
+_DROPPED_TAGS = ("script", "style", "button", "svg", "head")
+_PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
+_COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
+_AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
+_ALONE = re.compile(r"^[ \t]*Copy code[ \t]*$\n?", re.M)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One entry of a file.
+    """One entry of a file: the line on which it begins, from 1, and the bytes of the file read so far.
 
-    Attributes:
-      line: line on which it begins, from 1.
-      end: number of bytes of the file read so far.
-      value: the decoded JSON; None if it is not valid JSON.
-      fault: what is wrong if it is not valid JSON, else empty.
+    ``value`` is the decoded JSON; it is None if ``fault`` says why it is not valid.
     """
 
     line: int
@@ -61,12 +81,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The turns of a record, with normalised roles.
-
-    Attributes:
-      key: the record's id; None if it has none.
-      turns: in order; only types and roles have been checked.
-    """
+    """The id of a record, if it has one, and its turns; only their types and roles have been checked."""
 
     key: str | None
     turns: tuple[Turn, ...]
@@ -123,14 +138,8 @@ def _turn(value: Any) -> Turn:
     role = _ROLES.get(speaker.lower())
     if role is None:
         raise OtherSpeakerError(f"{speaker!r} speaks in it, expected one of {', '.join(_ROLES)}")
-    return Turn(role, _replace_surrogates(text))
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replaces each unpaired surrogate in a text by U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    # Each unpaired surrogate is replaced by U+FFFD.
+    return Turn(role, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _lines(path: Path) -> Iterator[Record]:
@@ -165,25 +174,20 @@ class _Text:
     """The text of a JSON file; memory holds only as much of it as one entry needs."""
 
     def __init__(self, path: Path, file: Any):
-        self._path = path
-        self._file = file
+        self._path, self._file = path, file
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._decoder = json.JSONDecoder()
-        self._held = ""
-        self._place = 0
-        self.line = 1
+        self._held, self._place, self.line = "", 0, 1
 
     def peek(self) -> str:
         """Skips white space and returns the next character without consuming it."""
         while True:
-            while self._place < len(self._held):
-                char = self._held[self._place]
-                if char not in _WHITE:
-                    return char
-                self.line += char == "\n"
-                self._place += 1
+            if white := _WHITE.match(self._held, self._place):
+                self._pass(white.end())
+            if self._place < len(self._held):
+                return self._held[self._place]
             if not self._more(_READ_BYTES):
-                raise self._broken("it ends before its array does")
+                raise self._broken(_TOO_SHORT)
 
     def skip(self, expected: str) -> None:
         """Consumes one character, which must be ``expected``."""
@@ -198,13 +202,14 @@ class _Text:
             try:
                 value, end = self._decoder.raw_decode(self._held, self._place)
                 if not _MORE_OF_A_NUMBER.fullmatch(self._held, end):
-                    break
-                fault = "it ends before its array does"
+                    self._pass(end)
+                    return value
+                fault = _TOO_SHORT
             except json.JSONDecodeError as error:
-                unfinished = error.msg.startswith("Unterminated string")
-                if not unfinished and error.pos < len(self._held) - _NEAR_END:
-                    raise self._broken(str(error.msg), error.pos) from None
                 fault = error.msg
+                if not fault.startswith("Unterminated string") and error.pos < len(self._held) - _NEAR_END:
+                    self._pass(error.pos)
+                    raise self._broken(fault) from None
             except RecursionError:
                 raise self._broken("an entry is nested too deep") from None
             except ValueError as error:  # of a number with thousands of digits
@@ -213,9 +218,10 @@ class _Text:
             held = len(self._held) - self._place
             if held > _MOST_CHARACTERS or not self._more(max(_READ_BYTES, held)):
                 raise self._broken(fault)
-        self.line += self._held.count("\n", self._place, end)
-        self._place = end
-        return value
+
+    def _pass(self, place: int) -> None:
+        self.line += self._held.count("\n", self._place, place)
+        self._place = place
 
     def _more(self, count: int) -> bool:
         data = self._file.read(count)
@@ -223,19 +229,14 @@ class _Text:
             text = self._decode(data, final=not data)
         except UnicodeDecodeError as error:
             raise DataError(f"{self._path} is not UTF-8 ({error}); convert it, or fetch it again") from None
-        self._held = self._held[self._place :] + text
-        self._place = 0
+        self._held, self._place = self._held[self._place :] + text, 0
         return bool(data)
 
-    def _broken(self, fault: str, place: int | None = None) -> DataError:
-        passed = self._held.count("\n", self._place, place) if place is not None else 0
+    def _broken(self, fault: str) -> DataError:
         return DataError(
-            f"{self._path}, line {self.line + passed}: {fault}; the file is not a complete JSON array; "
+            f"{self._path}, line {self.line}: {fault}; the file is not a complete JSON array; "
             "repair it or fetch it again"
         )
-
-
-BOS, EOS = "<s>", "</s>"
 
 
 def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
@@ -266,3 +267,124 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     )
     backend.train_from_iterator(texts, trainer)
     return Tokenizer(backend, bos=BOS, eos=(EOS,), add_bos=True)
+
+
+class Rejected(Exception):
+    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
+
+
+class _Converter(MarkdownConverter):
+    def convert_br(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        return " " if "_inline" in parent_tags else "\n"
+
+
+def _code_language(block: Tag) -> str:
+    """The language that the class of a ``<pre>`` block's code names; empty if it names none."""
+    code = block.find("code")
+    match = re.search(r"language-([\w+#-]+)", " ".join(code.get_attribute_list("class"))) if code else None
+    return match[1] if match else ""
+
+
+_CONVERTER = _Converter(
+    autolinks=False,
+    bullets="-",
+    code_language_callback=_code_language,
+    escape_asterisks=False,
+    escape_underscores=False,
+    heading_style="atx",
+    wrap=True,  # joins lines, as white space means nothing in HTML,
+    wrap_width=None,  # and breaks none
+)
+
+
+def to_markdown(html: str) -> str:
+    """An HTML fragment as Markdown, without scripts, styles and buttons.
+
+    Raises:
+      Rejected: the HTML is malformed or nested too deeply for its parser.
+    """
+    try:
+        page = BeautifulSoup(html, "html.parser")
+        for tag in page(_DROPPED_TAGS):
+            tag.decompose()
+        for block in page("pre"):
+            # A page's own header of the block stands before the code, and is no part of it.
+            if (code := block.find("code")) is not None:
+                block.clear()
+                block.append(code)
+        return _CONVERTER.convert_soup(page)
+    except (ParserRejectedMarkup, RecursionError, ValueError):
+        raise Rejected("HTML that cannot be read") from None
+
+
+def clean_text(turn: Turn) -> Turn:
+    """A turn without markup and text of the chat page."""
+    text = turn.text
+    if turn.role == "assistant" and _WHOLLY_HTML.fullmatch(text):
+        text = to_markdown(text)
+    for debris in (_PAGER, _COUNTS, _ALONE):
+        text = debris.sub("", text)
+    return Turn(turn.role, _AFTER_FENCE.sub(r"\1", text).strip())
+
+
+def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
+    """The turns to train on: the system's if it comes first, then pairs of question and answer.
+
+    None of the phrases in ``blocked`` may occur, in upper or lower case.
+
+    Raises:
+      Rejected: nothing is left to train on.
+    """
+    cleaned = [turn for turn in map(clean_text, turns) if turn.text]
+    if not cleaned:
+        raise Rejected("empty")
+    system = cleaned[:1] if cleaned[0].role == "system" else []
+    spoken = cleaned[len(system) :]
+    while spoken and spoken[0].role != "user":
+        spoken.pop(0)
+    while spoken and spoken[-1].role != "assistant":
+        spoken.pop()
+    if not spoken:
+        raise Rejected("no answer")
+    if any(turn.role != ("user", "assistant")[number % 2] for number, turn in enumerate(spoken)):
+        raise Rejected("user and assistant do not alternate")
+    if sum(len(turn.text) for turn in spoken) < LEAST_CHARACTERS:
+        raise Rejected(f"fewer than {LEAST_CHARACTERS} characters")
+    folded = "\n".join(turn.text for turn in spoken).casefold()
+    if any(phrase.casefold() in folded for phrase in blocked):
+        raise Rejected("a blocked phrase")
+    return (*system, *spoken)
+
+
+class Deduplicator:
+    """Detects duplicate conversations by 16-byte digests of their ids and first pairs."""
+
+    def __init__(self):
+        self._keys: set[bytes] = set()
+        self._pairs: set[bytes] = set()
+
+    def check(self, conversation: Conversation) -> str:
+        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair.
+
+        Raises:
+          Rejected: its id, or its first question and answer, occurred before.
+        """
+        spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
+        pair = _digest("\0".join(spoken[:2]))
+        key = pair.hex() if conversation.key is None else conversation.key
+        if _digest(key) in self._keys:
+            raise Rejected("a duplicate id")
+        if pair in self._pairs:
+            raise Rejected("a duplicate first question and answer")
+        self._keys.add(_digest(key))
+        self._pairs.add(pair)
+        return key
+
+
+def is_test(key: str, share: float) -> bool:
+    """Whether a conversation belongs to the test split, which depends on its key only."""
+    return int.from_bytes(_digest(key)[:8], "big") < share * 2**64
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
