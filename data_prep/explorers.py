@@ -30,11 +30,10 @@ class Explorer:
         """Receives actions [E, A], rewards [E, K] of the learned tasks and next observations [E, O]."""
 
     def state(self) -> Any:
-        """Returns the learner's state, a pytree of arrays."""
+        """Returns the learner's state, a pytree of arrays, for ``restore``."""
         return ()
 
-    def restore(self, state: Any) -> None:
-        """Restores a state that ``state`` returned."""
+    def restore(self, state: Any) -> None: ...
 
     def labels(self) -> list[dict[str, Any]]:
         """Returns the label of each environment's episode: algorithm, seed, noise."""

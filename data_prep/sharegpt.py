@@ -32,7 +32,7 @@ from agentic_ring.data.text.packing import (
     packed_writer,
 )
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
+from agentic_ring.errors import ConfigError, DataError, check_choice
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import progress, say
@@ -81,8 +81,7 @@ class ConversationsConfig:
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ConfigError("no input was given; name at least one file of conversations")
-        if self.template not in TEMPLATES:
-            raise UnknownNameError("chat template", self.template, TEMPLATES)
+        check_choice(self, "template", TEMPLATES)
         if not 0 <= self.test_share < 1:
             raise ConfigError(f"test_share is {self.test_share}; it must be at least 0 and below 1")
         if self.row_length < 2:
@@ -91,10 +90,7 @@ class ConversationsConfig:
     @property
     def row_length(self) -> int:
         """Row length in tokens."""
-        try:
-            return parse_tokens(self.length)
-        except ArgumentError as error:
-            raise ConfigError(str(error)) from None
+        return parse_tokens(self.length)
 
     @property
     def folder(self) -> Path:

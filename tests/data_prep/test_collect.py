@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError
-from data_prep.collect import CollectConfig, collect
+from data_prep.collect import PLANS, CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import CollectionFolder, collector_folder, episode_file, read_episode
 from data_prep.relabel import Relabeller
@@ -23,7 +24,9 @@ SIZE = {"episodes": 10, "action_repeat": 4}  # the noise suffices for learners t
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    return root, collect(CollectConfig(**SMALL, **SIZE, output=root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PLANS, "cartpole", replace(PLANS["cartpole"], updates=2))
+        return root, collect(CollectConfig(**SMALL, **SIZE, output=root))
 
 
 def labels_of(folder):
@@ -127,17 +130,17 @@ def test_noise_explores_with_the_plan_of_its_domain(tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stopped(tmp_path, monkeypatch):
-    """Learning starts in the fifth round of six, and the interruption comes after it."""
+    """Learning starts in the third round of four, and the interruption comes after it."""
 
     def collected(name, processes):
-        size = {"episodes": 12, "members": 1, "environments": 2, "processes": processes}
+        size = {"episodes": 8, "action_repeat": 4, "members": 1, "environments": 2, "processes": processes}
         return collect(CollectConfig("cartpole", "diayn", **size, output=tmp_path / name))
 
     whole = collected("whole", processes=1)
     assert {label["algorithm"] for label in labels_of(whole.folders[0])} == {"random", "diayn"}
 
     def interrupted(folder, job, done, *contents):
-        if done == 6:
+        if done == 4:
             raise KeyboardInterrupt
         add_round(folder, job, done, *contents)
 
@@ -147,5 +150,5 @@ def test_interrupted_explorer_goes_on_in_other_processes_as_if_it_had_never_stop
         collected("stopped", processes=1)
     monkeypatch.undo()
     stopped = collected("stopped", processes=5)  # more than environments are as many
-    assert stopped.episodes == whole.episodes == 12
+    assert stopped.episodes == whole.episodes == 8
     assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")

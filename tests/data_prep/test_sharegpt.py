@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.text.packing import PackedRows
-from agentic_ring.errors import ConfigError, DataError, UnknownNameError
+from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
 from data_prep.conversations import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, main, prepare
 from tests.commands import exit_status
@@ -162,7 +162,7 @@ def test_a_broken_array_or_one_without_conversations_leaves_the_old_rows(folder)
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"length": "many"}, ConfigError, "'many'; give tokens as 4096"),
+        ({"length": "many"}, ArgumentError, "'many'; give tokens as 4096"),
         ({"length": "1"}, ConfigError, "at least 2 tokens"),
         ({"test_share": 1.0}, ConfigError, "test_share is 1.0"),
         ({"template": "alpaca"}, UnknownNameError, "alpaca"),

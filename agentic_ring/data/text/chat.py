@@ -69,10 +69,7 @@ class ChatTemplate(Protocol):
 
 
 def _check_turns(turns: Sequence[Turn], asks: bool = False) -> None:
-    """Checks that user and assistant alternate, the user first, after an optional turn of the system.
-
-    Args:
-      asks: whether the user's turn must come last.
+    """Checks that user and assistant alternate, after an optional turn of the system; ``asks``: user last.
 
     Raises:
       DataError: they do not.
@@ -138,10 +135,6 @@ class FormatTemplate:
 class JinjaTemplate:
     """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does.
 
-    Args:
-      tokenizer: provides ``bos_token`` and ``eos_token``.
-      clock: provides the time for ``strftime_now``.
-
     Raises:
       DataError: the source is not valid Jinja.
     """
@@ -149,10 +142,9 @@ class JinjaTemplate:
     name = "tokenizer"
 
     def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now):
+        extensions = [_Generation, jinja2.ext.loopcontrols]
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions
         )
         # Without the HTML escapes of Jinja's own filter.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
@@ -178,10 +170,7 @@ class JinjaTemplate:
 
         The time is linear in the conversation's length for templates that write a turn in the same way after
         three turns as after all earlier ones, which is checked. For others it grows with the number of turns.
-
-        Raises:
-          DataError: the turns are not a conversation, the template refuses them, or it writes a turn
-            differently once others follow.
+        A template that writes a turn differently once others follow is refused.
         """
         _check_turns(turns)
         if len(turns) > _FEW_TURNS:
@@ -234,11 +223,10 @@ class JinjaTemplate:
         asked = turns[-1].role == "user"
         text = self._render(turns, prompt=asked)
         written = text[start:]
-        ends = (
-            [] if asked else [written.rfind(token) + len(token) for token in self._ends if token in written]
-        )
+        ends = [written.rfind(token) + len(token) for token in self._ends if token in written]
         # Text after an answer's end token belongs to the template, not to the answer.
-        return text[: start + max(ends)] if ends and not written[max(ends) :].strip() else text
+        cut = not asked and ends and not written[max(ends) :].strip()
+        return text[: start + max(ends)] if cut else text
 
     def _render(self, turns: Sequence[Turn], prompt: bool) -> str:
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
@@ -259,8 +247,8 @@ class _AbsentToken(jinja2.Undefined):
 
     def _refuse(self, *_: object) -> NoReturn:
         raise AbsentTokenError(
-            f"the tokenizer's chat template writes {self._undefined_name}, which the tokenizer's files do not "
-            f"name; set it in tokenizer_config.json, or {_ANOTHER}"
+            f"the tokenizer's chat template writes {self._undefined_name}, which the tokenizer's files do "
+            f"not name; set it in tokenizer_config.json, or {_ANOTHER}"
         )
 
     __str__ = __add__ = __radd__ = _refuse
@@ -321,8 +309,8 @@ def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
             raise DataError(
                 "the tokenizer names no token that ends an answer; set eos_token in tokenizer_config.json"
             )
-        end = (tokenizer.eos,)
-        return FormatTemplate("plain", "{}\n", "{}\n", "{}" + _escaped(tokenizer.eos), special=end)
+        end = tokenizer.eos.replace("{", "{{").replace("}", "}}")
+        return FormatTemplate("plain", "{}\n", "{}\n", "{}" + end)
     template = {"vicuna_v1.1": _VICUNA, "llama-3": _LLAMA_3}[name]
     _check_special(name, tokenizer, template.special)
     return template
@@ -352,7 +340,3 @@ def _check_special(name: str, tokenizer: Tokenizer, tokens: Iterable[str]) -> No
             f"the template {name} writes {', '.join(absent)}, which the tokenizer does not have as one "
             "token each; use a template that was made for this tokenizer (plain fits any)"
         )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")

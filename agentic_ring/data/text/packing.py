@@ -72,15 +72,11 @@ class PackedRow:
 
 
 class RowPacker:
-    """Packs whole texts into rows, each text once.
+    """Packs whole texts into rows of ``length`` tokens, each text once.
 
     The method is best fit, longest first, within windows of as many texts as fill ``window_rows`` rows; the
     texts of a window's emptiest row are carried to the next. The same texts in the same order give the same
     rows.
-
-    Args:
-      length: row length in tokens, T.
-      window_rows: number of rows to fill at a time.
     """
 
     def __init__(self, length: int, window_rows: int = WINDOW_ROWS):
@@ -174,12 +170,7 @@ class PackedWriter:
         }
 
     def add(self, row: PackedRow) -> None:
-        """Writes one more row.
-
-        Raises:
-          ArgumentError: the row has another length.
-          OSError: the disk is full.
-        """
+        """Writes one more row; raises ``ArgumentError`` for another length, ``OSError`` on a full disk."""
         if len(row.tokens) != self._length:
             raise ArgumentError(
                 f"the row has {len(row.tokens)} tokens, expected {self._length} as in the whole file"
@@ -251,11 +242,7 @@ class PackedRows(SealedReader):
         return sum(int(self[index].weight().sum()) for index in range(len(self)))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Checks that the rows were encoded with this tokenizer.
-
-        Raises:
-          StoreError: they were encoded with another one.
-        """
+        """Raises a ``StoreError`` if the rows were encoded with another tokenizer."""
         if tokenizer.digest != self.description.tokenizer:
             raise StoreError(
                 f"{self.path} was packed with another tokenizer (digest {self.description.tokenizer}, "

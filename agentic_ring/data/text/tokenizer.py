@@ -63,7 +63,7 @@ class Tokenizer:
     """A ``tokenizers.Tokenizer`` with the model's begin and end tokens and chat template.
 
     Args:
-      backend: tokenizer of the ``tokenizers`` library; its truncation and padding are switched off.
+      backend: its truncation and padding are switched off.
       bos: the token that begins a text, if any.
       eos: the tokens that end an answer; the first is the one to write.
       add_bos: whether a text begins with ``bos``; as in ``backend`` if None.
