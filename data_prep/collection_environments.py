@@ -97,11 +97,7 @@ class VectorEnvironments:
 def open_environments(
     domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
 ) -> Iterator["Environments"]:
-    """Yields environments in this number of processes, at most one each, or in the current process for 1.
-
-    Raises:
-      DataError: a process died within the block.
-    """
+    """Yields environments in this number of processes, at most one each; a ``DataError`` if one dies."""
     if processes == 1:
         yield VectorEnvironments(domain, tasks, reward_tasks, action_repeat)
         return

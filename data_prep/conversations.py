@@ -240,11 +240,7 @@ class _Text:
 
 
 def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
-    """Yields the text of every turn; records that are not conversations are skipped.
-
-    Raises:
-      DataError: a file is missing or malformed.
-    """
+    """Yields the text of every turn; records that are not conversations are skipped."""
     for path in paths:
         for record in records(path):
             try:
@@ -298,11 +294,7 @@ _CONVERTER = _Converter(
 
 
 def to_markdown(html: str) -> str:
-    """An HTML fragment as Markdown, without scripts, styles and buttons.
-
-    Raises:
-      Rejected: the HTML is malformed or nested too deeply for its parser.
-    """
+    """An HTML fragment as Markdown, without scripts, styles and buttons."""
     try:
         page = BeautifulSoup(html, "html.parser")
         for tag in page(_DROPPED_TAGS):
@@ -364,11 +356,7 @@ class Deduplicator:
         self._pairs: set[bytes] = set()
 
     def check(self, conversation: Conversation) -> str:
-        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair.
-
-        Raises:
-          Rejected: its id, or its first question and answer, occurred before.
-        """
+        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair."""
         spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
         pair = _digest("\0".join(spoken[:2]))
         key = pair.hex() if conversation.key is None else conversation.key

@@ -186,8 +186,8 @@ def _open_verified(stack: ExitStack, path: Path, description: StoreDescription) 
     store = stack.enter_context(TrajectoryStore.open(path))
     store.verify()
     if store.domain != description.domain:
-        expected = f"expected {description.domain.name}"
-        raise StoreError(f"{path} is of domain {store.domain.name}, {expected}; remove it")
+        names = f"{store.domain.name}, expected {description.domain.name}"
+        raise StoreError(f"{path} is of domain {names}; remove it")
     if set(store.tasks) != set(description.tasks):
         raise StoreError(
             f"{path} has rewards of {store.tasks}, expected {description.tasks}; "
@@ -224,11 +224,7 @@ class _EpisodeReader:
 def _read_all(
     sources: Sequence[Source], config: ConvertConfig
 ) -> Iterator[tuple[Source, StoredEpisode | str]]:
-    """Yields each source in order with its episode or an error message; memory holds few at a time.
-
-    Raises:
-      DataError: a process died.
-    """
+    """Yields each source in order with its episode or an error message; memory holds few at a time."""
     if not sources:
         return
     settings = config.domain, config.collector, not config.exorl_compat

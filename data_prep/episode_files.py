@@ -109,11 +109,7 @@ class EpisodeFile:
 
 
 def episode_file(path: Path) -> EpisodeFile:
-    """Parses the name of an episode file.
-
-    Raises:
-      DataError: it has neither ExoRL's nor URLB's form.
-    """
+    """Parses the name of an episode file; a ``DataError`` if it has neither ExoRL's nor URLB's form."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise DataError(
@@ -211,11 +207,7 @@ class CollectionFolder:
         self._state_path(job, done - 1).unlink(missing_ok=True)
 
     def load_state(self, job: str, done: int, like: Any) -> Any:
-        """Returns the state after ``done`` rounds, in the structure of ``like``.
-
-        Raises:
-          DataError: it is missing or has another shape.
-        """
+        """Returns the state after ``done`` rounds; a ``DataError`` if it is not of the form of ``like``."""
         path = self._state_path(job, done)
         leaves, structure = jax.tree.flatten(like)
         expected = {str(number): np.asarray(leaf) for number, leaf in enumerate(leaves)}

@@ -306,11 +306,7 @@ class ExorlConfig(ConvertConfig):
 
 
 def print_sizes(config: ExorlConfig) -> None:
-    """Prints the sizes of a domain's zips without downloading any.
-
-    Raises:
-      DataError: the server cannot be reached.
-    """
+    """Prints the sizes of a domain's zips without downloading any."""
     total = 0
     with http_client() as client:
         for name in (config.collector,) if config.collector in COLLECTORS else COLLECTORS:
@@ -323,12 +319,7 @@ def print_sizes(config: ExorlConfig) -> None:
 
 
 def main(config: Annotated[ExorlConfig, tyro.conf.arg(name=""), tyro.conf.FlagCreatePairsOff]) -> int:
-    """Converts ExoRL episode files to an HDF5 store, and downloads them first with --download.
-
-    Raises:
-      DataError: there are no episodes, or the download failed.
-      UnknownNameError: there is no such collector.
-    """
+    """Converts ExoRL episode files to an HDF5 store, and downloads them first with --download."""
     if config.dry_run:
         print_sizes(config)
         return 0

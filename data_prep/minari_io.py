@@ -229,11 +229,7 @@ def main(
         Annotated[Export, tyro.conf.subcommand("export")] | Annotated[Import, tyro.conf.subcommand("import")]
     ],
 ) -> None:
-    """Exports a trajectory store to a Minari dataset, or imports such a dataset into a store.
-
-    Raises:
-      MissingExtraError: the package ``minari`` is missing.
-    """
+    """Exports a trajectory store to a Minari dataset, or imports such a dataset into a store."""
     if isinstance(config, Export):
         print(f"{config.dataset}: {export_store(config.store, config.dataset, config.task)} episodes")
     else:

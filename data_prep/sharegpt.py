@@ -126,11 +126,7 @@ class PackingSummary:
     unanswered: int = 0
 
     def add_parts(self, parts: Sequence[TokenizedText]) -> list[TokenizedText]:
-        """Counts the parts of a conversation; returns those with an answer to learn from.
-
-        Raises:
-          Rejected: there are none.
-        """
+        """Counts the parts of a conversation; returns those with an answer to learn from."""
         # The first token of a text is no target: an answer must reach further than that to count.
         learned = [part for part in parts if part.counts[1:].any()]
         if not learned:

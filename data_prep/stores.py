@@ -62,11 +62,7 @@ def _exorl_collector(domain: Domain, data: Path) -> str | None:
 def make_env_and_datasets(
     task: str, collector: str | None = None, data: Path | str | None = None, streaming: bool = False
 ) -> "tuple[gymnasium.Env, TrajectoryDataset, TrajectoryDataset]":
-    """Does as ``agentic_ring.make_env_and_datasets``, and brings the store up to date first.
-
-    Raises:
-      ConfigError, DataError, UnknownNameError: as in ``prepare_store`` and the function named above.
-    """
+    """Does as ``agentic_ring.make_env_and_datasets``, and brings the store up to date first."""
     root = data_root() if data is None else Path(data)
     store = prepare_store(parse_task(task).domain, root, collector)
     chosen = store.stem.split("-", 1)[1]

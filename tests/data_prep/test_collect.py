@@ -83,16 +83,11 @@ def test_store_of_the_mix_holds_both_folders_with_their_labels(mixed):
         assert dict(zip(store.sources, store.algorithms, strict=True)) == expected
         noise = [algorithm in NOISE_ALGORITHMS for algorithm in store.algorithms]
         assert 4 <= sum(noise) < store.num_episodes / 2
-
-
-@pytest.mark.slow
-def test_learners_leave_uniform_actions_behind(mixed):
-    """Once it learns, a member without exploration noise acts by its policy: seldom at random."""
-    folder = mixed[1].folders[1]
+    # Once it learns, a member without exploration noise acts by its policy: seldom at random.
+    folder = summary.folders[1]
     last = labels_of(folder)[-1]
     assert (last["algorithm"], last["action_noise"]) == ("td3", 0.0)
-    episode = read_episode(episode_file(folder / "buffer" / last["file"]), DOMAIN)
-    action = episode.action[1::4, 0]
+    action = read_episode(episode_file(folder / "buffer" / last["file"]), DOMAIN).action[1::4, 0]
     random = np.random.default_rng(0).uniform(-1, 1, len(action))
     assert np.abs(np.diff(action)).mean() < np.abs(np.diff(random)).mean()
 

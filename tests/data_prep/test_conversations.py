@@ -90,9 +90,6 @@ def test_broken_files_are_named_with_their_line(tmp_path, contents, message):
     (tmp_path / "a.json").write_bytes(contents)
     with pytest.raises(DataError, match=rf"a\.json.*({message})"):
         read(tmp_path / "a.json")
-
-
-def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.json"):
         read(tmp_path / "none.json")
 
@@ -178,17 +175,29 @@ def test_an_html_answer_becomes_markdown():
     assert to_markdown("<pre>no code tag\n</pre>") == "```\nno code tag\n```"
 
 
+UNCHANGED = (
+    "Write `<div>` and close it with `</div>`.",
+    "```html\n<div><p>x</p></div>\n```",
+    "<b>bold</b> words",
+    "The half is 1 / 2 of it",
+    "Press Copy code to copy",
+)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        "Write `<div>` and close it with `</div>`.",
-        "```html\n<div><p>x</p></div>\n```",
-        "<b>bold</b> words",
+        ("2 / 2\n\nHello", "Hello"),
+        ("Hello\n 1 / 3 ", "Hello"),
+        ("```pythonCopy code\nx = 1\n```", "```python\nx = 1\n```"),
+        ("python\nCopy code\nx = 1", "python\nx = 1"),
+        ("Hello\nCopy12 chars / 3 words", "Hello"),
+        *zip(UNCHANGED, UNCHANGED, strict=True),
     ],
 )
-def test_a_text_about_html_or_of_a_user_stays_as_it_is(text):
-    assert clean_text(assistant(text)).text == text
-    assert clean_text(user(f"<p>{text}</p>")).text == f"<p>{text}</p>"
+def test_what_the_page_wrote_itself_goes(text, expected):
+    assert clean_text(assistant(text)).text == expected
+    assert clean_text(user(f"<p>{expected}</p>")).text == f"<p>{expected}</p>"
 
 
 @given(st.text(alphabet="<>/divpreco ulabtr\n&;=\"'#123x", max_size=60))
@@ -200,22 +209,6 @@ def test_no_html_is_too_broken_to_be_read(html):
 def test_html_that_its_parser_refuses_is_a_reason_to_leave_a_conversation_out(inside):
     with pytest.raises(Rejected, match="HTML that cannot be read"):
         clean_turns([user(), assistant(f"<p>{inside}</p>")])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2 / 2\n\nHello", "Hello"),
-        ("Hello\n 1 / 3 ", "Hello"),
-        ("The half is 1 / 2 of it", "The half is 1 / 2 of it"),
-        ("```pythonCopy code\nx = 1\n```", "```python\nx = 1\n```"),
-        ("python\nCopy code\nx = 1", "python\nx = 1"),
-        ("Press Copy code to copy", "Press Copy code to copy"),
-        ("Hello\nCopy12 chars / 3 words", "Hello"),
-    ],
-)
-def test_what_the_page_wrote_itself_goes(text, expected):
-    assert clean_text(assistant(text)).text == expected
 
 
 def test_ends_without_a_question_or_an_answer_go():
@@ -241,9 +234,6 @@ def test_ends_without_a_question_or_an_answer_go():
 def test_conversations_with_nothing_to_learn_are_rejected(turns, reason):
     with pytest.raises(Rejected, match=reason):
         clean_turns(turns)
-
-
-def test_blocked_phrases_are_a_choice():
     turns = (user("Who made ChatGPT?"), assistant())
     assert clean_turns(turns, blocked=()) == turns
     with pytest.raises(Rejected, match="a blocked phrase"):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from typing import Literal, NamedTuple, NoReturn
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import DataError, UnknownNameError
@@ -53,27 +53,8 @@ class Piece(NamedTuple):
     is_answer: bool
 
 
-class ChatTemplate(Protocol):
-    """Interface of the templates; all methods raise a ``DataError`` for turns that are no conversation."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    def prompt(self, turns: Sequence[Turn]) -> str:
-        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
-        ...
-
-    def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """Returns the text of a conversation with its answers, as pieces."""
-        ...
-
-
 def _check_turns(turns: Sequence[Turn], asks: bool = False) -> None:
-    """Checks that user and assistant alternate, after an optional turn of the system; ``asks``: user last.
-
-    Raises:
-      DataError: they do not.
-    """
+    """Raises a ``DataError`` unless user and assistant alternate, and the user is last if it ``asks``."""
     roles = [turn.role for turn in turns]
     spoken = roles[1:] if roles[:1] == ["system"] else roles
     if not spoken or any(role != ("user", "assistant")[n % 2] for n, role in enumerate(spoken)):
@@ -109,12 +90,12 @@ class FormatTemplate:
     strip: bool = False
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """See ``ChatTemplate``."""
+        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
         _check_turns(turns, asks=True)
         return "".join(piece.text for piece in self.pieces(turns))
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """See ``ChatTemplate``."""
+        """Returns the text of a conversation with its answers, as pieces."""
         _check_turns(turns)
         if self.system is not None and turns[0].role != "system":
             turns = [Turn("system", self.system), *turns]
@@ -133,11 +114,7 @@ class FormatTemplate:
 
 
 class JinjaTemplate:
-    """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does.
-
-    Raises:
-      DataError: the source is not valid Jinja.
-    """
+    """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does."""
 
     name = "tokenizer"
 
@@ -161,12 +138,12 @@ class JinjaTemplate:
         self._ends = [token for token in map(tokenizer.token, tokenizer.eos_ids) if token]
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """See ``ChatTemplate``."""
+        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
         _check_turns(turns, asks=True)
         return self._render(turns, prompt=True)
 
     def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """See ``ChatTemplate``; a piece is the text that one more turn adds to that of the turns before it.
+        """Returns the text that each turn adds to that of the turns before it.
 
         The time is linear in the conversation's length for templates that write a turn in the same way after
         three turns as after all earlier ones, which is checked. For others it grows with the number of turns.
@@ -267,6 +244,9 @@ class _Generation(jinja2.ext.Extension):
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
+
+ChatTemplate = FormatTemplate | JinjaTemplate
+"""Its methods raise a ``DataError`` for turns that are no conversation."""
 
 _VICUNA = FormatTemplate(
     name="vicuna_v1.1",

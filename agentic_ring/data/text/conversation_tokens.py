@@ -67,11 +67,7 @@ def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Tur
 
 
 def tokenize(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> TokenizedText:
-    """Tokenizes a conversation; answers and their end tokens count in the loss.
-
-    Raises:
-      DataError: the turns are not a conversation.
-    """
+    """Tokenizes a conversation; answers and their end tokens count in the loss."""
     pieces = template.pieces(_bordered(tokenizer, turns))
     encoded = encode_pieces(tokenizer, pieces)
     return TokenizedText(

@@ -214,11 +214,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def check_fits(self, vocab_size: int) -> None:
-        """Checks that a model with this vocabulary size has every id.
-
-        Raises:
-          DataError: it lacks an id.
-        """
+        """Raises a ``DataError`` if a model with this vocabulary size lacks an id."""
         if self.vocab_size > vocab_size:
             last = self.vocab_size - 1
             raise DataError(
