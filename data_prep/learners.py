@@ -170,8 +170,8 @@ def _train(
         return jax.tree.map(jnp.add, parameters, updates), optimizer, reward.reshape(count)
 
     def step(carry: tuple[Any, Any], batch: Batch):
-        *carry, reward = jax.vmap(member, (0, 0, 1), (0, 0, 1))(*carry, batch)
-        return tuple(carry), reward
+        parameters, optimizer, reward = jax.vmap(member, (0, 0, 1), (0, 0, 1))(*carry, batch)
+        return (parameters, optimizer), reward
 
     (parameters, optimizer), reward = jax.lax.scan(step, (parameters, optimizer), batches)
     return parameters, optimizer, reward

@@ -115,9 +115,9 @@ def import_dataset(dataset: str, path: Path) -> int:
 def _minari() -> Any:
     """The package, which is imported only when it is used: the help does without it."""
     with needs_extra("minari"):
-        import minari.data_collector
-        import minari.dataset.minari_storage
-        import minari.namespace
+        import minari.data_collector  # pyright: ignore[reportMissingImports]
+        import minari.dataset.minari_storage  # pyright: ignore[reportMissingImports]
+        import minari.namespace  # pyright: ignore[reportMissingImports]
         import minari.storage  # pyright: ignore[reportMissingImports]
     return minari
 
