@@ -33,12 +33,7 @@ class KernelTime(NamedTuple):
 
 
 def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
-    """Saves a profile of one run under ``directory``, for XProf or Perfetto, and returns its kernels.
-
-    Args:
-      directory: folder of the profile; made if need be.
-      run: program to run, compiled before; its result is waited for.
-    """
+    """Saves a profile of one run of a compiled program, for XProf or Perfetto, and returns its kernels."""
     # A profile for Perfetto keeps a million events: Python's own calls would displace kernels.
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -69,8 +64,8 @@ def kernel_times(directory: Path) -> list[KernelTime]:
     total = sum(seconds.values())
     if not total:
         raise DataError(f"{found[-1]} shows no kernels; trace a step that computes on a device")
-    longest = sorted(seconds, key=lambda name: -seconds[name])
-    return [KernelTime(name, seconds[name], runs[name], seconds[name] / total) for name in longest]
+    longest = sorted(seconds.items(), key=lambda kernel: -kernel[1])
+    return [KernelTime(name, spent, runs[name], spent / total) for name, spent in longest]
 
 
 def _lines(profile: Any) -> list[list[Any]]:

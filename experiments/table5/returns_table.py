@@ -1,4 +1,4 @@
-"""Table 5 from its cells: returns, normalised returns, order of the methods; text, CSV, Markdown, plot."""
+"""Table 5 from its cells: returns, order of the methods, learning curves; text, CSV, Markdown and plots."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.data.scaling import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
@@ -19,13 +21,15 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
+from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
-from experiments.table5.methods import METHODS
+from experiments.table5.methods import AGENTIC, METHODS
 
 RANDOM = "random"
 FORMULA = "100 * (R - random) / (reference - random)"
+ACROSS = 4
+"""Panels beside each other."""
 REFERENCE = f"{100 * TARGET_QUANTILE:.0f}th percentile of the training returns"
 
 
@@ -156,6 +160,52 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
     save(canvas, path)
 
 
+def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
+    """Writes learning_curves.csv, a row per task, method, seed and share of the updates, and the plot."""
+    curves = {method: table.learning_curve(method) for method in table.methods if method != RANDOM}
+    if not curves:
+        return
+    rows = [
+        {
+            "task": task,
+            "method": method,
+            "seed": seed,
+            "share": share,
+            "normalised": score[seed, column],
+            **origin_columns(vars(table.results[TableCell(task, method, seed)])),
+        }
+        for method, (shares, scores) in curves.items()
+        for share, score in zip(shares, scores, strict=True)
+        for seed in range(table.seeds)
+        for column, task in enumerate(table.tasks)
+    ]
+    write_rows(folder / "learning_curves.csv", rows)
+    panels = ["interquartile mean", *table.tasks]
+    down = -(-(len(panels) + 1) // ACROSS)  # one place is the legend's
+    canvas = Canvas(figsize=(3.6 * ACROSS, 3.2 * down), layout="constrained")
+    places: Sequence[Axes] = list(canvas.subplots(down, ACROSS, squeeze=False).flat)
+    for number, (axes, title) in enumerate(zip(places, panels, strict=False)):
+        for (method, (shares, scores)), colour in zip(curves.items(), PALETTE, strict=False):
+            points = [
+                interquartile_mean_interval(each) if number == 0 else mean_interval(each[:, number - 1])
+                for each in scores
+            ]
+            style = {"color": colour, "marker": "o", "markersize": 3, "capsize": 2}
+            draw_intervals(axes, 100 * np.array(shares), points, label=METHODS[method].title, **style)
+        axes.axhline(100, color=GREY, linestyle="--", linewidth=0.8)
+        axes.axhline(0, color=GREY, linestyle=":", linewidth=0.8)
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks([0, 25, 50, 75, 100])
+        axes.set_xlabel("share of the updates, %")
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    places[len(panels)].legend(*places[0].get_legend_handles_labels(), frameon=False, loc="upper left")
+    over = f"; bars: 95% over {table.seeds} training seeds" if table.seeds > 1 else ""
+    canvas.supylabel(f"normalised return of the last trial{over}")
+    save(canvas, folder / "learning_curves.png")
+
+
 def _normalised_table(table: ReturnsTable) -> TextTable:
     scores = {method: table.scores(method) for method in table.methods}
     published = paper.exorl_rows()
@@ -171,7 +221,7 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
         for column, task in enumerate(table.tasks)
     ]
     means = {m: mean_interval(s.mean(axis=1)) for m, s in scores.items()}
-    rows.append(row("average", means, paper.exorl_averages()))
+    rows.append(row("average", means, published["total_average"]))
     rows.append(row("IQM", {m: interquartile_mean_interval(s) for m, s in scores.items()}, {}))
     notes = [
         f"Normalised return of the last trial: {FORMULA}. The reference is the {REFERENCE} (of trajectories "
@@ -235,10 +285,9 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
             "method": method.title,
             "tokens": f"{method.trajectories * 4}K",
             hardware: memory.get(name, "not asked"),
-            "paper": "oom" if paper.exorl_averages().get(method.paper or "") == "oom" else "",
+            "paper": "oom" if paper.exorl_rows()["total_average"].get(method.paper or "") == "oom" else "",
         }
-        for name, method in METHODS.items()
-        if name.startswith("at_")
+        for name, method in AGENTIC.items()
     ]
     note = (
         f"Bytes per device of {hardware} for a train step of the 350M model, by its compiler; oom: more than "
