@@ -26,14 +26,7 @@ from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import COMPILE_SECONDS, ContextCell, Finding, Program, search
 from experiments import paper
 from experiments.common.cells import CellPool
-from experiments.table3.table import (
-    COLUMNS,
-    plot_contexts,
-    plot_memory,
-    table_rows,
-    text_table,
-    write_table,
-)
+from experiments.table3.table import COLUMNS, plot_contexts, plot_memory, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),

@@ -26,14 +26,7 @@ from evals.compile.machines import machine
 from experiments import paper
 from experiments.common.cells import run_with_progress
 from experiments.common.launch import default_preset
-from experiments.table5.cells import (
-    TableCell,
-    chain_program,
-    in_words,
-    memory_cells,
-    prepare_cell,
-    run_cell,
-)
+from experiments.table5.cells import TableCell, chain_program, in_words, memory_cells, prepare_cell, run_cell
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import (

@@ -81,10 +81,9 @@ HEADS_PER_GROUP = 4
 
 @dataclass(frozen=True)
 class LlamaStep:
-    """One update of a LLaMA.
+    """One update of a LLaMA of ``SHAPES``.
 
     Attributes:
-      model: one of ``SHAPES``.
       context: tokens per sequence.
       devices: devices that it runs on, or is compiled for.
       precision: type of matrix products and activations; parameters and optimiser state are float32.
@@ -93,8 +92,7 @@ class LlamaStep:
       layers: number of layers; by default the model's.
 
     Raises:
-      UnknownNameError: no such model or method.
-      ArgumentError: the context or the batch does not divide over the devices.
+      UnknownNameError, ArgumentError: no such model or method; context or batch do not divide.
     """
 
     model: str
@@ -126,8 +124,7 @@ class LlamaStep:
     @property
     def shape(self) -> Shape:
         """Sizes of the model."""
-        shape = SHAPES[self.model]
-        return shape if self.layers is None else replace(shape, layers=self.layers)
+        return replace(SHAPES[self.model], layers=self.layers or SHAPES[self.model].layers)
 
     @property
     def batch(self) -> int:

@@ -20,8 +20,8 @@ from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import AgenticRingError, ArgumentError, UnknownNameError
 
 GPU_MEMORY_FRACTION = 0.95
-"""Share of a GPU's memory that XLA may use, to be set as XLA_PYTHON_CLIENT_MEM_FRACTION (JAX's default is
-0.75); the rest is for the driver, the CUDA context and NCCL's buffers."""
+"""Share of a GPU's memory that XLA may use, by XLA_PYTHON_CLIENT_MEM_FRACTION (JAX's default is 0.75); the
+rest is for the driver, the CUDA context and NCCL's buffers."""
 GPUS_PER_HOST = 8
 """GPUs of a DGX or HGX board, within which NVLink connects every pair."""
 
@@ -43,8 +43,7 @@ class Hardware:
       memory_bandwidth: bytes per second.
       link_bandwidth: bytes per second that a device can send to its neighbour in a ring while it receives
         as many: one link of a TPU torus, all NVLinks of a GPU.
-      target: further fields of XLA's description of a GPU.
-      chip: arguments of the TPU topology beside its name.
+      target, chip: further fields of XLA's description of a GPU, and arguments of a TPU's topology.
       example: an arrangement of TPU chips, for messages.
     """
 
@@ -76,14 +75,15 @@ class Hardware:
 
 
 _GIB = 2.0**30
-_GPU_FIELDS = json.loads(Path(__file__).with_name("gpu_fields.json").read_text())
+_DATA = json.loads(Path(__file__).with_name("hardware.json").read_text())
+_GPU_FIELDS = _DATA["gpu_fields"]
 # Two cores of a chip as one device, as programs see them since v4.
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 
 # Memory of TPUs: the limit in the out-of-memory message of libtpu 0.0.42.1. Their rates: the table of
 # https://jax-ml.github.io/scaling-book/tpus (per chip; halved where a device is one of two cores), v7
 # from https://cloud.google.com/tpu/docs/tpu7x. GPUs: https://www.nvidia.com/en-us/data-center/a100,
-# /h100 and /h200, SXM variants; NVLink halved to one direction; memory and gpu_fields.json from
+# /h100 and /h200, SXM variants; NVLink halved to one direction; memory and fields from
 # https://github.com/openxla/xla, xla/backends/gpu/target_config/specs.
 HARDWARE: dict[str, Hardware] = {
     hardware.name: hardware
@@ -101,31 +101,13 @@ HARDWARE: dict[str, Hardware] = {
 }
 """Every kind of device by its name."""
 
-DEVICE_KINDS = {
-    "NVIDIA A100-SXM4-40GB": "a100",
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H200": "h200",
-    "TPU v3": "v3",
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU7x": "tpu7x",
-}
+DEVICE_KINDS: dict[str, str] = _DATA["device_kinds"]
 """Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
 
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices to compile for; nothing can run on them.
-
-    Attributes:
-      hardware: the specification of each device.
-      devices: for ``agentic_ring.mesh.make_mesh``.
-      compiler_options: options that the compiler needs where the hardware is absent.
-    """
+    """Devices to compile for, on which nothing can run, and options that their compiler then needs."""
 
     hardware: Hardware
     devices: tuple[Any, ...]
@@ -208,17 +190,12 @@ def compile_target(name: str, arrangement: str | int) -> CompileTarget:
 
 def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
     """Returns the arguments of a topology of ``count`` GPUs."""
-    memory = {
-        "memory_bandwidth": int(hardware.memory_bandwidth),
-        "device_memory_size": int(hardware.memory),
-    }
-    info = {**_GPU_FIELDS["every"], **memory, **hardware.target}
-    fields = "\n".join(f"  {key}: {value}" for key, value in info.items())
+    memory = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
+    info = {**_GPU_FIELDS["every"], **{key: int(value) for key, value in memory.items()}, **hardware.target}
+    fields = " ".join(f"{key}: {value}" for key, value in info.items())
     config = (  # XLA's GpuTargetConfigProto as text
-        f"gpu_device_info {{\n{fields}\n}}\n"
-        'platform_name: "CUDA"\n'
-        "dnn_version_info { major: 9 minor: 10 }\n"
-        f'device_description_str: "{hardware.name}"\n'
+        f'gpu_device_info {{ {fields} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
+        f'device_description_str: "{hardware.name}"'
     )
     hosts = max(1, count // GPUS_PER_HOST)
     return {"topology": f"1x{hosts}x{count // hosts}", "target_config": config}  # slices x hosts x GPUs
@@ -283,10 +260,10 @@ def machine(name: str) -> NamedMachine:
     Raises:
       UnknownNameError: there is none.
     """
+    if name in MACHINES:
+        return MACHINES[name]
     count, _, gpu = name.partition("x")
     like = MACHINES.get(f"8x{gpu}")
-    if name not in MACHINES and count.isdecimal() and like is not None:
-        return replace(like, name=name, devices=int(count), paper=None)
-    if name not in MACHINES:
+    if not count.isdecimal() or like is None:
         raise UnknownNameError("hardware", name, tuple(MACHINES))
-    return MACHINES[name]
+    return replace(like, name=name, devices=int(count), paper=None)

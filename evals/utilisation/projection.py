@@ -10,17 +10,14 @@ weights sharded over all devices and gathered layer by layer, AdamW in float32. 
     gathers     exposed time of gathering weights (forward and backward) and scattering gradients
     optimizer   passes over memory
 
-A ring of one device is plain blockwise attention. Rates are inputs, those that a measured step reached or
-published ones, and say nothing about whether a step fits.
+A ring of one device is plain blockwise attention. Rates are measured or published ones.
 
-FLOPs are counted in three ways. A multiplication and an addition are two operations; a backward pass takes
-twice its forward pass; what rematerialisation computes again does not count.
+FLOPs are counted in three ways, all without what rematerialisation computes again:
 
     paper    3 (24 s h^2 + 4 s^2 h) layers per sequence; arXiv 2310.01889, section 5.3 and figure 5.
              Four projections of width h, a feedforward of width 4h, scores of all pairs of tokens.
     halved   the same with half of the pairs, which is what a causal mask needs.
-    model    this project's count: gated feedforward at its own width, grouped keys, half of the pairs, and
-             the logits of the vocabulary, which the paper leaves out.
+    model    gated feedforward at its own width, grouped keys, half of the pairs, logits of the vocabulary.
 """
 
 from dataclasses import dataclass, fields
@@ -37,13 +34,11 @@ BACKWARD = 2
 """Operations of a backward pass over those of its forward pass."""
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over its forward: five products, one of them the scores again."""
-GRADIENT_BYTES = 4
-"""Bytes per number of a gradient that is sent: all gradients are summed in float32."""
+GRADIENT_BYTES = 4  # per number that is sent: gradients are summed in float32
 OPTIMIZER_BYTES = 32
 """Memory traffic of an update in bytes per parameter, float32: the gradient is read for its norm and once
 more, parameter and two moments are read and written."""
-ACCUMULATION_BYTES = 12
-"""The same for adding the gradients of one part of the batch: two reads and a write."""
+ACCUMULATION_BYTES = 12  # likewise, for adding the gradients of one part of a batch: two reads and a write
 
 _COMPUTING = ("products", "head", "causal_forward", "causal_backward", "full_forward", "full_backward")
 """Fields of ``Rates`` that are operations per second."""
@@ -51,7 +46,7 @@ _PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
 
 
 class StepFlops(NamedTuple):
-    """Operations of one step over a batch, counted in three ways; see the module."""
+    """Operations of one step, counted in three ways; see the module."""
 
     paper: float
     halved: float
@@ -85,15 +80,13 @@ class Rates:
 
     Attributes:
       products: a layer without its attention, over the operations of its matrix products.
-      head: logits and loss, over the operations of forward and backward. Logits that are computed twice,
-        to keep few of them, lower this rate.
+      head: logits and loss, forward and backward; lower where logits are computed twice to keep few of them.
       link: transfer to the next device of the ring, while as much is received.
       collective: bytes that a device receives in a gather, or sends in a scatter.
       memory: reads and writes.
       peak: rate of which the utilisation is a share.
-      causal_forward, causal_backward: attention kernel of a block of tokens to itself, without masked pairs;
-        five products backward.
-      full_forward, full_backward: the same for attention to other tokens, without a mask.
+      causal_forward, causal_backward: attention of a block of tokens to itself, without masked pairs.
+      full_forward, full_backward: attention to other tokens, without a mask.
     """
 
     products: float
@@ -114,11 +107,7 @@ class Rates:
 
 
 def read_rates(path: Path) -> Rates:
-    """Reads the first row of a CSV file with the fields of ``Rates``.
-
-    Raises:
-      DataError: no such file, or one that holds something else.
-    """
+    """Reads the first row of a CSV file with the fields of ``Rates``; a DataError if it holds none."""
     cells = read_rows(path)[0]
     try:
         rates = Rates(**{field.name: float(cells[field.name]) for field in fields(Rates)})
@@ -154,7 +143,6 @@ class Step:
 
     Attributes:
       stack: shape of the model, and whether its layers are recomputed.
-      vocab_size: size of the vocabulary.
       context: tokens per sequence.
       ring: number of devices that share a sequence; 1 is blockwise attention.
       devices: number of devices of the machine; weights are sharded over all of them.
@@ -243,20 +231,13 @@ class Projection:
 
 
 def project(
-    step: Step,
-    rates: Rates,
-    *,
-    overlap_hops: bool = True,
-    overlap_gathers: bool = True,
-    zigzag: bool = True,
+    step: Step, rates: Rates, overlap_hops: bool = True, overlap_gathers: bool = True, zigzag: bool = True
 ) -> Projection:
     """Projects the time of a step by its parts; see the module.
 
-    Args:
-      overlap_hops: whether attention overlaps the ring's transfers.
-      overlap_gathers: whether a layer's products overlap gathers of weights and scatters of gradients.
-      zigzag: whether the sequence is in zigzag order, which balances a causal mask; otherwise the last
-        device attends to whole blocks in every hop, and the others wait for it.
+    Attention overlaps the ring's transfers, and a layer's products the gathers of weights and scatters of
+    gradients. Zigzag order balances a causal mask; without it the last device attends to whole blocks in
+    every hop, and the others wait for it.
     """
     stack, parts, tokens = step.stack, step.accumulation, step.rows * step.block
     weights, ends = layer_weights(stack), 2 * stack.width * step.vocab_size  # of embedding and head

@@ -65,31 +65,28 @@ class Row:
         best = longest(self.found[column][1])
         return best.context if best else 0
 
-    def ratio_to_paper(self) -> float | None:
-        """Returns the ring's context, with inputs on the device or the host, over the paper's."""
-        ring = max(self.context(RING) or 0, self.context(RING_HOST) or 0)
-        return ring / self.paper["ring"] if ring and self.paper else None
+    def ratios(self) -> tuple[float | None, float | None, float | None]:
+        """Returns the ring's context over the paper's, over our best baseline's, and the paper's own ratio.
 
-    def over_best_baseline(self) -> float | None:
-        """Returns the ring's context over the best baseline's, all with full recomputation on the device."""
-        ring, best = self.context(RING), max(self.context(column) or 0 for column in BASELINES)
-        return ring / best if ring and best else None
-
-    def paper_over_best_baseline(self) -> float | None:
-        """Returns the same ratio of the paper's figures."""
-        published = self.paper
-        return published["ring"] / max(published[c.method] for c in BASELINES) if published else None
+        The first is with layer inputs on the device or the host; the others are with all on the device.
+        """
+        published, ring = self.paper, self.context(RING) or 0
+        own, best = (max(self.context(c) or 0 for c in columns) for columns in ((RING, RING_HOST), BASELINES))
+        return (
+            own / published["ring"] if own and published else None,
+            ring / best if ring and best else None,
+            published["ring"] / max(published[c.method] for c in BASELINES) if published else None,
+        )
 
 
 def table_rows(names: Sequence[tuple[str, str]], done: Mapping[ContextCell, Sequence[Finding]]) -> list[Row]:
     """Returns the rows of these machines and models, with the findings so far."""
-    rows = []
+    cells, rows = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}, []
     for hardware, model in names:
-        own = [cell for cell in done if (cell.hardware, cell.model) == (hardware, model)]
-        kinds = {(cell.method, cell.remat): (cell, done[cell]) for cell in own}
-        keys = {column: (column.method, column.remat) for column in COLUMNS}
-        found = {column: kinds[key] for column, key in keys.items() if key in kinds}
-        rows.append(Row(hardware, model, found))
+        own = {column: cells.get((hardware, model, *column[:2])) for column in COLUMNS}
+        rows.append(
+            Row(hardware, model, {column: (cell, done[cell]) for column, cell in own.items() if cell})
+        )
     return rows
 
 
@@ -139,25 +136,20 @@ def _cells(row: Row) -> dict[str, str]:
             own += " (error)"
         published = row.paper.get(column.method) if column.remat == "full" else None
         cells[column.title] = f"{own} ({thousands(published)})" if published else own
-    cells["over paper"] = _times(row.ratio_to_paper())
-    published = _times(row.paper_over_best_baseline())
-    cells["over best baseline"] = _times(row.over_best_baseline()) + (f" ({published})" if published else "")
+    over, best, published = ("" if ratio is None else f"{ratio:g}x" for ratio in row.ratios())
+    cells["over paper"] = over
+    cells["over best baseline"] = best + (f" ({published})" if published else "")
     return cells
 
 
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:g}x"
-
-
 def _numbers(row: Row) -> dict[str, Any]:
+    names = ("ring over paper", "ring over best baseline", "paper's ring over best baseline")
     return {
         "machine": row.hardware,
         "model": row.model,
         **{column.title: row.context(column) for column in COLUMNS},
         **{f"paper {method}": tokens for method, tokens in row.paper.items()},
-        "ring over paper": row.ratio_to_paper(),
-        "ring over best baseline": row.over_best_baseline(),
-        "paper's ring over best baseline": row.paper_over_best_baseline(),
+        **dict(zip(names, row.ratios(), strict=True)),
     }
 
 

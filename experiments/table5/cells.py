@@ -63,11 +63,7 @@ class TableCell:
 
 
 def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path) -> None:
-    """Writes the cell's configuration.
-
-    Raises:
-      ConfigError: the folder contains the cell with other settings.
-    """
+    """Writes the cell's configuration; a ConfigError if its folder has another one."""
     task = parse_task(cell.task)
     config = method_named(cell.method).resolve(preset.for_domain(task.domain), task, store, cell.seed)
     with enter_directory(cell.folder(output), config, resume=True):
@@ -75,13 +71,10 @@ def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path
 
 
 def run_cell(cell: TableCell, output: Path) -> None:
-    """Trains and rolls out a cell in this process, by its configuration.
+    """Trains and rolls out a prepared cell in this process; otherwise a DataError.
 
     Before each regular checkpoint it is rolled out as well, in the same environments, for the learning curve;
     the seconds of training include that.
-
-    Raises:
-      DataError: the cell was not prepared.
     """
     directory, method, task = cell.folder(output), method_named(cell.method), parse_task(cell.task)
     config: Any = read_config(directory, method.config_kind)
@@ -146,11 +139,7 @@ def chain_program(hardware: str, name: str) -> Program:
 
 
 def memory_cells(hardware: str, output: Path) -> dict[str, str]:
-    """Memory by method, from the machine's compiler, or kept on disk where that is not installed.
-
-    Raises:
-      UnknownNameError: no such machine.
-    """
+    """Memory by method, from the machine's compiler, or kept on disk where that is not installed."""
     asked = machine(hardware).hardware
     programs = {name: chain_program(hardware, name) for name in AGENTIC}
     if asked.compiler_installed:

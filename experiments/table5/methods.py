@@ -246,11 +246,7 @@ AGENTIC = {name: method for name, method in METHODS.items() if isinstance(method
 
 
 def method_named(name: str) -> Method:
-    """The method of this name.
-
-    Raises:
-      UnknownNameError: there is none.
-    """
+    """The method of this name; an UnknownNameError if there is none."""
     if name not in METHODS:
         raise UnknownNameError("method", name, tuple(METHODS))
     return METHODS[name]
