@@ -59,13 +59,10 @@ class Point:
     """One trial after a prompt of stored trajectories.
 
     Attributes:
-      run: name of the run.
-      trajectories: number of trajectories in context, including the trial.
-      trained: number of trajectories per chain in training.
+      trajectories, trained: trajectories in context, including the trial, and per chain in training.
       tokens: tokens in context at the end of the trial.
       prompt_bytes, environments_bytes: cache memory of the prompt and of the trials.
       reading_seconds: time to encode the prompt, including compilation.
-      trial_seconds: time of the trial.
       returns: return in each environment.
     """
 

@@ -44,10 +44,7 @@ class MinimumBlock(NamedTuple):
 def minimum_block(stack: TransformerConfig, operations_per_second: float, link: float) -> MinimumBlock:
     """Returns the minimum block for bfloat16 keys and values.
 
-    Args:
-      stack: shape of the model: query heads are computed, key heads are sent.
-      operations_per_second: rate of a device in attention; the peak in the paper.
-      link: bytes per second to the next device.
+    A device attends at ``operations_per_second``, the peak in the paper, and sends ``link`` bytes per second.
     """
 
     def balance(*, backward: bool) -> float:
@@ -64,9 +61,7 @@ class ProjectedRow(NamedTuple):
     """Projection of one variant of a training step.
 
     Attributes:
-      machine, model: their names.
       method: "blockwise" or "ring", and the difference from a ring that overlaps all it can.
-      projection: seconds of the step.
       over_blockwise_rate: seconds over those that the rate of the projected blockwise step predicts, in
         the model's own operations.
     """
@@ -111,11 +106,7 @@ def project_variants(
 ) -> list[ProjectedRow]:
     """Returns the blockwise step, the ring, and the ring with one feature left out at a time.
 
-    Args:
-      machine, model: names for the rows.
-      steps: blockwise and ring step.
-      rates: rates of a device of this machine.
-      torus_link: bytes per second of a single link, where ``rates.link`` is of several.
+    ``torus_link`` is the bytes per second of a single link, where ``rates.link`` is of several.
     """
     blockwise, ring = steps
     base = project(blockwise, rates)
