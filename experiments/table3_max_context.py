@@ -81,17 +81,16 @@ def all_rows() -> list[tuple[str, str]]:
 
 def print_finding(cell: ContextCell, finding: Finding) -> None:
     """Prints what ``--check`` found; the last line is the verdict."""
-    named = cell.machine
+    named, state = cell.machine, finding.state
     print(f"{cell}, {finding.context:,} tokens per sequence")
     print(f"compiled for {named.devices} x {named.hardware.name}{', ' + named.note if named.note else ''}")
-    if finding.state is not None:
-        bytes_of = f"{finding.state:,} bytes per device, host memory {finding.host:,}"
-        print(f"parameters, optimiser and batch {bytes_of}")
+    if state is not None:
+        print(f"parameters, optimiser and batch {state:,} bytes per device, host memory {finding.host:,}")
     if finding.message:
         print(finding.message)
     needed = "unknown" if finding.needed is None else f"{finding.needed:,.0f}"
-    seconds = f"{finding.seconds:.0f} seconds"
-    print(f"{finding.verdict}: {needed} bytes per device of {finding.limit:,.0f}, {seconds}")
+    rest = f"bytes per device of {finding.limit:,.0f}, {finding.seconds:.0f} seconds"
+    print(f"{finding.verdict}: {needed} {rest}")
 
 
 def main(
@@ -121,8 +120,9 @@ def main(
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     for name in hardware:
         machine(name)
-    _known("model", model, tuple(SHAPES))
-    _known("method", method, METHODS)
+    for kind, names, known in (("model", model, tuple(SHAPES)), ("method", method, METHODS)):
+        if unknown := [name for name in names if name not in known]:
+            raise UnknownNameError(kind, unknown[0], known)
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
 
@@ -167,12 +167,6 @@ def main(
     Console(width=TABLE_WIDTH).print(table.rich())
     print("\n".join(table.notes))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
-
-
-def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
 
 
 if __name__ == "__main__":

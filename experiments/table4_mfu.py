@@ -31,8 +31,8 @@ from agentic_ring.terminal.tables import TextTable
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
-from evals.utilisation.measured_mfu import Candidate, RunningStep, known_peak, measure, simulated
-from evals.utilisation.projection import PUBLISHED, Step, read_rates
+from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, simulated
+from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.table4.tables import (
     Remat,
     kernel_table,
@@ -68,14 +68,6 @@ def training_steps(
 
     ring = [step("ring", block * len(devices))] if len(devices) > 1 else []
     return [step("blockwise", block), *ring]
-
-
-def candidate(running: RunningStep) -> Candidate:
-    """Returns the step in the form that ``measured_mfu`` times."""
-    step, config, devices = running.step, running.step.config, len(running.step.devices)
-    ring, itemsize = devices if step.method == "ring" else 1, jnp.dtype(step.precision).itemsize
-    sizes = Step(config.transformer, config.vocab_size, step.context, ring, devices, itemsize=itemsize)
-    return Candidate(step.method, sizes, running.updates)
 
 
 def main(
@@ -126,7 +118,7 @@ def main(
     with only_writer(output):
         tables: list[TextTable] = []
         if running:
-            measured, reached = measure([candidate(each) for each in running], turns)
+            measured, reached = measure(running, turns)
             write_rows(output / "rates.csv", [vars(reached)])
             write_rows(output / "measured.csv", [row.columns() for row in measured])
             notes = [f"Utilisation is a share of {known_peak(jnp.dtype(precision).itemsize)[1]}."]

@@ -36,6 +36,13 @@ class RunningStep:
 
     step: LlamaStep
 
+    @property
+    def sizes(self) -> Step:
+        """Sizes of the step, which give its operations."""
+        step, devices, itemsize = self.step, len(self.step.devices), jnp.dtype(self.step.precision).itemsize
+        ring, stack = devices if step.method == "ring" else 1, step.config.transformer
+        return Step(stack, step.config.vocab_size, step.context, ring, devices, itemsize=itemsize)
+
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
         """The compiled program."""
@@ -88,20 +95,10 @@ def random_text(step: LlamaStep, seed: int) -> TokenBatch:
     return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
 
 
-class Candidate(NamedTuple):
-    """A step to time: its method, its sizes, and a function that compiles it and returns its update."""
-
-    method: str
-    step: Step
-    make: Callable[[], Callable[[], Any]]
-
-
 class MeasuredRow(NamedTuple):
-    """Measurements of one candidate.
+    """Measurements of one step.
 
     Attributes:
-      method: name of the method.
-      step: sizes of the step.
       spreads: seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper``
         and so on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks.
     """
@@ -124,32 +121,32 @@ class MeasuredRow(NamedTuple):
         return self.step.tokens / self.spreads["seconds"].median
 
 
-def measure(candidates: Sequence[Candidate], turns: int) -> tuple[list[MeasuredRow], Rates]:
-    """Times the candidates, each after a product of square matrices, in ``turns`` rounds.
+def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[MeasuredRow], Rates]:
+    """Times the blockwise step and others, each after a product of square matrices, in ``turns`` rounds.
 
-    The first candidate is the blockwise step. Returns a row for each candidate, and the rates that a device
-    reached in the blockwise one.
+    Returns a row for each step, and the rates that a device reached in the first, the blockwise one.
 
     Raises:
       ArgumentError: fewer than one round.
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")
-    blockwise = candidates[0].step
+    blockwise = steps[0].sizes
     product = partial(square_product, {2: jnp.bfloat16, 4: jnp.float32}[blockwise.itemsize])
-    times = _times([[product, each.make] for each in candidates], turns)
+    times = _times([[product, each.updates] for each in steps], turns)
     known, _ = known_peak(blockwise.itemsize)
     peaks = [known or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
     rows = []
-    for (method, step, _), seconds in zip(candidates, times[1::2], strict=True):
-        devices, spreads = 1 if simulated() else step.devices, {"seconds": Spread.of(seconds)}
+    for running, seconds in zip(steps, times[1::2], strict=True):
+        step, spreads = running.sizes, {"seconds": Spread.of(seconds)}
+        devices = 1 if simulated() else step.devices
         for count, operations in step.flops._asdict().items():
             shares = (operations / (t * peak * devices) for t, peak in zip(seconds, peaks, strict=True))
             spreads[f"mfu_{count}"] = Spread.of(shares)
         if rows:
             more = step.flops.model / blockwise.flops.model
             spreads["over_blockwise_rate"] = Spread.ratio(seconds, [more * base for base in times[1]])
-        rows.append(MeasuredRow(method, step, spreads))
+        rows.append(MeasuredRow(running.step.method, step, spreads))
     sharing = blockwise.devices if simulated() else 1
     return rows, reached_rates(blockwise, median(times[1]), median(peaks) / sharing)
 

@@ -48,6 +48,8 @@ def tiny_demo(monkeypatch) -> None:
         seeds=1,
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
+    devices = methods.Agentic.devices
+    monkeypatch.setattr(methods.Agentic, "devices", lambda self: devices(self)[:2])
     evaluation = methods.EvaluationConfig
     monkeypatch.setattr(
         methods, "EvaluationConfig", lambda **given: evaluation(**given | {"environments": 4})
