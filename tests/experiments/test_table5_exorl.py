@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,7 @@ from evals.compile.llama_step import Method
 from evals.compile.machines import CompilerMissingError
 from evals.compile.maximum_context import Finding
 from experiments import paper, table5_exorl
+from experiments.exorl import pipeline
 from experiments.table5 import methods, presets
 from experiments.table5.cells import TableCell, chain_program, memory_cells, run_cell
 from experiments.table5.methods import METHODS
@@ -50,10 +52,9 @@ def tiny_demo(monkeypatch) -> None:
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
     devices = methods.Agentic.devices
     monkeypatch.setattr(methods.Agentic, "devices", lambda self: devices(self)[:2])
-    evaluation = methods.EvaluationConfig
-    monkeypatch.setattr(
-        methods, "EvaluationConfig", lambda **given: evaluation(**given | {"environments": 4})
-    )
+    two_environments = partial(methods.EvaluationConfig, environments=2)
+    for module in (methods, pipeline):
+        monkeypatch.setattr(module, "EvaluationConfig", two_environments)
 
 
 @pytest.fixture
