@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import rich
 from jax.sharding import Mesh
 
@@ -60,13 +59,10 @@ class Point:
     """One trial after a prompt of stored trajectories.
 
     Attributes:
-      run: name of the run.
-      trajectories: number of trajectories in context, including the trial.
-      trained: number of trajectories per chain in training.
+      trajectories, trained: trajectories in context, including the trial, and per chain in training.
       tokens: tokens in context at the end of the trial.
       prompt_bytes, environments_bytes: cache memory of the prompt and of the trials.
       reading_seconds: time to encode the prompt, including compilation.
-      trial_seconds: time of the trial.
       returns: return in each environment.
     """
 
@@ -91,25 +87,19 @@ def read_point(path: Path) -> Point:
     return read_json(path, Point, "delete it to measure it again")
 
 
-def write_point(path: Path, point: Point) -> None:
-    """Writes a point atomically."""
-    write_json(path, asdict(point))
-
-
 def plot_points(path: Path, points: Sequence[Point]) -> None:
     """Plots return against trajectories in context, one curve per run; extrapolated points are hollow."""
     canvas, axes = titled_canvas("Return by trajectories in context")
     for number, run in enumerate(dict.fromkeys(point.run for point in points)):
         colour = PALETTE[number % len(PALETTE)]
         own = sorted((point for point in points if point.run == run), key=lambda point: point.trajectories)
-        counts = np.array([point.trajectories for point in own])
         intervals = [mean_interval(point.returns) for point in own]
-        values = np.array([interval.value for interval in intervals])
         label = f"{run} (trained on {own[0].trained}, {intervals[0].n} environments)"
+        counts = [point.trajectories for point in own]
         draw_intervals(axes, counts, intervals, color=colour, capsize=4, label=label)
-        known = counts <= own[0].trained
-        axes.plot(counts[known], values[known], "o", color=colour)
-        axes.plot(counts[~known], values[~known], "o", color=colour, markerfacecolor="white")
+        for point, interval in zip(own, intervals, strict=True):
+            face = colour if point.trajectories <= point.trained else "white"
+            axes.plot(point.trajectories, interval.value, "o", color=colour, markerfacecolor=face)
     axes.set_xscale("log", base=2)
     counts = sorted({point.trajectories for point in points})
     axes.set_xticks(counts, [str(count) for count in counts])
@@ -126,9 +116,9 @@ def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence
     write_results(directory / "results.json", Results.of_this_process(asdict(settings), seconds, figures))
     rows: list[dict[str, Any]] = []
     for point in points:
-        cells = {name: value for name, value in asdict(point).items() if name != "returns"}
-        for seed, value in enumerate(point.returns, start=settings.first_seed):
-            rows.append({**cells, "environment_seed": seed, "return": value})
+        cells = asdict(point)
+        returns = enumerate(cells.pop("returns"), start=settings.first_seed)
+        rows += [{**cells, "environment_seed": seed, "return": value} for seed, value in returns]
     write_rows(directory / "context_length.csv", rows)
     plot_points(directory / "context_length.png", points)
 
@@ -150,9 +140,8 @@ class TrainedRun:
 
     def model_identity(self, checkpoint: Checkpoint) -> str:
         """Identifies the model by the digest of its configuration and the checkpoint's step."""
-        content = (self.folder / "config.json").read_bytes()
-        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-        return f"{digest}, step {checkpoint_step(self.folder, checkpoint)}"
+        digest = hashlib.blake2b((self.folder / "config.json").read_bytes(), digest_size=8)
+        return f"{digest.hexdigest()}, step {checkpoint_step(self.folder, checkpoint)}"
 
     def with_context(self, trajectories: int) -> RunConfig:
         """The configuration of a trial with this number of trajectories in context."""
@@ -165,14 +154,10 @@ class TrainedRun:
 
     def context_bytes(self, trajectories: int) -> ContextBytes:
         """Cache memory of a point, before it is allocated."""
+        config, decisions = self.config, self.config.decisions
         plan = rollout_plan(self.with_context(trajectories), self.mesh)
-        of_each = ContextBytes.planned(
-            self.config.model,
-            self.config.evaluation.environments // plan.policies,
-            self.config.decisions,
-            (trajectories - 1) * self.config.decisions,
-            plan.mesh.shape["ring"],
-        )
+        rows, prompt = config.evaluation.environments // plan.policies, (trajectories - 1) * decisions
+        of_each = ContextBytes.planned(config.model, rows, decisions, prompt, plan.mesh.shape["ring"])
         return replace(of_each, environments=plan.policies * of_each.environments)
 
     def describe(self, trajectories: int) -> str:
@@ -252,7 +237,7 @@ def main(
         for trained, count in wanted:
             path = output / "points" / f"{trained.folder.name}-{count}.json"
             if not path.exists():
-                write_point(path, trained.measure(count, checkpoint, prompt_chunk))
+                write_json(path, asdict(trained.measure(count, checkpoint, prompt_chunk)))
             points.append(read_point(path))
             write_curve(output, settings, points)
         rich.print(figure_table([point.figure() for point in points], "return by trajectories in context"))

@@ -8,11 +8,10 @@ compiles this project's training step of a LLaMA for machines that need not be p
 longest power of two of tokens whose program fits a device. Needs the extras aot (TPUs) and cuda13 (GPUs).
 """
 
+import itertools
 import os
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import jax
 from rich.console import Console
@@ -23,13 +22,11 @@ from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens, thousands
 from evals.compile.llama_step import METHODS, SHAPES, Method, Precision
-from evals.compile.machines import MACHINES, NamedMachine, machine
+from evals.compile.machines import MACHINES, machine
 from evals.compile.maximum_context import COMPILE_SECONDS, ContextCell, Finding, Program, search
-from evals.compile.step_memory import TrainStep
 from experiments import paper
 from experiments.common.cells import CellPool
-from experiments.table3.plots import plot_contexts, plot_memory
-from experiments.table3.table import COLUMNS, table_rows, text_table, write_table
+from experiments.table3.table import COLUMNS, plot_contexts, plot_memory, table_rows, text_table, write_table
 
 BEYOND_THE_PAPER = (
     ("4xH100", "8B"),
@@ -49,48 +46,25 @@ TABLE_WIDTH = 150
 """Width in characters, also in narrower terminals and in files: wrapped cells are hard to read."""
 
 
-@dataclass(frozen=True)
-class ContextProgram(Program):
-    """A cell at one context, which a process compiles by this script's ``--check``."""
-
-    cell: ContextCell
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.cell} at {thousands(self.tokens)}"
-
-    @property
-    def machine(self) -> NamedMachine:
-        """Machine to compile for."""
-        return self.cell.machine
-
-    @property
-    def context(self) -> int:
-        """Tokens per sequence."""
-        return self.tokens
-
-    @property
-    def configuration(self) -> str:
-        """The model's configuration and its number of sequences."""
-        step = self.cell.step(self.tokens, (None,) * self.machine.devices)
-        return repr((step.config, step.batch))
-
-    def train_step(self, devices: tuple[Any, ...]) -> TrainStep:
-        """Returns the step on these devices."""
-        return self.cell.step(self.tokens, devices).train_step
-
-    def command(self, output: Path) -> list[str]:
-        """Command of the process that compiles it."""
-        flags = {
-            "--hardware": self.cell.hardware,
-            "--model": self.cell.model,
-            "--method": self.cell.method,
-            "--precision": self.cell.precision,
-            "--check": str(self.tokens),
-            "--inputs": "host" if self.cell.remat == "offload" else "device",
-            "--output": str(output),
-        }
-        return [sys.executable, __file__, *(part for pair in flags.items() for part in pair)]
+def context_program(cell: ContextCell, tokens: int) -> Program:
+    """Returns a cell at one context, which a process compiles by this script's ``--check``."""
+    step = cell.step(tokens, (None,) * cell.machine.devices)
+    flags = {
+        "--hardware": cell.hardware,
+        "--model": cell.model,
+        "--method": cell.method,
+        "--precision": cell.precision,
+        "--check": str(tokens),
+        "--inputs": "host" if cell.remat == "offload" else "device",
+    }
+    return Program(
+        name=f"{cell} at {thousands(tokens)}",
+        machine=cell.machine,
+        context=tokens,
+        configuration=repr((step.config, step.batch)),
+        train_step=lambda devices: cell.step(tokens, devices).train_step,
+        arguments=(__file__, *(part for pair in flags.items() for part in pair)),
+    )
 
 
 def paper_precision(hardware: str) -> Precision:
@@ -107,17 +81,16 @@ def all_rows() -> list[tuple[str, str]]:
 
 def print_finding(cell: ContextCell, finding: Finding) -> None:
     """Prints what ``--check`` found; the last line is the verdict."""
-    named = cell.machine
+    named, state = cell.machine, finding.state
     print(f"{cell}, {finding.context:,} tokens per sequence")
     print(f"compiled for {named.devices} x {named.hardware.name}{', ' + named.note if named.note else ''}")
-    if finding.state is not None:
-        bytes_of = f"{finding.state:,} bytes per device, host memory {finding.host:,}"
-        print(f"parameters, optimiser and batch {bytes_of}")
+    if state is not None:
+        print(f"parameters, optimiser and batch {state:,} bytes per device, host memory {finding.host:,}")
     if finding.message:
         print(finding.message)
     needed = "unknown" if finding.needed is None else f"{finding.needed:,.0f}"
-    seconds = f"{finding.seconds:.0f} seconds"
-    print(f"{finding.verdict}: {needed} bytes per device of {finding.limit:,.0f}, {seconds}")
+    rest = f"bytes per device of {finding.limit:,.0f}, {finding.seconds:.0f} seconds"
+    print(f"{finding.verdict}: {needed} {rest}")
 
 
 def main(
@@ -147,8 +120,9 @@ def main(
     jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
     for name in hardware:
         machine(name)
-    _known("model", model, tuple(SHAPES))
-    _known("method", method, METHODS)
+    for kind, names, known in (("model", model, tuple(SHAPES)), ("method", method, METHODS)):
+        if unknown := [name for name in names if name not in known]:
+            raise UnknownNameError(kind, unknown[0], known)
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
 
@@ -157,19 +131,15 @@ def main(
 
     if check is not None:
         if not len(hardware) == len(model) == len(method) == 1:
-            raise ArgumentError(
-                "--check compiles one cell: give one --hardware, one --model and one --method"
-            )
+            raise ArgumentError("--check compiles one cell: give one --hardware, --model and --method")
         remat = "offload" if inputs == "host" else "full"
         cell = ContextCell(hardware[0], model[0], cast(Method, method[0]), precision_on(hardware[0]), remat)
-        print_finding(cell, ContextProgram(cell, parse_tokens(check)).compile_here(output))
+        print_finding(cell, context_program(cell, parse_tokens(check)).compile_here(output))
         return
     # The rows of the table, and any other pair of the flags.
-    pairs = dict.fromkeys([*all_rows(), *((name, size) for name in hardware for size in model)])
+    pairs = dict.fromkeys([*all_rows(), *itertools.product(hardware, model)])
     rows = [
-        (name, size)
-        for name, size in pairs
-        if (not hardware or name in hardware) and (not model or size in model)
+        (name, size) for name, size in pairs if name in (hardware or [name]) and size in (model or [size])
     ]
     cells = [
         ContextCell(name, size, column.method, precision_on(name), column.remat)
@@ -180,31 +150,23 @@ def main(
     ]
     done: dict[ContextCell, list[Finding]] = {}
     with only_writer(output):
-        with (
-            progress("cells", len(cells)) as advance,
-            CellPool(output, workers, None, COMPILE_SECONDS) as pool,
-        ):
+        with progress("cells", len(cells)) as advance, CellPool(output, workers, COMPILE_SECONDS) as pool:
 
             def findings(cell: ContextCell) -> list[Finding]:
-                return list(search(cell, lambda n: ContextProgram(cell, n).compiled(output, pool.run)))
+                return list(search(cell, lambda n: context_program(cell, n).compiled(output, pool.run)))
 
             for cell, found in pool.each(findings, cells):
                 done[cell] = found
                 ends = sorted((finding.context, finding.verdict) for finding in found)
                 advance(len(done), f"{cell}: {', '.join(f'{thousands(n)} {verdict}' for n, verdict in ends)}")
                 write_table(output, table_rows(rows, done))
-        plot_contexts(output / "contexts.png", table_rows(rows, done))
-        plot_memory(output / "memory.png", table_rows(rows, done))
-    table = text_table(table_rows(rows, done))
+        finished = table_rows(rows, done)
+        plot_contexts(output / "contexts.png", finished)
+        plot_memory(output / "memory.png", finished)
+    table = text_table(finished)
     Console(width=TABLE_WIDTH).print(table.rich())
     print("\n".join(table.notes))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
-
-
-def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
 
 
 if __name__ == "__main__":

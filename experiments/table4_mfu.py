@@ -13,9 +13,8 @@ few per cent of the speed that the blockwise step predicts.
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
-from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.provenance import provenance
 from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
@@ -33,19 +31,23 @@ from agentic_ring.terminal.tables import TextTable
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
-from evals.utilisation.measured_mfu import Candidate, known_peak, measure, simulated
-from evals.utilisation.projection import PUBLISHED, Step, read_rates
-from evals.utilisation.running_step import RunningStep
-from experiments.table4.projection import project_machine, project_paper
-from experiments.table4.tables import kernel_table, measured_table, minimum_table, projected_table
+from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, simulated
+from evals.utilisation.projection import PUBLISHED, read_rates
+from experiments.table4.tables import (
+    Remat,
+    kernel_table,
+    measured_table,
+    minimum_table,
+    project_machine,
+    project_paper,
+    projected_table,
+)
 
 CORES = max(2, os.cpu_count() or 2)
 """Simulated devices of a CPU, one per core: devices that share a core would wait for each other."""
 
 BLOCK_ON_CPU, BLOCK = 4096, 32768
 """Tokens per device."""
-
-Remat = Literal["full", "offload", "attention"]
 
 SIMULATED = (
     "The devices are simulated and share their cores: blockwise attention has one sequence per device, the "
@@ -66,19 +68,6 @@ def training_steps(
 
     ring = [step("ring", block * len(devices))] if len(devices) > 1 else []
     return [step("blockwise", block), *ring]
-
-
-def candidate(running: RunningStep) -> Candidate:
-    """Returns the step in the form that ``measured_mfu`` times."""
-    step, config, devices = running.step, running.step.config, len(running.step.devices)
-    ring, itemsize = devices if step.method == "ring" else 1, jnp.dtype(step.precision).itemsize
-    sizes = Step(config.transformer, config.vocab_size, step.context, ring, devices, itemsize=itemsize)
-    return Candidate(step.method, sizes, running.updates)
-
-
-def model_config(model: str, method: Method, remat: Remat = "full") -> LlamaConfig:
-    """Returns the configuration of a model on other machines, in bfloat16."""
-    return LlamaStep(model, method, 2, (None,), remat=remat).config
 
 
 def main(
@@ -129,26 +118,22 @@ def main(
     with only_writer(output):
         tables: list[TextTable] = []
         if running:
-            itemsize = jnp.dtype(precision).itemsize
-            measured, reached = measure([candidate(each) for each in running], itemsize, turns)
+            measured, reached = measure(running, turns)
             write_rows(output / "rates.csv", [vars(reached)])
             write_rows(output / "measured.csv", [row.columns() for row in measured])
-            title = f"{model} in {precision} on {where()}"
-            notes = [f"Utilisation is a share of {known_peak(itemsize)[1]}."]
+            notes = [f"Utilisation is a share of {known_peak(jnp.dtype(precision).itemsize)[1]}."]
             notes += [SIMULATED] if on_cpu and len(steps) > 1 else []
-            tables.append(measured_table(measured, title, notes))
+            tables.append(measured_table(measured, f"{model} in {precision} on {where()}", notes))
             # The share of the peak that a CPU reaches says little about accelerators.
             if chosen is None and not on_cpu:
                 chosen = reached, f"of {model} at {block} tokens, measured on {where()}"
         base, source = chosen or (PUBLISHED, "published for an H100, see evals/utilisation/projection.py")
-        configs = partial(model_config, remat=remat)
         if hardware is None:
-            projected = project_paper(configs, base)
+            projected = project_paper(base, remat)
         else:
-            projected = project_machine(hardware, model, configs, block, base)
+            projected = project_machine(hardware, model, block, base, remat)
         write_rows(output / "projected.csv", [row.columns() for row in projected])
-        table2 = minimum_table(model_config("7B", "ring").transformer)
-        tables += [projected_table(projected, source), table2]
+        tables += [projected_table(projected, source), minimum_table()]
         if trace is not None:
             tables += [traced(each, trace) for each in running]
         publish(tables, output)

@@ -26,12 +26,16 @@ from evals.compile.machines import machine
 from experiments import paper
 from experiments.common.cells import run_with_progress
 from experiments.common.launch import default_preset
-from experiments.table5.cells import TableCell, prepare_cell, run_cell
-from experiments.table5.chain_memory import ChainProgram, in_words, memory_cells
-from experiments.table5.learning_curves import write_learning_curves
+from experiments.table5.cells import TableCell, chain_program, in_words, memory_cells, prepare_cell, run_cell
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TABLE_PRESETS
-from experiments.table5.returns_table import RANDOM, ReturnsTable, plot_returns, write_table
+from experiments.table5.returns_table import (
+    RANDOM,
+    ReturnsTable,
+    plot_returns,
+    write_learning_curves,
+    write_table,
+)
 
 TABLE_WIDTH = 200
 """Characters, even where the terminal is narrower: broken cells are hard to read."""
@@ -80,7 +84,7 @@ def main(
     simulate_cpu_devices()
     if fit is not None:  # before JAX looks for devices: it would look for a driver as well
         jax.config.update("jax_platforms", "cpu")  # where JAX keeps its constants while it compiles
-        program = ChainProgram(fit[1], fit[0])
+        program = chain_program(fit[1], fit[0])
         finding = program.compile_here(output or Path("runs") / "table5")
         print(f"{program}: {in_words(finding)} {finding.message}".rstrip())
         return

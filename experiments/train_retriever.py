@@ -24,7 +24,7 @@ from agentic_ring.results.results_file import Figure, Results, figure_table, wri
 from agentic_ring.terminal import cli
 from agentic_ring.token_units import short_tokens
 from evals.plots import plot_loss
-from experiments.common.training_outputs import read_stage_metrics
+from experiments.common.launch import read_stage_metrics
 from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
 from experiments.retriever.model import answer_logits, retriever_config
 from experiments.retriever.training import STAGES, LessonStage, RetrieverRun, export, train_retriever

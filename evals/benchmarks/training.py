@@ -11,9 +11,8 @@ from agentic_ring.errors import NonFiniteLossError
 from agentic_ring.results.timing import Spread, square_product, square_product_flops, time_interleaved
 from evals.benchmarks.rows import Line
 from evals.compile.llama_step import LlamaStep, Precision
-from evals.utilisation.flops import step_flops
-from evals.utilisation.measured_mfu import known_peak
-from evals.utilisation.running_step import RunningStep
+from evals.utilisation.measured_mfu import RunningStep, known_peak
+from evals.utilisation.projection import step_flops
 
 
 def llama_update(model: str, context: int, precision: Precision, layers: int, rounds: int) -> list[Line]:

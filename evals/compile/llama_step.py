@@ -1,8 +1,7 @@
 """One training step of LLaMA with the four attention methods that the paper's Tables 3 and 4 compare.
 
-The step is this project's own (``training.make_train_step``): AdamW, parameters and optimiser state sharded
-over all devices (FSDP, no tensor parallelism), layers scanned and recomputed in the backward pass. The
-methods differ in how the sequence is sharded, and in how much of a layer is alive at once:
+AdamW, parameters and optimiser state sharded over all devices (FSDP), layers scanned and recomputed in the
+backward pass. The methods differ in how the sequence is sharded, and in how much of a layer is alive at once:
 
     vanilla            one sequence per device; attention stores the whole matrix of scores
     memory_efficient   attention in chunks (arXiv 2112.05682); the feedforward takes all tokens at once
@@ -10,8 +9,6 @@ methods differ in how the sequence is sharded, and in how much of a layer is ali
     ring               one sequence is sharded over all devices (arXiv 2310.01889). One group of heads at a
                        time is sent round the ring, which the paper does not do: blocks of all heads and
                        their gradients would take more memory than the blockwise feedforward saves
-
-The memory of each is also given by a formula, the start of a search and a check on compilers.
 """
 
 from collections.abc import Callable
@@ -56,9 +53,9 @@ class Shape:
 
     def llama(self, **settings: Any) -> LlamaConfig:
         """A LLaMA of these sizes, with further settings of its ``TransformerConfig``."""
-        sizes = asdict(self)
+        sizes = asdict(self) | settings
         vocab_size = sizes.pop("vocab_size")
-        return LlamaConfig(TransformerConfig(**sizes, **settings), vocab_size)
+        return LlamaConfig(TransformerConfig(**sizes), vocab_size)
 
 
 SHAPES: dict[str, Shape] = {
@@ -84,11 +81,9 @@ HEADS_PER_GROUP = 4
 
 @dataclass(frozen=True)
 class LlamaStep:
-    """One update of a LLaMA.
+    """One update of a LLaMA of ``SHAPES``.
 
     Attributes:
-      model: one of ``SHAPES``.
-      method: attention method; see the module.
       context: tokens per sequence.
       devices: devices that it runs on, or is compiled for.
       precision: type of matrix products and activations; parameters and optimiser state are float32.
@@ -97,8 +92,7 @@ class LlamaStep:
       layers: number of layers; by default the model's.
 
     Raises:
-      UnknownNameError: no such model or method.
-      ArgumentError: the context or the batch does not divide over the devices.
+      UnknownNameError, ArgumentError: no such model or method; context or batch do not divide.
     """
 
     model: str
@@ -130,8 +124,7 @@ class LlamaStep:
     @property
     def shape(self) -> Shape:
         """Sizes of the model."""
-        shape = SHAPES[self.model]
-        return shape if self.layers is None else replace(shape, layers=self.layers)
+        return replace(SHAPES[self.model], layers=self.layers or SHAPES[self.model].layers)
 
     @property
     def batch(self) -> int:
@@ -141,30 +134,26 @@ class LlamaStep:
     @property
     def rules(self) -> ShardingRules:
         """Sharding rules: the sequence over all devices for a ring, else the batch."""
-        everywhere = ("fsdp", "ring")
         if self.method == "ring":
-            return ShardingRules(batch=("data",), sequence=everywhere)
-        return ShardingRules(batch=("data", *everywhere), sequence=())
+            return ShardingRules(batch=("data",), sequence=("fsdp", "ring"))
+        return ShardingRules(batch=("data", "fsdp", "ring"), sequence=())
 
     @cached_property
     def mesh(self) -> Mesh:
-        """Mesh of all devices on fsdp x ring, such that the ring divides the model's width.
-
-        A width of 3200 does not divide over 512 devices. Over 4 x 128 every weight does, one dimension
-        over each axis.
-        """
+        """Mesh fsdp x ring whose ring divides the width: 3200 divides not over 512, but over 4 x 128."""
         ring = gcd(len(self.devices), self.shape.width)
         return make_mesh(MeshShape(fsdp=len(self.devices) // ring, ring=ring), devices=self.devices)
 
     @property
     def config(self) -> LlamaConfig:
         """Configuration of the model."""
+        ring = self.method == "ring"
         llama = self.shape.llama(
             dtype=self.precision,
             remat=self.remat,
             ffn_chunk=CHUNK if self.method in ("blockwise", "ring") else None,
-            head_groups=self.shape.head_groups if self.method == "ring" else 1,
-            attention_strategy="ring" if self.method == "ring" and len(self.devices) > 1 else "auto",
+            head_groups=self.shape.head_groups if ring else 1,
+            attention_strategy="ring" if ring and len(self.devices) > 1 else "auto",
             attention_kernel="vanilla" if self.method == "vanilla" else "auto",
             rules=self.rules,
         )
@@ -184,10 +173,9 @@ def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[
         def array(dtype: Any, rows: int = batch_size) -> Any:
             return sharded_shape(mesh, rules, dtype, (rows, tokens))
 
-        positions = array(jnp.int32, batch_size if packed else 1)
-        segments = array(jnp.int32) if packed else None
-        weight = array(jnp.float32)
-        return TokenBatch(array(jnp.int32), array(jnp.int32), weight, positions, segments, "zigzag")
+        numbers, weight = array(jnp.int32), array(jnp.float32)
+        positions = numbers if packed else array(jnp.int32, 1)
+        return TokenBatch(numbers, numbers, weight, positions, numbers if packed else None, "zigzag")
 
     return batch
 
@@ -208,11 +196,9 @@ compilers hold in float32 or narrower and not all at once."""
 
 @dataclass(frozen=True)
 class MemoryFormula:
-    """Memory per device of a ``LlamaStep`` as a function of its context.
+    """Memory per device of a ``LlamaStep`` by its context: the start of a search, and a check on compilers.
 
     Attributes:
-      shape: sizes of the model.
-      method, remat: see ``LlamaStep``.
       devices: number of devices that share the parameters and, in a ring, the sequence.
       itemsize: bytes per number of the compute dtype.
       platform: "cuda" or "tpu".
@@ -246,13 +232,11 @@ class MemoryFormula:
     @property
     def per_token(self) -> float:
         """Bytes per token of a device, without the scores of vanilla attention."""
-        shape = self.shape
+        shape, ring = self.shape, self.method == "ring"
         unit = shape.width * self.itemsize
         kept = 2 if self.remat == "offload" else shape.layers
-        if self.method == "ring":
-            blocks = (9 + _RING_FLOAT32 * 4 / self.itemsize) / shape.head_groups
-        else:
-            blocks = 5 + _LOCAL_FLOAT32 * 4 / self.itemsize
+        blocks = (9 if ring else 5) + (_RING_FLOAT32 if ring else _LOCAL_FLOAT32) * 4 / self.itemsize
+        blocks /= shape.head_groups if ring else 1
         whole = self.method in ("vanilla", "memory_efficient")
         feedforward = 6 * shape.ffn_width * self.itemsize if whole else 0
         # The feedforward's backward and the attention's do not overlap in time.

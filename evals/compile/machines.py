@@ -4,11 +4,13 @@ XLA compiles ahead of time for devices that are not here. Whether a program fits
 scheduled, can so be found out on a laptop. A successful compile says nothing about speed.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -18,8 +20,8 @@ from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import AgenticRingError, ArgumentError, UnknownNameError
 
 GPU_MEMORY_FRACTION = 0.95
-"""Share of a GPU's memory that XLA may use, to be set as XLA_PYTHON_CLIENT_MEM_FRACTION (JAX's default is
-0.75); the rest is for the driver, the CUDA context and NCCL's buffers."""
+"""Share of a GPU's memory that XLA may use, by XLA_PYTHON_CLIENT_MEM_FRACTION (JAX's default is 0.75); the
+rest is for the driver, the CUDA context and NCCL's buffers."""
 GPUS_PER_HOST = 8
 """GPUs of a DGX or HGX board, within which NVLink connects every pair."""
 
@@ -41,8 +43,7 @@ class Hardware:
       memory_bandwidth: bytes per second.
       link_bandwidth: bytes per second that a device can send to its neighbour in a ring while it receives
         as many: one link of a TPU torus, all NVLinks of a GPU.
-      target: further fields of XLA's description of a GPU.
-      chip: arguments of the TPU topology beside its name.
+      target, chip: further fields of XLA's description of a GPU, and arguments of a TPU's topology.
       example: an arrangement of TPU chips, for messages.
     """
 
@@ -74,52 +75,22 @@ class Hardware:
 
 
 _GIB = 2.0**30
-_HOPPER = {
-    "shared_memory_per_core": 233472,
-    "shared_memory_per_block_optin": 232448,
-    "core_count": 132,
-    "fpus_per_core": 128,
-    "l2_cache_size": 52428800,
-    "clock_rate_ghz": 1.98,
-    "cuda_compute_capability": "{ major: 9 feature_extension: ACCELERATED_FEATURES }",
-}
-_AMPERE = {
-    "shared_memory_per_core": 167936,
-    "shared_memory_per_block_optin": 166912,
-    "core_count": 108,
-    "fpus_per_core": 64,
-    "l2_cache_size": 41943040,
-    "clock_rate_ghz": 1.41,
-    "cuda_compute_capability": "{ major: 8 }",
-}
-_EVERY_GPU = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "shared_memory_per_block": 49152,
-    "threads_per_core_limit": 2048,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 65535,
-    "block_dim_limit_z": 65535,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "registers_per_core_limit": 65536,
-    "registers_per_block_limit": 65536,
-}
+_DATA = json.loads(Path(__file__).with_name("hardware.json").read_text())
+_GPU_FIELDS = _DATA["gpu_fields"]
 # Two cores of a chip as one device, as programs see them since v4.
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 
 # Memory of TPUs: the limit in the out-of-memory message of libtpu 0.0.42.1. Their rates: the table of
 # https://jax-ml.github.io/scaling-book/tpus (per chip; halved where a device is one of two cores), v7
 # from https://cloud.google.com/tpu/docs/tpu7x. GPUs: https://www.nvidia.com/en-us/data-center/a100,
-# /h100 and /h200, SXM variants; NVLink halved to one direction; memory and target fields from
+# /h100 and /h200, SXM variants; NVLink halved to one direction; memory and fields from
 # https://github.com/openxla/xla, xla/backends/gpu/target_config/specs.
 HARDWARE: dict[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
-        Hardware("a100", "cuda", 85100068864, 312e12, 2.039e12, 300e9, target=_AMPERE),
-        Hardware("h100", "cuda", 84942979072, 989e12, 3.352e12, 450e9, target=_HOPPER),
-        Hardware("h200", "cuda", 151397597184, 989e12, 4.8e12, 450e9, target=_HOPPER),
+        Hardware("a100", "cuda", 85100068864, 312e12, 2.039e12, 300e9, _GPU_FIELDS["a100"]),
+        Hardware("h100", "cuda", 84942979072, 989e12, 3.352e12, 450e9, _GPU_FIELDS["h100"]),
+        Hardware("h200", "cuda", 151397597184, 989e12, 4.8e12, 450e9, _GPU_FIELDS["h100"]),
         Hardware("v3", "tpu", 15.48 * _GIB, 61.5e12, 0.45e12, 100e9, example="4x4"),
         Hardware("v4", "tpu", 30.75 * _GIB, 275e12, 1.2e12, 45e9, chip=_MEGACORE),
         Hardware("v5e", "tpu", 15.75 * _GIB, 197e12, 0.81e12, 45e9, example="4x4"),
@@ -130,37 +101,13 @@ HARDWARE: dict[str, Hardware] = {
 }
 """Every kind of device by its name."""
 
-_DEVICE_KINDS = {
-    "NVIDIA A100-SXM4-40GB": "a100",
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H200": "h200",
-    "TPU v3": "v3",
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU7x": "tpu7x",
-}
+DEVICE_KINDS: dict[str, str] = _DATA["device_kinds"]
 """Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
-
-
-def hardware_of(device_kind: str) -> Hardware | None:
-    """Returns the specification of a device of this machine by JAX's name of its kind, if it is known."""
-    name = _DEVICE_KINDS.get(device_kind)
-    return None if name is None else HARDWARE[name]
 
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices to compile for; nothing can run on them.
-
-    Attributes:
-      hardware: the specification of each device.
-      devices: for ``agentic_ring.mesh.make_mesh``.
-      compiler_options: options that the compiler needs where the hardware is absent.
-    """
+    """Devices to compile for, on which nothing can run, and options that their compiler then needs."""
 
     hardware: Hardware
     devices: tuple[Any, ...]
@@ -186,19 +133,18 @@ class CompileTarget:
             raise DoesNotFitError(f"does not fit {name}: {reason}", needed) from error
         needed = PlannedMemory.of(compiled).total
         if needed > limit:
-            raise DoesNotFitError(
-                f"does not fit {name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB", needed
-            )
+            message = f"does not fit {name}: needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB"
+            raise DoesNotFitError(message, needed)
         return compiled
 
 
-def compile_target(name: str, topology: str | None = None, *, devices: int | None = None) -> CompileTarget:
+def compile_target(name: str, arrangement: str | int) -> CompileTarget:
     """Returns devices of one kind to compile for.
 
     Args:
       name: one of ``HARDWARE``.
-      topology: arrangement of TPU chips, such as "4x4"; a v3 chip counts as two devices. Not for GPUs.
-      devices: number of GPUs; more than 8 are spread over hosts of 8. Not for TPUs.
+      arrangement: topology of TPU chips, such as "4x4", where a v3 chip counts as two devices; or number of
+        GPUs, of which more than 8 are spread over hosts of 8.
 
     Raises:
       UnknownNameError: no such hardware.
@@ -209,64 +155,50 @@ def compile_target(name: str, topology: str | None = None, *, devices: int | Non
         raise UnknownNameError("hardware", name, tuple(HARDWARE))
     hardware = HARDWARE[name]
     if hardware.platform == "tpu":
-        if topology is None or devices is not None:
+        if not isinstance(arrangement, str):
+            example = hardware.example
+            raise ArgumentError(f"{arrangement} {name}; give a topology of chips, such as {example!r}")
+        # Without the first two libtpu waits for the metadata server of a TPU host, and refuses a second
+        # process; without the others it warns that it found no such host.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+        layout, arguments, options = f"{name}:{arrangement}", hardware.chip, {}
+    else:
+        if isinstance(arrangement, str) or arrangement < 1 or arrangement % min(arrangement, GPUS_PER_HOST):
             raise ArgumentError(
-                f"{name} needs a topology of chips, such as {hardware.example!r}, and no count"
+                f"{arrangement} {name}; choose 1 to {GPUS_PER_HOST} GPUs, or a multiple of {GPUS_PER_HOST}"
             )
-        return CompileTarget(hardware, _tpus(hardware, topology), {})
-    if devices is None or topology is not None:
-        raise ArgumentError(f"{name} needs a number of devices, such as 8, and no topology")
-    # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find no
-    # tiles for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
-    options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-    return CompileTarget(hardware, _gpus(hardware, devices), options)
-
-
-def _tpus(hardware: Hardware, topology: str) -> tuple[Any, ...]:
-    # Without the first two libtpu waits for the metadata server of a TPU host, and refuses a second process;
-    # without the others it warns that it found no such host.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    layout = f"{hardware.name}:{topology}"
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # its plugin looks for a driver
+        layout, arguments = name, _gpu_description(hardware, arrangement)
+        # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find
+        # no tiles for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
+        options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     try:
-        return tuple(topologies.get_topology_desc(layout, platform="tpu", **hardware.chip).devices)
-    except jax.errors.JaxRuntimeError as error:
-        raise ArgumentError(
-            f"{layout} is no arrangement of TPU chips, try {hardware.name}:{hardware.example}; {error}"
-        ) from error
-    except (ImportError, RuntimeError) as error:
-        raise CompilerMissingError(
-            f"compiling for {hardware.name} needs libtpu; run: pip install 'agentic_ring[aot]'"
-        ) from error
-
-
-def _gpus(hardware: Hardware, count: int) -> tuple[Any, ...]:
-    if count < 1 or (count > GPUS_PER_HOST and count % GPUS_PER_HOST):
-        raise ArgumentError(f"{count} GPUs; choose 1 to {GPUS_PER_HOST}, or a multiple of {GPUS_PER_HOST}")
-    hosts = max(1, count // GPUS_PER_HOST)
-    bytes_of = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
-    info = {**_EVERY_GPU, **{key: int(value) for key, value in bytes_of.items()}, **hardware.target}
-    fields = "\n".join(f"  {key}: {value}" for key, value in info.items())
-    config = (  # XLA's GpuTargetConfigProto as text
-        f"gpu_device_info {{\n{fields}\n}}\n"
-        'platform_name: "CUDA"\n'
-        "dnn_version_info { major: 9 minor: 10 }\n"
-        f'device_description_str: "{hardware.name}"\n'
-    )
-    # The plugin looks for a driver when it is loaded.
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    topology = f"1x{hosts}x{count // hosts}"  # slices x hosts x GPUs of a host
-    try:
-        description = topologies.get_topology_desc(
-            hardware.name, platform="cuda", topology=topology, target_config=config
-        )
+        devices = topologies.get_topology_desc(layout, platform=hardware.platform, **arguments).devices
     except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
+        if hardware.platform == "tpu" and isinstance(error, jax.errors.JaxRuntimeError):
+            raise ArgumentError(
+                f"{layout} is no arrangement of TPU chips, try {name}:{hardware.example}; {error}"
+            ) from error
         raise CompilerMissingError(
-            f"compiling for {hardware.name} needs JAX's CUDA plugin; run: pip install 'agentic_ring[cuda13]'"
+            f"the compiler for {name} is missing; run: pip install 'agentic_ring[{hardware.compiler_extra}]'"
         ) from error
-    return tuple(description.devices)
+    return CompileTarget(hardware, tuple(devices), options)
+
+
+def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
+    """Returns the arguments of a topology of ``count`` GPUs."""
+    memory = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
+    info = {**_GPU_FIELDS["every"], **{key: int(value) for key, value in memory.items()}, **hardware.target}
+    fields = " ".join(f"{key}: {value}" for key, value in info.items())
+    config = (  # XLA's GpuTargetConfigProto as text
+        f'gpu_device_info {{ {fields} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
+        f'device_description_str: "{hardware.name}"'
+    )
+    hosts = max(1, count // GPUS_PER_HOST)
+    return {"topology": f"1x{hosts}x{count // hosts}", "target_config": config}  # slices x hosts x GPUs
 
 
 @dataclass(frozen=True)
@@ -293,9 +225,7 @@ class NamedMachine:
 
     def compile_target(self) -> CompileTarget:
         """Returns the machine's devices to compile for; see ``compile_target`` for errors."""
-        if self.topology is None:
-            return compile_target(self.hardware.name, devices=self.devices)
-        return compile_target(self.hardware.name, self.topology)
+        return compile_target(self.hardware.name, self.topology or self.devices)
 
 
 _CORE_DEVICES = "TPUs of this generation are named after their cores, and JAX sees each core as a device"
@@ -330,10 +260,10 @@ def machine(name: str) -> NamedMachine:
     Raises:
       UnknownNameError: there is none.
     """
+    if name in MACHINES:
+        return MACHINES[name]
     count, _, gpu = name.partition("x")
     like = MACHINES.get(f"8x{gpu}")
-    if name not in MACHINES and count.isdecimal() and like is not None:
-        return replace(like, name=name, devices=int(count), paper=None)
-    if name not in MACHINES:
+    if not count.isdecimal() or like is None:
         raise UnknownNameError("hardware", name, tuple(MACHINES))
-    return MACHINES[name]
+    return replace(like, name=name, devices=int(count), paper=None)

@@ -6,12 +6,12 @@ sweep resumes and a repeated one compiles nothing.
 """
 
 import hashlib
+import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +42,10 @@ class Finding:
       verdict: "error" for any failure other than a lack of memory.
       needed: bytes per device, where known; for a TPU program that does not fit only its temporaries.
       limit: bytes of a device that a program may use.
-      state: bytes of parameters, optimiser and batch, of a step that fits.
-      host: bytes per device in the host's memory.
+      state, host: bytes per device of parameters, optimiser and batch, of a step that fits, and in the
+        host's memory.
       seconds: time to lower and compile.
       message: why it does not fit, or the error.
-      commit, jax: versions that compiled it.
     """
 
     context: int
@@ -61,35 +60,39 @@ class Finding:
     jax: str = jax.__version__
 
 
-class Program(ABC):
-    """A training step at one context, to be compiled for a machine; ``str`` gives its name."""
+@dataclass(frozen=True)
+class Program:
+    """A training step at one context, to be compiled for a machine.
 
-    @property
-    @abstractmethod
-    def machine(self) -> NamedMachine:
-        """Machine to compile for."""
+    Attributes:
+      name: for messages.
+      machine: machine to compile for.
+      context: tokens per sequence.
+      configuration: everything that the program depends on beside its context, machine and compiler.
+      train_step: returns the step on these devices, which need not exist.
+      arguments: script and flags of the Python process that calls ``compile_here``, without --output.
+    """
 
-    @property
-    @abstractmethod
-    def context(self) -> int:
-        """Tokens per sequence."""
+    name: str
+    machine: NamedMachine
+    context: int
+    configuration: str
+    train_step: Callable[[tuple[Any, ...]], TrainStep]
+    arguments: tuple[str, ...]
 
-    @property
-    @abstractmethod
-    def configuration(self) -> str:
-        """Everything that the program depends on beside its context, machine and compiler."""
+    def __str__(self) -> str:
+        return self.name
 
-    @abstractmethod
-    def train_step(self, devices: tuple[Any, ...]) -> TrainStep:
-        """Returns the step on these devices, which need not exist."""
+    def command(self, output: Path) -> list[str]:
+        """Command of the process that compiles it."""
+        return [sys.executable, *self.arguments, "--output", str(output)]
 
     def folder(self, output: Path) -> Path:
         """The folder of its finding, named by a hash of the configuration, machine and compiler."""
         installed = versions()
         compiler = {name: installed.get(name) for name in ("agentic_ring", "jax", "jaxlib", "flax")}
         program = repr((self.configuration, self.context, self.machine, compiler))
-        digest = hashlib.sha256(program.encode()).hexdigest()
-        return output / "answers" / digest[:24]
+        return output / "answers" / hashlib.sha256(program.encode()).hexdigest()[:24]
 
     def kept(self, output: Path) -> Finding | None:
         """Returns the finding on disk, or None if there is none or its file is damaged."""
@@ -102,22 +105,16 @@ class Program(ABC):
         """Writes the finding."""
         write_json(self.folder(output) / "results.json", asdict(finding))
 
-    def compiled(self, output: Path, run: Callable[[Self], str | None]) -> Finding:
+    def compiled(self, output: Path, run: Callable[["Program"], str | None]) -> Finding:
         """Returns the finding on disk, or else compiles; an error is returned too, but not kept.
 
-        Args:
-          output: folder of the experiment.
-          run: compiles the program in a process that calls ``compile_here``; returns a message if it failed.
+        ``run`` runs the program's command in the experiment's folder; it returns a message if that failed.
         """
-        found, failure = self.kept(output), None
-        if found is None:
-            (self.folder(output) / "results.json").unlink(missing_ok=True)  # a damaged one
-            failure = run(self)
-            found = self.kept(output)
-        message = failure or f"{self} left no finding"
-        return found or Finding(
-            self.context, "error", None, self.machine.hardware.limit, message=message, commit=git_commit()
-        )
+        if found := self.kept(output):
+            return found
+        message = run(self) or f"{self} left no finding"
+        failed = Finding(self.context, "error", None, self.machine.hardware.limit, message=message)
+        return self.kept(output) or replace(failed, commit=git_commit())
 
     def compile_here(self, output: Path) -> Finding:
         """Compiles the program in this process and keeps what is found.
@@ -127,34 +124,28 @@ class Program(ABC):
           CompilerMissingError: the compiler's extra is not installed.
           CompilerFailedError: the compiler failed for another reason than memory.
         """
-        target = self.machine.compile_target()
+        target, there = self.machine.compile_target(), self.machine.host_memory
         step, limit = self.train_step(target.devices), target.hardware.limit
         started = time.monotonic()
         try:
             memory = step.memory(target)
             finding = Finding(self.context, "fits", memory.total, limit, memory.state, memory.host)
+            if memory.host > there:
+                message = f"needs {memory.host / 1e9:.0f} GB of host memory per device, of {there / 1e9:.0f}"
+                finding = replace(finding, verdict="does not fit", message=message)
         except DoesNotFitError as error:
             finding = Finding(self.context, "does not fit", error.needed, limit, message=str(error))
         except Exception as error:  # of many types, from XLA, Mosaic and JAX
             reason = str(error).partition("\n")[0][:300]
             raise CompilerFailedError(f"{self} does not compile: {type(error).__name__}: {reason}") from error
         finding = replace(finding, seconds=time.monotonic() - started, commit=git_commit())
-        if finding.host > self.machine.host_memory:
-            needed, there = finding.host / 1e9, self.machine.host_memory / 1e9
-            message = f"needs {needed:.0f} GB of host memory per device, of {there:.0f}"
-            finding = replace(finding, verdict="does not fit", message=message)
         self.keep(output, finding)
         return finding
 
 
 @dataclass(frozen=True)
 class ContextCell:
-    """One cell of Table 3.
-
-    Attributes:
-      hardware: one of ``MACHINES``.
-      model, method, precision, remat: see ``LlamaStep``.
-    """
+    """One cell of Table 3: a name for ``machine``, and arguments of ``LlamaStep``."""
 
     hardware: str
     model: str
@@ -173,9 +164,9 @@ class ContextCell:
     @property
     def expected(self) -> MemoryFormula:
         """The formula of its memory."""
-        itemsize, target = jnp.dtype(self.precision).itemsize, self.machine
-        platform = target.hardware.platform
-        return MemoryFormula(SHAPES[self.model], self.method, self.remat, target.devices, itemsize, platform)
+        itemsize, platform = jnp.dtype(self.precision).itemsize, self.machine.hardware.platform
+        devices = self.machine.devices
+        return MemoryFormula(SHAPES[self.model], self.method, self.remat, devices, itemsize, platform)
 
     @property
     def machine(self) -> NamedMachine:
@@ -187,11 +178,7 @@ def search(cell: ContextCell, compile_at: Callable[[int], Finding]) -> Iterator[
     """Compiles at powers of two, from the expected one on, until one fits and its double does not.
 
     Where the compiler fails for another reason than memory, shorter contexts are tried; the search ends
-    where it fails twice in a row.
-
-    Args:
-      cell: the cell whose maximum context is searched.
-      compile_at: returns the finding of the cell at a context.
+    where it fails twice in a row. ``compile_at`` returns the cell's finding at a context.
     """
     target = cell.machine
     least = max(LEAST_CONTEXT, 2 * target.devices) if cell.method == "ring" else LEAST_CONTEXT

@@ -1,8 +1,4 @@
-"""Memory of a training step: compiles it and reads how many bytes per device it needs, and whether it fits.
-
-For every model of this project, on the devices of this machine or on an absent one
-(``evals.compile.machines``); no array is made.
-"""
+"""Memory of a training step, compiled for devices of this machine or absent ones; no array is made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,15 +21,9 @@ from evals.compile.machines import CompileTarget, NamedMachine
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update of a model on a mesh, ready to be lowered.
+    """One update of a model on a mesh of devices, which may be absent; ready to be lowered.
 
-    Attributes:
-      model: the model that is trained.
-      loss: one of ``training.losses``.
-      optimizer: settings of the optimiser.
-      batch: makes the batch's shapes, dtypes and shardings without its values.
-      mesh: devices, which may be absent.
-      rules: how arrays are sharded over the mesh; the model's own.
+    ``batch`` makes the batch's shapes, dtypes and shardings without its values.
     """
 
     model: Model
@@ -56,10 +46,7 @@ class TrainStep:
             return jax.jit(update, donate_argnums=0).lower(state, *others)
 
     def memory(self, target: CompileTarget | None = None) -> PlannedMemory:
-        """Compiles the update and returns its bytes per device.
-
-        Args:
-          target: the devices of the mesh, where they are absent.
+        """Compiles the update, for the target if the mesh's devices are absent; returns bytes per device.
 
         Raises:
           DoesNotFitError: the update does not fit the target's devices.
@@ -69,23 +56,16 @@ class TrainStep:
 
 
 def print_memory(step: TrainStep, absent: NamedMachine | None) -> None:
-    """Compiles a step and prints its bytes per device, and whether it fits an absent machine.
-
-    Args:
-      step: a step on a mesh of the absent machine's devices, or of this machine's.
-      absent: the machine to compile for, if it is not this one.
-    """
-    target = None if absent is None else absent.compile_target()
+    """Compiles a step and prints its bytes per device, and whether it fits the mesh's machine if absent."""
     try:
-        memory = step.memory(target)
+        memory = step.memory(None if absent is None else absent.compile_target())
     except DoesNotFitError as error:
         print(error)
         return
     parts = f"{memory.state:,} parameters, optimiser and batch, {memory.temporary:,} temporary"
     print(f"bytes per device    {memory.total:,} ({parts})")
     if absent is not None:
-        usable = f"a program may use {absent.hardware.limit:,.0f} bytes of each device"
-        print(f"fits {absent.name}: {usable}")
+        print(f"fits {absent.name}: a program may use {absent.hardware.limit:,.0f} bytes of each device")
 
 
 def chain_step(
@@ -97,17 +77,18 @@ def chain_step(
         def array(dtype: Any, *width: int) -> Any:
             return sharded_shape(mesh, rules, dtype, (batch_size, steps, *width))
 
+        number, index = array(jnp.float32), array(jnp.int32)
         chain = ChainSteps(
-            return_to_go=array(jnp.float32),
+            return_to_go=number,
             observation=array(jnp.float32, model.observation_dim),
             action=array(jnp.float32, model.action_dim),
-            reward=array(jnp.float32),
-            completion=array(jnp.float32),
-            timestep=array(jnp.int32),
-            trajectory=array(jnp.int32),
-            position=array(jnp.int32),
+            reward=number,
+            completion=number,
+            timestep=index,
+            trajectory=index,
+            position=index,
         )
-        return ChainBatch(chain, weight=array(jnp.float32), seed=array(jnp.uint32), layout="zigzag")
+        return ChainBatch(chain, weight=number, seed=array(jnp.uint32), layout="zigzag")
 
     return TrainStep(Model(model), action_loss, optimizer, batch, mesh, model.transformer.rules)
 

@@ -1,7 +1,7 @@
 """Profiles a program with ``jax.profiler`` and lists the kernels that took the most time."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from agentic_ring.errors import DataError
 
 _CONTAINERS = re.compile(r"^(while|conditional|call)(\.|$)")
 """Operations whose time is that of the operations in them."""
-_NUMBER = re.compile(r"(\.\d+)+$")
 
 
 class KernelTime(NamedTuple):
@@ -33,12 +32,7 @@ class KernelTime(NamedTuple):
 
 
 def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:
-    """Saves a profile of one run under ``directory``, for XProf or Perfetto, and returns its kernels.
-
-    Args:
-      directory: folder of the profile; made if need be.
-      run: program to run, compiled before; its result is waited for.
-    """
+    """Saves a profile of one run of a compiled program, for XProf or Perfetto, and returns its kernels."""
     # A profile for Perfetto keeps a million events: Python's own calls would displace kernels.
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -53,24 +47,20 @@ def kernel_times(directory: Path) -> list[KernelTime]:
     Raises:
       DataError: no profile there, one that cannot be read, or one without kernels.
     """
-    found = sorted(directory.glob("plugins/profile/*/*.xplane.pb"))
-    if not found:
-        raise DataError(f"{directory} holds no plugins/profile/*/*.xplane.pb; save a profile there first")
+    found = max(directory.glob("plugins/profile/*/*.xplane.pb"), default=directory / "*.xplane.pb")
     try:
-        profile = ProfileData.from_serialized_xspace(found[-1].read_bytes())
+        profile = ProfileData.from_serialized_xspace(found.read_bytes())
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{found[-1]} is no profile of jax.profiler: {error!r:.200}; trace again") from error
-    seconds: defaultdict[str, float] = defaultdict(float)
-    runs: Counter[str] = Counter()
+        raise DataError(f"{found} is no profile of jax.profiler: {error!r:.200}; trace again") from error
+    runs: defaultdict[str, list[float]] = defaultdict(list)
     for events in _lines(profile):
         for name, own in _own_seconds(events):
-            seconds[name] += own
-            runs[name] += 1
-    total = sum(seconds.values())
+            runs[name].append(own)
+    total = sum(map(sum, runs.values()))
     if not total:
-        raise DataError(f"{found[-1]} shows no kernels; trace a step that computes on a device")
-    longest = sorted(seconds, key=lambda name: -seconds[name])
-    return [KernelTime(name, seconds[name], runs[name], seconds[name] / total) for name in longest]
+        raise DataError(f"{found} shows no kernels; trace a step that computes on a device")
+    kernels = [KernelTime(name, sum(own), len(own), sum(own) / total) for name, own in runs.items()]
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
 def _lines(profile: Any) -> list[list[Any]]:
@@ -97,4 +87,4 @@ def _own_seconds(events: list[Any]) -> Iterator[tuple[str, float]]:
     for (_, _, name), left in zip(timed, own, strict=True):
         short = name.partition(" = ")[0].removeprefix("%")  # a TPU's operation has its whole text as a name
         if not _CONTAINERS.match(short):
-            yield _NUMBER.sub("", short), max(0.0, left) / 1e9
+            yield re.sub(r"(\.\d+)+$", "", short), max(0.0, left) / 1e9

@@ -1,4 +1,4 @@
-"""Measured model FLOPs utilisation of training steps on this machine, and the ratio to the expected time.
+"""LLaMA training steps on this machine: their model FLOPs utilisation, and the ratio to the expected time.
 
 A step's utilisation is its operations over those that the devices could do at their peak: the published
 peak where it is known for the dtype, else the rate of a product of square matrices before each step, the
@@ -9,33 +9,96 @@ Simulated devices share one processor, so steps are comparable where they do the
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from agentic_ring.attention import order
+from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.errors import ArgumentError
+from agentic_ring.models.llama import TokenBatch
 from agentic_ring.results.timing import Spread, square_product, square_product_flops, time_interleaved
-from evals.compile.machines import hardware_of
+from agentic_ring.training.optimizer import make_optimizer
+from agentic_ring.training.train_step import init_state
+from evals.compile.llama_step import LlamaStep
+from evals.compile.machines import DEVICE_KINDS, HARDWARE
 from evals.utilisation.projection import Rates, Step, reached_rates
 
 
-class Candidate(NamedTuple):
-    """A step to time: its method, its sizes, and a function that compiles it and returns its update."""
+@dataclass(frozen=True)
+class RunningStep:
+    """A step on this machine's devices, with a state of its own and random text; it is compiled only once."""
 
-    method: str
-    step: Step
-    make: Callable[[], Callable[[], Any]]
+    step: LlamaStep
+
+    @property
+    def sizes(self) -> Step:
+        """Sizes of the step, which give its operations."""
+        step, devices, itemsize = self.step, len(self.step.devices), jnp.dtype(self.step.precision).itemsize
+        ring, stack = devices if step.method == "ring" else 1, step.config.transformer
+        return Step(stack, step.config.vocab_size, step.context, ring, devices, itemsize=itemsize)
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled program."""
+        return self.step.train_step.lower().compile()
+
+    def updates(self, seed: int = 0) -> Callable[[], Any]:
+        """Returns a function that runs one update after the other, from ``seed``'s parameters and text.
+
+        Raises:
+          DoesNotFitError: the step needs more memory than there is; nothing has run.
+        """
+        step, train_step, devices = self.step, self.step.train_step, len(self.step.devices)
+        try:
+            compiled = self.compiled
+            check_memory(PlannedMemory.of(compiled).total * devices, devices)
+            optimizer = make_optimizer(train_step.optimizer, steps=1)
+            state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)
+            batch = random_text(step, seed)
+        except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise DoesNotFitError(
+                f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
+                "smaller model or fewer tokens per device; JAX uses 0.75 of a GPU's memory unless "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
+            ) from error
+
+        def update() -> Any:
+            nonlocal state
+            state, metrics = compiled(state, batch)
+            return metrics
+
+        return update
+
+
+def random_text(step: LlamaStep, seed: int) -> TokenBatch:
+    """Returns a batch with one text per row, in the token order of the step's devices."""
+    shapes = step.train_step.batch(step.mesh, step.rules)
+    rows, length = shapes.tokens.shape
+    ring = prod(step.mesh.shape[axis] for axis in step.rules.sequence)
+    places = jnp.asarray(order(shapes.layout, length, ring))
+
+    def make(key: jax.Array) -> TokenBatch:
+        text = jax.random.randint(key, (rows, length + 1), 0, step.config.vocab_size, jnp.int32)
+        tokens, targets = text[:, places], text[:, places + 1]
+        return TokenBatch(tokens, targets, jnp.ones((rows, length)), places[None], None, shapes.layout)
+
+    shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
 
 
 class MeasuredRow(NamedTuple):
-    """Measurements of one candidate.
+    """Measurements of one step.
 
     Attributes:
-      method: name of the method.
-      step: sizes of the step.
       spreads: seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper``
         and so on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks.
     """
@@ -58,36 +121,34 @@ class MeasuredRow(NamedTuple):
         return self.step.tokens / self.spreads["seconds"].median
 
 
-def measure(candidates: Sequence[Candidate], itemsize: int, turns: int) -> tuple[list[MeasuredRow], Rates]:
-    """Times the candidates, each after a product of square matrices.
+def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[MeasuredRow], Rates]:
+    """Times the blockwise step and others, each after a product of square matrices, in ``turns`` rounds.
 
-    Args:
-      candidates: steps, of which the first is the blockwise one.
-      itemsize: bytes per number of the compute dtype, which decides the peak.
-      turns: number of timed rounds.
-
-    Returns:
-      A row for each candidate, and the rates that a device reached in the blockwise one.
+    Returns a row for each step, and the rates that a device reached in the first, the blockwise one.
 
     Raises:
       ArgumentError: fewer than one round.
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")
-    product = partial(square_product, {2: jnp.bfloat16, 4: jnp.float32}[itemsize])
-    times = _times([[product, each.make] for each in candidates], turns)
-    peak, _ = known_peak(itemsize)
-    peaks = [peak or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
+    blockwise = steps[0].sizes
+    product = partial(square_product, {2: jnp.bfloat16, 4: jnp.float32}[blockwise.itemsize])
+    times = _times([[product, each.updates] for each in steps], turns)
+    known, _ = known_peak(blockwise.itemsize)
+    peaks = [known or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
     rows = []
-    for candidate, seconds in zip(candidates, times[1::2], strict=True):
-        row = _row(candidate, seconds, peaks)
+    for running, seconds in zip(steps, times[1::2], strict=True):
+        step, spreads = running.sizes, {"seconds": Spread.of(seconds)}
+        devices = 1 if simulated() else step.devices
+        for count, operations in step.flops._asdict().items():
+            shares = (operations / (t * peak * devices) for t, peak in zip(seconds, peaks, strict=True))
+            spreads[f"mfu_{count}"] = Spread.of(shares)
         if rows:
-            more = candidate.step.flops.model / candidates[0].step.flops.model
-            expected = [more * base for base in times[1]]
-            row.spreads["over_blockwise_rate"] = Spread.ratio(seconds, expected)
-        rows.append(row)
-    sharing = candidates[0].step.devices if simulated() else 1
-    return rows, reached_rates(candidates[0].step, median(times[1]), median(peaks) / sharing)
+            more = step.flops.model / blockwise.flops.model
+            spreads["over_blockwise_rate"] = Spread.ratio(seconds, [more * base for base in times[1]])
+        rows.append(MeasuredRow(running.step.method, step, spreads))
+    sharing = blockwise.devices if simulated() else 1
+    return rows, reached_rates(blockwise, median(times[1]), median(peaks) / sharing)
 
 
 def simulated() -> bool:
@@ -97,9 +158,10 @@ def simulated() -> bool:
 
 def known_peak(itemsize: int) -> tuple[float | None, str]:
     """Returns the peak operations per second of one device, if known, and a description of the peak."""
-    hardware = hardware_of(jax.devices()[0].device_kind)
-    if hardware is not None and itemsize == 2:
-        return hardware.flops, f"{hardware.flops / 1e12:g} TFLOP/s, the peak of {hardware.name} in bfloat16"
+    name = DEVICE_KINDS.get(jax.devices()[0].device_kind)
+    if name is not None and itemsize == 2:
+        peak = HARDWARE[name].flops
+        return peak, f"{peak / 1e12:g} TFLOP/s, the peak of {name} in bfloat16"
     where = "of all cores together" if simulated() else "of one device"
     return None, f"the rate of a matrix product {where}, measured beside each step"
 
@@ -111,13 +173,3 @@ def _times(makers: Sequence[Sequence[Callable[[], Callable[[], Any]]]], turns: i
         return time_interleaved(turns, *(make() for group in makers for make in group))
     # Steadier devices, all of whose memory one step may need.
     return [seconds for group in makers for seconds in time_interleaved(turns, *(make() for make in group))]
-
-
-def _row(candidate: Candidate, seconds: Sequence[float], peaks: Sequence[float]) -> MeasuredRow:
-    """Returns a candidate's row without its ratio; both sequences have one number per round."""
-    step, spreads = candidate.step, {"seconds": Spread.of(seconds)}
-    devices = 1 if simulated() else step.devices
-    for count, operations in step.flops._asdict().items():
-        rounds = zip(seconds, peaks, strict=True)
-        spreads[f"mfu_{count}"] = Spread.of(operations / (spent * peak * devices) for spent, peak in rounds)
-    return MeasuredRow(candidate.method, step, spreads)

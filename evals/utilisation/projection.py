@@ -10,33 +10,68 @@ weights sharded over all devices and gathered layer by layer, AdamW in float32. 
     gathers     exposed time of gathering weights (forward and backward) and scattering gradients
     optimizer   passes over memory
 
-A ring of one device is plain blockwise attention. Rates are inputs, those that a measured step reached or
-published ones, and say nothing about memory or about whether a step fits.
+A ring of one device is plain blockwise attention. Rates are measured or published ones.
+
+FLOPs are counted in three ways, all without what rematerialisation computes again:
+
+    paper    3 (24 s h^2 + 4 s^2 h) layers per sequence; arXiv 2310.01889, section 5.3 and figure 5.
+             Four projections of width h, a feedforward of width 4h, scores of all pairs of tokens.
+    halved   the same with half of the pairs, which is what a causal mask needs.
+    model    gated feedforward at its own width, grouped keys, half of the pairs, logits of the vocabulary.
 """
 
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.rows import read_rows
 from evals.compile.machines import HARDWARE
-from evals.utilisation.flops import BACKWARD, StepFlops, attention_forward, layer_weights, step_flops
 
+BACKWARD = 2
+"""Operations of a backward pass over those of its forward pass."""
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over its forward: five products, one of them the scores again."""
-GRADIENT_BYTES = 4
-"""Bytes per number of a gradient that is sent: all gradients are summed in float32."""
+GRADIENT_BYTES = 4  # per number that is sent: gradients are summed in float32
 OPTIMIZER_BYTES = 32
 """Memory traffic of an update in bytes per parameter, float32: the gradient is read for its norm and once
 more, parameter and two moments are read and written."""
-ACCUMULATION_BYTES = 12
-"""The same for adding the gradients of one part of the batch: two reads and a write."""
+ACCUMULATION_BYTES = 12  # likewise, for adding the gradients of one part of a batch: two reads and a write
 
 _COMPUTING = ("products", "head", "causal_forward", "causal_backward", "full_forward", "full_backward")
 """Fields of ``Rates`` that are operations per second."""
 _PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
+
+
+class StepFlops(NamedTuple):
+    """Operations of one step, counted in three ways; see the module."""
+
+    paper: float
+    halved: float
+    model: float
+
+
+def step_flops(stack: TransformerConfig, vocab_size: int, context: int, sequences: int) -> StepFlops:
+    """Returns the operations of forward and backward over ``sequences`` of ``context`` tokens each."""
+    factor = (1 + BACKWARD) * sequences
+    width, layers = stack.width, stack.layers
+    dense, pairs = 24 * context * width**2 * layers, 4 * context**2 * width * layers
+    layer = 2 * context * layer_weights(stack) + attention_forward(stack, context**2 / 2)
+    model = layers * layer + 2 * context * width * vocab_size
+    return StepFlops(factor * (dense + pairs), factor * (dense + pairs / 2), factor * model)
+
+
+def layer_weights(stack: TransformerConfig) -> int:
+    """Returns the number of weights in the matrices of one layer: two operations each per token."""
+    heads = 2 * stack.heads + 2 * stack.key_value_heads
+    return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
+
+
+def attention_forward(stack: TransformerConfig, pairs: float) -> float:
+    """Returns the operations of both products over ``pairs`` of query and key in one layer, all heads."""
+    return 4 * pairs * stack.heads * stack.head_dim
 
 
 @dataclass(frozen=True)
@@ -45,15 +80,13 @@ class Rates:
 
     Attributes:
       products: a layer without its attention, over the operations of its matrix products.
-      head: logits and loss, over the operations of forward and backward. Logits that are computed twice,
-        to keep few of them, lower this rate.
+      head: logits and loss, forward and backward; lower where logits are computed twice to keep few of them.
       link: transfer to the next device of the ring, while as much is received.
       collective: bytes that a device receives in a gather, or sends in a scatter.
       memory: reads and writes.
       peak: rate of which the utilisation is a share.
-      causal_forward, causal_backward: attention kernel of a block of tokens to itself, without masked pairs;
-        five products backward.
-      full_forward, full_backward: the same for attention to other tokens, without a mask.
+      causal_forward, causal_backward: attention of a block of tokens to itself, without masked pairs.
+      full_forward, full_backward: attention to other tokens, without a mask.
     """
 
     products: float
@@ -68,29 +101,19 @@ class Rates:
     full_backward: float
 
     def of_machine(self, peak: float, link: float, memory: float) -> "Rates":
-        """Returns the same shares of the peak for a device of another peak, whose links carry all traffic.
-
-        Args:
-          peak: operations per second.
-          link: bytes per second of a link.
-          memory: bytes per second of the memory.
-        """
+        """Returns the same shares of the peak for a device of another peak, whose links carry all traffic."""
         computing = {name: getattr(self, name) * peak / self.peak for name in _COMPUTING}
         return Rates(link=link, collective=link, memory=memory, peak=peak, **computing)
 
 
 def read_rates(path: Path) -> Rates:
-    """Reads the first row of a CSV file with the fields of ``Rates``.
-
-    Raises:
-      DataError: no such file, or one that holds something else.
-    """
+    """Reads the first row of a CSV file with the fields of ``Rates``; a DataError if it holds none."""
     cells = read_rows(path)[0]
     try:
-        rates = {field.name: float(cells[field.name]) for field in fields(Rates)}
-        if not all(rate > 0 for rate in rates.values()):  # a collective that takes no time is infinitely fast
+        rates = Rates(**{field.name: float(cells[field.name]) for field in fields(Rates)})
+        if not all(rate > 0 for rate in vars(rates).values()):  # inf is a collective that takes no time
             raise ValueError("a rate is not a positive number")
-        return Rates(**rates)
+        return rates
     except (KeyError, ValueError) as error:
         raise DataError(f"{path} holds no rates ({error}); give a rates.csv of table4_mfu.py") from error
 
@@ -120,7 +143,6 @@ class Step:
 
     Attributes:
       stack: shape of the model, and whether its layers are recomputed.
-      vocab_size: size of the vocabulary.
       context: tokens per sequence.
       ring: number of devices that share a sequence; 1 is blockwise attention.
       devices: number of devices of the machine; weights are sharded over all of them.
@@ -142,21 +164,15 @@ class Step:
     itemsize: int = 2
 
     def __post_init__(self) -> None:
-        for name, number in self._numbers.items():
-            if number < 1:
+        for name, number in vars(self).items():
+            if name != "stack" and number < 1:
                 raise ArgumentError(f"{name} is {number}; it must be at least 1")
-        if self.devices % self.ring:
-            raise ArgumentError(f"a ring of {self.ring} does not divide {self.devices} devices")
-        halves = self.ring if self.ring == 1 else 2 * self.ring
-        if self.context % halves:
+        halves = 1 if self.ring == 1 else 2 * self.ring
+        if self.devices % self.ring or self.context % halves:
             raise ArgumentError(
-                f"context is {self.context}, which does not divide into two halves per device of a ring of "
-                f"{self.ring}; choose a multiple of {halves}"
+                f"ring is {self.ring}; it must divide {self.devices} devices, and {halves} must divide a "
+                f"context of {self.context}"
             )
-
-    @property
-    def _numbers(self) -> dict[str, int]:
-        return {name: value for name, value in vars(self).items() if name != "stack"}
 
     @property
     def block(self) -> int:
@@ -180,23 +196,8 @@ class Step:
 
     def columns(self) -> dict[str, int]:
         """Returns the sizes as named cells of a CSV file."""
-        return {**self._numbers, "sequences": self.sequences, "tokens": self.tokens}
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """The overlap of transfers with compute in a program, and its balance.
-
-    Attributes:
-      hops: whether attention overlaps the ring's transfers.
-      gathers: whether a layer's products overlap gathers of weights and scatters of gradients.
-      zigzag: whether the sequence is in zigzag order, which balances a causal mask; otherwise the last
-        device attends to whole blocks in every hop, and the others wait for it.
-    """
-
-    hops: bool = True
-    gathers: bool = True
-    zigzag: bool = True
+        numbers = {name: value for name, value in vars(self).items() if name != "stack"}
+        return {**numbers, "sequences": self.sequences, "tokens": self.tokens}
 
 
 @dataclass(frozen=True)
@@ -229,18 +230,25 @@ class Projection:
         return flops / (self.seconds * self.step.devices * self.peak)
 
 
-def project(step: Step, rates: Rates, overlap: Overlap = Overlap()) -> Projection:
-    """Projects the time of a step by its parts; see the module."""
+def project(
+    step: Step, rates: Rates, overlap_hops: bool = True, overlap_gathers: bool = True, zigzag: bool = True
+) -> Projection:
+    """Projects the time of a step by its parts; see the module.
+
+    Attention overlaps the ring's transfers, and a layer's products the gathers of weights and scatters of
+    gradients. Zigzag order balances a causal mask; without it the last device attends to whole blocks in
+    every hop, and the others wait for it.
+    """
     stack, parts, tokens = step.stack, step.accumulation, step.rows * step.block
-    weights, ends = layer_weights(stack), 2 * stack.width * step.vocab_size
+    weights, ends = layer_weights(stack), 2 * stack.width * step.vocab_size  # of embedding and head
     layers, forwards = parts * stack.layers, 1 if stack.remat == "none" else 2
     attends = 2 if stack.remat in ("full", "offload") else 1
     forward_products = 2 * tokens * weights / rates.products
     # Each group of heads projects its queries, keys and values once more for their derivative.
     heads = stack.heads + 2 * stack.key_value_heads if stack.head_groups > 1 else 0
     again = 2 * tokens * stack.width * heads * stack.head_dim / rates.products
-    forward, forward_hops = _ring_pass(step, rates, overlap, backward=False)
-    backward, backward_hops = _ring_pass(step, rates, overlap, backward=True)
+    forward, forward_hops = _ring_pass(step, rates, overlap_hops, zigzag, backward=False)
+    backward, backward_hops = _ring_pass(step, rates, overlap_hops, zigzag, backward=True)
     passes = OPTIMIZER_BYTES + (parts * ACCUMULATION_BYTES if parts > 1 else 0)
     return Projection(
         step=step,
@@ -249,20 +257,15 @@ def project(step: Step, rates: Rates, overlap: Overlap = Overlap()) -> Projectio
         head=parts * (1 + BACKWARD) * tokens * ends / rates.head,
         attention=layers * (attends * forward + backward),
         hops=layers * (attends * forward_hops + backward_hops),
-        gathers=parts * _gathers(step, rates, forward_products if overlap.gathers else 0.0, forwards),
+        gathers=parts * _gathers(step, rates, forward_products if overlap_gathers else 0.0, forwards),
         optimizer=passes * (weights * stack.layers + ends) / step.devices / rates.memory,
     )
 
 
 def reached_rates(step: Step, seconds: float, peak: float) -> Rates:
-    """Returns the rate that each device reached in a measured blockwise step, in all computing alike.
+    """Returns the rate that each device reached in a blockwise step of these seconds, in all computing.
 
-    Its time for gathers and the optimiser counts as computing.
-
-    Args:
-      step: sizes of the step.
-      seconds: seconds of the step.
-      peak: operations per second of a device of which a utilisation is a share.
+    Its time for gathers and the optimiser counts as computing. ``peak`` is as in ``Rates``.
     """
     links = {"link": inf, "collective": inf, "memory": inf}
     operations = project(step, Rates(**dict.fromkeys(_COMPUTING, 1.0), peak=1.0, **links)).seconds
@@ -280,16 +283,14 @@ def hop_bytes(stack: TransformerConfig, block: int, itemsize: int, *, backward: 
     return numbers * (itemsize + (GRADIENT_BYTES if backward else 0))
 
 
-def _ring_pass(step: Step, rates: Rates, overlap: Overlap, *, backward: bool) -> tuple[float, float]:
-    """Times one pass round the ring in one layer; each transfer is in flight while a hop computes.
-
-    Returns:
-      Seconds of compute, and of exposed transfers.
-    """
+def _ring_pass(
+    step: Step, rates: Rates, overlap_hops: bool, zigzag: bool, *, backward: bool
+) -> tuple[float, float]:
+    """Returns the seconds of compute, and of exposed transfers, of one pass round the ring in one layer."""
     way, others = "backward" if backward else "forward", step.ring - 1
     operations = step.rows * hop_operations(step.stack, step.block, backward=backward)
     own = operations / getattr(rates, f"causal_{way}")
-    other = operations / getattr(rates, f"full_{way}") * (1 if overlap.zigzag else 2)
+    other = operations / getattr(rates, f"full_{way}") * (1 if zigzag else 2)
     compute = own + others * other
     if not others:
         return compute, 0.0
@@ -297,7 +298,7 @@ def _ring_pass(step: Step, rates: Rates, overlap: Overlap, *, backward: bool) ->
     gradient = block * GRADIENT_BYTES / step.itemsize if backward else 0.0
     # Nothing overlaps the final transfer of dK and dV, which is made in the compute dtype.
     final = block if backward else 0.0
-    if not overlap.hops:
+    if not overlap_hops:
         return compute, others * (block + gradient) + final
     # The first block arrives while the own one is computed; the last hop only sends gradients.
     between = (others - 1) * _beyond(block + gradient, other)
@@ -307,11 +308,7 @@ def _ring_pass(step: Step, rates: Rates, overlap: Overlap, *, backward: bool) ->
 def _gathers(step: Step, rates: Rates, hidden: float, forwards: int) -> float:
     """Returns the exposed seconds of gathers and scatters in one part of a batch.
 
-    Args:
-      step: sizes of the step.
-      rates: rates of a device.
-      hidden: seconds of a layer's forward products, which overlap a gather.
-      forwards: number of times that a layer's forward pass is computed.
+    ``hidden`` seconds of a layer's forward products, computed ``forwards`` times, overlap a gather.
     """
     number = (step.devices - 1) / step.devices / rates.collective
     gather, scatter = number * step.itemsize, number * GRADIENT_BYTES

@@ -46,20 +46,14 @@ def is_finished(cell: Cell, output: Path) -> bool:
 def run_cells(
     cells: Sequence[AnyCell], output: Path, workers: int, environment: Mapping[str, str] | None = None
 ) -> Generator[AnyCell, None, None]:
-    """Runs the unfinished cells, ``workers`` processes at a time; yields each finished one.
-
-    Args:
-      cells: parts of the experiment; started in this order.
-      output: folder of the experiment.
-      workers: number of processes at a time.
-      environment: variables of the processes, added to those of this process.
+    """Runs the unfinished cells in this order in a ``CellPool``; yields each finished one.
 
     Raises:
       CellFailedError: some cells failed; raised after all others have ended, it counts and names them and
         their logs.
     """
     unfinished, failures = [cell for cell in cells if not is_finished(cell, output)], []
-    with CellPool(output, workers, environment) as pool:
+    with CellPool(output, workers, environment=environment) as pool:
         ended = pool.each(pool.run, unfinished)
         yield from (cell for cell in cells if cell not in unfinished)
         for cell, failure in ended:
@@ -94,16 +88,16 @@ class CellPool:
     Args:
       output: folder of the experiment.
       workers: number of processes at a time.
-      environment: variables of the processes, added to those of this process.
       seconds: time after which a process is killed; by default none is.
+      environment: variables of the processes, added to those of this process.
     """
 
     def __init__(
         self,
         output: Path,
         workers: int,
-        environment: Mapping[str, str] | None = None,
         seconds: float | None = None,
+        environment: Mapping[str, str] | None = None,
     ):
         self._output, self._seconds = output, seconds
         self._environment = {**os.environ, **(environment or {})}

@@ -1,10 +1,10 @@
-"""Flags that the training scripts share, and the start of a script: devices, mesh, folder of the run."""
+"""What the training scripts share: flags, devices, mesh, folder of the run, checkpoints and metrics."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import tyro
@@ -21,9 +21,12 @@ from agentic_ring.files.run_folder import (
     enter_directory,
 )
 from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_ring, simulate_cpu_devices
+from agentic_ring.models.model import Params
 from agentic_ring.models.pipeline import Schedule, layers_per_stage
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
+from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
+from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 
@@ -91,12 +94,9 @@ class LaunchOptions:
         layers: int,
         shape_of: Callable[[int | None, int, int], MeshShape] = shape_with_ring,
     ) -> Mesh:
-        """Builds the mesh of the local devices, or of ``hardware``'s, and says so.
+        """Builds the mesh of the local devices, or of ``hardware``'s, and says so, with the preset's name.
 
-        Args:
-          preset: name of the run's size, for the message.
-          layers: number of layers of the model.
-          shape_of: mesh shape from the ring's size, the number of devices and the number of stages.
+        ``shape_of`` returns its shape from the ring's size, the number of devices and the number of stages.
 
         Raises:
           MeshError: the flags do not fit the devices, or the layers do not divide over the stages.
@@ -139,3 +139,45 @@ def print_pipeline(training: TrainConfig, mesh: Mesh) -> None:
             f"pipeline            {stages} stages, {schedule.microbatches} microbatches, "
             f"bubble {schedule.bubble:.1%} of {schedule.ticks} ticks"
         )
+
+
+@contextmanager
+def training_outputs(
+    directory: Path, config: Dataclass, wandb_project: str | None = None
+) -> Iterator[tuple[Checkpoints, MetricsLog]]:
+    """Opens a folder's checkpoints, and its metrics after the newest checkpoint; closes both."""
+    with closing(Checkpoints(directory / "checkpoints")) as checkpoints:
+        path, step = directory / "metrics.jsonl", checkpoints.last_step or 0
+        with closing(MetricsLog(path, step, wandb_project, asdict(config))) as metrics:
+            yield checkpoints, metrics
+
+
+def train_stages(
+    directory: Path, count: int, train_stage: Callable[[int, Path, Params | None], Params]
+) -> Params:
+    """Trains in ``count`` stages from the newest checkpoint, if there is one; returns the last weights.
+
+    Stage k, counted from 1, has checkpoints of its own in the folder stagek. ``train_stage`` trains one, from
+    its number, counted from 0, its folder, and the weights of the stage before, which are None for the first
+    stage and where the folder has a checkpoint.
+    """
+    folders = [directory / f"stage{number + 1}" for number in range(count)]
+    saved = [SavedCheckpoints(folder / "checkpoints").last_step is not None for folder in folders]
+    begun = max((number for number in range(count) if saved[number]), default=0)
+    params: Params | None = None
+    for number, folder in enumerate(folders):
+        if number >= begun:
+            params = train_stage(number, folder, params)
+        else:  # opening them deletes what a process that was killed at the stage's end left behind
+            Checkpoints(folder / "checkpoints").close()
+    assert params is not None
+    return params
+
+
+def read_stage_metrics(directory: Path, stage_steps: Sequence[int]) -> list[dict[str, Any]]:
+    """The metrics of the folders stage1, stage2, ..., with steps counted over all stages."""
+    return [
+        row | {"step": row["step"] + sum(stage_steps[:index])}
+        for index in range(len(stage_steps))
+        for row in read_metrics(directory / f"stage{index + 1}" / "metrics.jsonl")
+    ]

@@ -31,7 +31,7 @@ from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import read_metrics
 from agentic_ring.training.train_step import TrainState
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
-from experiments.common.training_outputs import training_outputs
+from experiments.common.launch import training_outputs
 from experiments.exorl.presets import Preset
 
 

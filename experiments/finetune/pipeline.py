@@ -30,7 +30,7 @@ from agentic_ring.training.metrics_log import read_metrics
 from evals.compile.llama_step import token_batch
 from evals.compile.step_memory import TrainStep
 from evals.plots import plot_loss
-from experiments.common.training_outputs import read_stage_metrics, train_stages, training_outputs
+from experiments.common.launch import read_stage_metrics, train_stages, training_outputs
 from experiments.finetune.presets import FinetunePreset, Stage
 from experiments.retriever.training import write_beside_weights
 

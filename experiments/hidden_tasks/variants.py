@@ -30,7 +30,7 @@ from agentic_ring.training.losses import action_loss
 from agentic_ring.training.metrics_log import read_metrics
 from agentic_ring.training.train_config import TrainConfig
 from experiments.common.cells import RESULTS_FILE
-from experiments.common.training_outputs import train_stages, training_outputs
+from experiments.common.launch import train_stages, training_outputs
 from experiments.hidden_tasks.presets import FIRST_SHARE, Preset, Variant
 from experiments.hidden_tasks.rollouts import (
     RolloutConfig,

@@ -1,10 +1,9 @@
 """The numbers of the Ring Attention paper (arXiv 2310.01889), from ``tables.json``."""
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @cache
@@ -19,33 +18,27 @@ def exorl_return(task: str) -> float | None:
 
 
 def exorl_rows() -> dict[str, dict[str, Any]]:
-    """Table 5: the paper's cells by our task and by column; the paper does not say which target Jaco has."""
+    """Table 5: the paper's cells by our task, or ``total_average``, and by column.
+
+    The paper does not say which target Jaco has.
+    """
     table = tables()["table5_exorl_return"]
     return {
         "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
             zip(table["columns"][1:], cells, strict=True)
         )
         for task, *cells in table["rows"]
-        if task != "total_average"
     }
 
 
-def exorl_averages() -> dict[str, Any]:
-    """Table 5's last row, by column."""
-    table = tables()["table5_exorl_return"]
-    return dict(zip(table["columns"][1:], table["rows"][-1][1:], strict=True))
-
-
-@dataclass(frozen=True)
-class Interconnect:
+class Interconnect(NamedTuple):
     """A row of Table 2.
 
     Attributes:
       name: hardware and its links, such as "A100 NVLink".
       flops: peak bfloat16 operations per second per device.
       link_bandwidth: bytes per second, one way.
-      block_k: minimal block size in thousands of tokens, as printed.
-      sequence_k: minimal sequence length per device, likewise.
+      block_k, sequence_k: minimal block, and sequence per device, in thousands of tokens, as printed.
     """
 
     name: str
@@ -63,16 +56,10 @@ def interconnects() -> dict[str, Interconnect]:
     }
 
 
-@dataclass(frozen=True)
-class MfuRow:
-    """A row of Table 4; K and M are powers of two.
+class MfuRow(NamedTuple):
+    """A row of Table 4: tokens per batch, and per sequence with blockwise attention and in a ring.
 
-    Attributes:
-      model: size, such as "7B".
-      hardware: as printed, such as "8x A100".
-      batch_tokens: tokens per batch.
-      blockwise_context: tokens per sequence with blockwise attention on one device.
-      ring_context: tokens per sequence with ring attention.
+    ``model`` and ``hardware`` are as printed, such as "7B" and "8x A100"; M and K are powers of two.
     """
 
     model: str
@@ -80,11 +67,6 @@ class MfuRow:
     batch_tokens: int
     blockwise_context: int
     ring_context: int
-
-    @property
-    def ratio(self) -> int:
-        """How many times longer the ring's sequences are."""
-        return self.ring_context // self.blockwise_context
 
 
 def mfu_rows() -> list[MfuRow]:
@@ -97,16 +79,14 @@ def mfu_rows() -> list[MfuRow]:
 
 def longest_contexts() -> dict[tuple[str, str], dict[str, int]]:
     """Table 3: maximum context in tokens, by (hardware, model) and method."""
-    table = tables()["table3_max_context_k_tokens"]
     methods = ("vanilla", "memory_efficient", "blockwise", "ring")
     return {
         (hardware, model): {method: 1024 * k for method, k in zip(methods, contexts, strict=True)}
-        for hardware, model, *contexts in table["rows"]
+        for hardware, model, *contexts in tables()["table3_max_context_k_tokens"]["rows"]
     }
 
 
-@dataclass(frozen=True)
-class RetrievalPoint:
+class RetrievalPoint(NamedTuple):
     """An accuracy of Figure 3 as a range; ``low`` and ``high`` differ only where just a bound is known."""
 
     context: int
@@ -114,49 +94,22 @@ class RetrievalPoint:
     high: float
 
 
-@dataclass(frozen=True)
-class RetrievalCurve:
-    """A model of Figure 3.
-
-    Attributes:
-      model: as printed, with its context.
-      note: description of the curve in the plot.
-      points: the same in numbers, at the contexts that the note names.
-    """
+class RetrievalCurve(NamedTuple):
+    """A model of Figure 3 with its context, as printed; its curve in words, and in numbers."""
 
     model: str
     note: str
     points: tuple[RetrievalPoint, ...]
 
 
-# The notes of tables.json in numbers. "To 64K" includes the shorter contexts of the plot.
-_READ_OFF = {
-    "Vicuna-13B (16K)": {"4K": (1.0, 1.0), "12K": (0.6, 0.6)},
-    "GPT-3.5-turbo (16K)": dict.fromkeys(("4K", "8K", "12K", "16K"), (1.0, 1.0)),
-    "Claude-2 (100K)": {
-        **dict.fromkeys(("4K", "8K", "12K", "16K", "64K"), (1.0, 1.0)),
-        "100K": (0.9, 0.9),
-    },
-    "Ring Attention-13B (512K)": dict.fromkeys(
-        ("4K", "8K", "12K", "16K", "64K", "100K", "200K", "500K"), (0.9, 1.0)
-    ),
-}
-
-
 def retrieval_curves() -> list[RetrievalCurve]:
     """Figure 3, read off the paper's plot, as it gives no numbers; K is 1024 tokens."""
-    notes = tables()["figure3_line_retrieval"]["read_off_the_plot"]
-    return [
-        RetrievalCurve(
-            model,
-            note,
-            tuple(
-                RetrievalPoint(1024 * int(context.removesuffix("K")), low, high)
-                for context, (low, high) in _READ_OFF[model].items()
-            ),
-        )
-        for model, note in notes.items()
-    ]
+    figure = tables()["figure3_line_retrieval"]
+    ranges = {
+        model: tuple(RetrievalPoint(1024 * int(k.removesuffix("K")), *bounds) for k, bounds in points.items())
+        for model, points in figure["read_off_in_numbers"].items()
+    }
+    return [RetrievalCurve(model, note, ranges[model]) for model, note in figure["read_off_the_plot"].items()]
 
 
 RETURN_CAVEAT = (

@@ -1,9 +1,13 @@
-"""Table 3 as text, CSV and Markdown: our maximum contexts beside the paper's."""
+"""Table 3 as text, CSV, Markdown and plots: our maximum contexts beside the paper's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.rows import write_rows
@@ -12,6 +16,7 @@ from agentic_ring.token_units import thousands
 from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method
 from evals.compile.machines import machine
 from evals.compile.maximum_context import ContextCell, Finding, longest
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, save
 from experiments import paper
 
 
@@ -31,17 +36,14 @@ BASELINES = (
     Column("vanilla", "full", "vanilla"),
 )
 COLUMNS = (RING, RING_HOST, *BASELINES)
-Found = Mapping[ContextCell, Sequence[Finding]]
+STYLES = dict(zip(COLUMNS, ((BLUE, "o"), (GREEN, "s"), (ORANGE, "v"), (PINK, "^"), (GREY, "D")), strict=True))
+"""Colour and marker by column."""
+PANELS_ACROSS = 4
 
 
 @dataclass(frozen=True)
 class Row:
-    """Results of one machine and one model.
-
-    Attributes:
-      hardware, model: their names.
-      found: findings by column, with their cell.
-    """
+    """Findings of one machine and one model, by column and with their cell."""
 
     hardware: str
     model: str
@@ -63,32 +65,29 @@ class Row:
         best = longest(self.found[column][1])
         return best.context if best else 0
 
-    def ratio_to_paper(self) -> float | None:
-        """Returns the ring's context, with inputs on the device or the host, over the paper's."""
-        ring = max(self.context(RING) or 0, self.context(RING_HOST) or 0)
-        return ring / self.paper["ring"] if ring and self.paper else None
+    def ratios(self) -> tuple[float | None, float | None, float | None]:
+        """Returns the ring's context over the paper's, over our best baseline's, and the paper's own ratio.
 
-    def over_best_baseline(self) -> float | None:
-        """Returns the ring's context over the best baseline's, all with full recomputation on the device."""
-        ring, best = self.context(RING), max(self.context(column) or 0 for column in BASELINES)
-        return ring / best if ring and best else None
-
-    def paper_over_best_baseline(self) -> float | None:
-        """Returns the same ratio of the paper's figures."""
-        published = self.paper
-        return published["ring"] / max(published[c.method] for c in BASELINES) if published else None
+        The first is with layer inputs on the device or the host; the others are with all on the device.
+        """
+        published, ring = self.paper, self.context(RING) or 0
+        own, best = (max(self.context(c) or 0 for c in columns) for columns in ((RING, RING_HOST), BASELINES))
+        return (
+            own / published["ring"] if own and published else None,
+            ring / best if ring and best else None,
+            published["ring"] / max(published[c.method] for c in BASELINES) if published else None,
+        )
 
 
-def table_rows(rows: Sequence[tuple[str, str]], done: Found) -> list[Row]:
-    """Returns the rows with the findings so far."""
-
-    def row(hardware: str, model: str) -> Row:
-        own = [cell for cell in done if (cell.hardware, cell.model) == (hardware, model)]
-        kinds = {(cell.method, cell.remat): cell for cell in own}
-        cells = {column: kinds.get((column.method, column.remat)) for column in COLUMNS}
-        return Row(hardware, model, {column: (cell, done[cell]) for column, cell in cells.items() if cell})
-
-    return [row(*names) for names in rows]
+def table_rows(names: Sequence[tuple[str, str]], done: Mapping[ContextCell, Sequence[Finding]]) -> list[Row]:
+    """Returns the rows of these machines and models, with the findings so far."""
+    cells, rows = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}, []
+    for hardware, model in names:
+        own = {column: cells.get((hardware, model, *column[:2])) for column in COLUMNS}
+        rows.append(
+            Row(hardware, model, {column: (cell, done[cell]) for column, cell in own.items() if cell})
+        )
+    return rows
 
 
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
@@ -137,25 +136,20 @@ def _cells(row: Row) -> dict[str, str]:
             own += " (error)"
         published = row.paper.get(column.method) if column.remat == "full" else None
         cells[column.title] = f"{own} ({thousands(published)})" if published else own
-    cells["over paper"] = _times(row.ratio_to_paper())
-    published = _times(row.paper_over_best_baseline())
-    cells["over best baseline"] = _times(row.over_best_baseline()) + (f" ({published})" if published else "")
+    over, best, published = ("" if ratio is None else f"{ratio:g}x" for ratio in row.ratios())
+    cells["over paper"] = over
+    cells["over best baseline"] = best + (f" ({published})" if published else "")
     return cells
 
 
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:g}x"
-
-
 def _numbers(row: Row) -> dict[str, Any]:
+    names = ("ring over paper", "ring over best baseline", "paper's ring over best baseline")
     return {
         "machine": row.hardware,
         "model": row.model,
         **{column.title: row.context(column) for column in COLUMNS},
         **{f"paper {method}": tokens for method, tokens in row.paper.items()},
-        "ring over paper": row.ratio_to_paper(),
-        "ring over best baseline": row.over_best_baseline(),
-        "paper's ring over best baseline": row.paper_over_best_baseline(),
+        **dict(zip(names, row.ratios(), strict=True)),
     }
 
 
@@ -165,3 +159,80 @@ def _columns(cell: ContextCell, finding: Finding) -> dict[str, Any]:
     # "hardware" is the column of where it was compiled.
     expected = round(cell.expected.bytes(finding.context))
     return {"machine": names.pop("hardware"), **names, **values, "expected": expected}
+
+
+def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
+    """Plots one line per row of the table: a marker for each method, hollow where it is the paper's."""
+    canvas = Canvas(figsize=(9, 1.6 + 0.36 * len(rows)), layout="constrained")
+    axes = canvas.subplots()
+    for place, row in enumerate(rows):
+        axes.axhline(place, color="0.92", linewidth=0.8, zorder=0)
+        for column, (colour, marker) in STYLES.items():
+            own, published = row.context(column), row.paper.get(column.method)
+            if own:
+                axes.plot(own, place, marker, color=colour, markersize=7, label=column.title)
+            if published and column.remat == "full":
+                axes.plot(published, place - 0.22, marker, color=colour, markersize=5, mfc="none")
+    axes.set_yticks(range(len(rows)), [f"{row.hardware}  {row.model}" for row in rows])
+    axes.invert_yaxis()
+    _tokens(axes)
+    title = "maximum context that compiles (small and hollow: the paper's)"
+    axes.set_title(title, loc="left", fontweight="bold")
+    _legend(canvas)
+    save(canvas, path)
+
+
+def plot_memory(path: Path, rows: Sequence[Row]) -> None:
+    """Plots one panel per row: compiled bytes per device at each context, the formula, and the limit."""
+    down = -(-len(rows) // PANELS_ACROSS)
+    canvas = Canvas(figsize=(14, 2.9 * down), layout="constrained")
+    panels = list(canvas.subplots(down, PANELS_ACROSS, squeeze=False).flat)
+    for axes, row in zip(panels, rows, strict=False):
+        for column, (cell, findings) in row.found.items():
+            colour, marker = STYLES[column]
+            axes.axhline(findings[0].limit / 1e9, color="black", linewidth=1, linestyle=":")
+            known = [(f.context, f.needed / 1e9, f.verdict) for f in findings if f.needed is not None]
+            for context, needed, verdict in sorted(known):
+                face = colour if verdict == "fits" else "none"
+                axes.plot(context, needed, marker, color=colour, mfc=face, label=column.title)
+            if known:
+                first, last = min(known)[0] // 4, max(known)[0]
+                contexts = [first * 2**n for n in range((last // first).bit_length())]
+                expected = [cell.expected.bytes(context) / 1e9 for context in contexts]
+                axes.plot(contexts, expected, color=colour, linewidth=1, alpha=0.6)
+        _tokens(axes)
+        axes.set_title(f"{row.hardware}, {row.model}", loc="left", fontsize=9, fontweight="bold")
+        axes.set_ylabel("GB per device", fontsize=8)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    for axes in panels[len(rows) :]:
+        axes.set_visible(False)
+    _legend(canvas)
+    canvas.suptitle(
+        "filled: fits; hollow: does not (TPUs: a lower bound); lines: the formula; dotted: the limit"
+    )
+    save(canvas, path)
+
+
+def _legend(canvas: Canvas) -> None:
+    """Draws a legend with one entry per name, which several panels may share: the first, which is filled."""
+    named = {}
+    for axes in canvas.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    canvas.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False)
+
+
+def _tokens(axes: Axes) -> None:
+    def short(tokens: float, _: int) -> str:
+        return f"{tokens / 2**20:g}M" if tokens >= 2**20 else thousands(int(tokens))
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=8))
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("tokens per sequence", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,17 +1,152 @@
-"""The tables of Table 4, for the terminal and for table4.md."""
+"""Tables 2 and 4: measured steps of this machine, and projected ones of others, from rates and links.
+
+Table 2 gives the minimum block and sequence length whose compute overlaps the whole transfer of a hop. The
+compute grows with the square of the block length c and the transfer only linearly, so there is a minimum c.
+The paper counts all pairs, 4 d c^2 operations at the peak rate, against 4 c d bytes of keys and values in
+bfloat16: c = F / B, and a sequence of 6 blocks per device (arXiv 2310.01889, section 3.2). This project's
+hops compute half of the pairs, so they need longer blocks; its backward pass also sends gradients, and
+computes more.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
+from evals.compile.llama_step import LlamaStep, Method
+from evals.compile.machines import machine
 from evals.utilisation.kernel_times import KernelTime
 from evals.utilisation.measured_mfu import MeasuredRow
-from evals.utilisation.projection import Step
+from evals.utilisation.projection import Projection, Rates, Step, hop_bytes, hop_operations, project
 from experiments import paper
-from experiments.table4.projection import ProjectedRow, minimum_block
 
+Remat = Literal["full", "offload", "attention"]
+
+MACHINE_NAMES = {
+    "8x A100": ("8xA100", "A100 NVLink"),
+    "32x A100": ("32xA100", "A100 InfiniBand"),
+    "TPUv4-1024": ("TPUv4-1024", "TPUv4"),
+}
+"""Names of Table 4's machines in ``evals.compile.machines``, and of their rows in Table 2."""
 KERNELS_SHOWN = 15
+
+
+class MinimumBlock(NamedTuple):
+    """Tokens of a block whose compute takes as long as its transfer: the paper's, and of our causal ring."""
+
+    paper: float
+    forward: float
+    backward: float
+
+
+def minimum_block(stack: TransformerConfig, operations_per_second: float, link: float) -> MinimumBlock:
+    """Returns the minimum block for bfloat16 keys and values.
+
+    A device attends at ``operations_per_second``, the peak in the paper, and sends ``link`` bytes per second.
+    """
+
+    def balance(*, backward: bool) -> float:
+        """Solves c^2 operations / rate = c bytes / link, with both taken at c = 1."""
+        work = hop_operations(stack, 1, backward=backward) / operations_per_second
+        return hop_bytes(stack, 1, 2, backward=backward) / link / work
+
+    forward, backward = balance(backward=False), balance(backward=True)
+    # All pairs are twice those of a causal hop, and the paper has a key head for each query head.
+    return MinimumBlock(forward / 2 * stack.heads / stack.key_value_heads, forward, backward)
+
+
+class ProjectedRow(NamedTuple):
+    """Projection of one variant of a training step.
+
+    Attributes:
+      method: "blockwise" or "ring", and the difference from a ring that overlaps all it can.
+      over_blockwise_rate: seconds over those that the rate of the projected blockwise step predicts, in
+        the model's own operations.
+    """
+
+    machine: str
+    model: str
+    method: str
+    projection: Projection
+    over_blockwise_rate: float
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the row as named cells of a CSV file."""
+        cells = {"projected": True, "machine": self.machine, "model": self.model, "method": self.method}
+        return {**cells, **self.projection.columns(), "over_blockwise_rate": self.over_blockwise_rate}
+
+
+def step_on(
+    model: str, method: Method, remat: Remat, context: int, ring: int, devices: int, parts: int = 1
+) -> Step:
+    """Returns the sizes of a model's step in bfloat16, on another machine."""
+    config = LlamaStep(model, method, 2, (None,), remat=remat).config
+    return Step(config.transformer, config.vocab_size, context, ring, devices, accumulation=parts)
+
+
+def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple[Step, Step]:
+    """Returns the blockwise and the ring step of a row of Table 4, in bfloat16.
+
+    A device holds as many tokens at once as the blockwise context has, its limit in Table 3. A batch is
+    cut into parts where it has more; where it has fewer sequences than devices, blockwise attention
+    still computes one per device, as nothing else would use all devices.
+    """
+    block, context = row.blockwise_context, row.ring_context
+    parts = max(1, row.batch_tokens // (block * devices))
+    blockwise = step_on(row.model, "blockwise", remat, block, 1, devices, parts)
+    together = min(row.batch_tokens, devices * block) // context
+    parts = row.batch_tokens // (together * context)
+    return blockwise, step_on(row.model, "ring", remat, context, devices // together, devices, parts)
+
+
+def project_variants(
+    machine: str, model: str, steps: tuple[Step, Step], rates: Rates, torus_link: float | None
+) -> list[ProjectedRow]:
+    """Returns the blockwise step, the ring, and the ring with one feature left out at a time.
+
+    ``torus_link`` is the bytes per second of a single link, where ``rates.link`` is of several.
+    """
+    blockwise, ring = steps
+    base = project(blockwise, rates)
+    variants = {
+        "blockwise": base,
+        "ring": project(ring, rates),
+        "ring, contiguous order": project(ring, rates, zigzag=False),
+        "ring, hops exposed": project(ring, rates, overlap_hops=False),
+        "ring, gathers exposed": project(ring, rates, overlap_gathers=False),
+    }
+    if torus_link is not None:
+        variants["ring, one torus link"] = project(ring, replace(rates, link=torus_link))
+    rate = blockwise.flops.model / base.seconds
+    return [
+        ProjectedRow(machine, model, method, found, found.seconds / (found.step.flops.model / rate))
+        for method, found in variants.items()
+    ]
+
+
+def project_paper(rates: Rates, remat: Remat = "full") -> list[ProjectedRow]:
+    """All rows of Table 4, at Table 2's peaks and links, with these rates' shares of their own peak."""
+    rows: list[ProjectedRow] = []
+    for row in paper.mfu_rows():
+        name, interconnect = MACHINE_NAMES[row.hardware]
+        target, link = machine(name), paper.interconnects()[interconnect]
+        own = rates.of_machine(link.flops, link.link_bandwidth, target.hardware.memory_bandwidth)
+        torus = target.hardware.link_bandwidth if target.hardware.platform == "tpu" else None
+        rows += project_variants(name, row.model, paper_steps(row, target.devices, remat), own, torus)
+    return rows
+
+
+def project_machine(
+    name: str, model: str, block: int, rates: Rates, remat: Remat = "full"
+) -> list[ProjectedRow]:
+    """One sequence of ``block`` tokens per device, and one over all, at the machine's own peak and link."""
+    devices, hardware = machine(name).devices, machine(name).hardware
+    own = rates.of_machine(hardware.flops, hardware.link_bandwidth, hardware.memory_bandwidth)
+    blockwise = step_on(model, "blockwise", remat, block, 1, devices)
+    ring = step_on(model, "ring", remat, block * devices, devices, devices)
+    return project_variants(name, model, (blockwise, ring), own, torus_link=None)
 
 
 def measured_table(measured: Sequence[MeasuredRow], title: str, notes: Sequence[str]) -> TextTable:
@@ -78,21 +213,16 @@ def projected_table(rows: Sequence[ProjectedRow], rates_from: str) -> TextTable:
 def kernel_table(method: str, kernels: Sequence[KernelTime]) -> TextTable:
     """Returns the longest kernels of a profiled step."""
     rows = [
-        {
-            "kernel": kernel.name[:70],
-            "share": f"{kernel.share:.1%}",
-            "ms": f"{1e3 * kernel.seconds:.2f}",
-            "runs": str(kernel.runs),
-        }
-        for kernel in kernels[:KERNELS_SHOWN]
+        {"kernel": name[:70], "share": f"{share:.1%}", "ms": f"{1e3 * seconds:.2f}", "runs": str(runs)}
+        for name, seconds, runs, share in kernels[:KERNELS_SHOWN]
     ]
     note = "Seconds of all devices; those of a collective include waiting for the others."
     return TextTable(f"Measured: longest kernels of one {method} step", rows, (note,))
 
 
-def minimum_table(stack: TransformerConfig) -> TextTable:
+def minimum_table() -> TextTable:
     """Returns Table 2: the paper's figures beside those of the same formula and of this project."""
-    rows = []
+    stack, rows = step_on("7B", "ring", "full", 1, 1, 1).stack, []
     for link in paper.interconnects().values():
         found = minimum_block(stack, link.flops, link.link_bandwidth)
         rows.append(

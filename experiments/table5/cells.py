@@ -1,4 +1,8 @@
-"""The cells of Table 5: one task, method and training seed each."""
+"""The processes of Table 5: its cells of one task, method and training seed, and memory of the paper's model.
+
+The ``oom`` cells are computed: the 350M model's own training step on chains of 1000 steps of 4 tokens is
+compiled for a machine, as Table 3's cells are (``evals.compile.maximum_context``).
+"""
 
 import sys
 from collections.abc import Sequence
@@ -8,15 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.attention import padded_length
+from agentic_ring.data.tasks import DOMAINS, parse_task
+from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config
+from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.rollouts.returns import roll_out, trial_figures
 from agentic_ring.rollouts.trials import TrialPolicy
+from agentic_ring.terminal.progress import say
 from agentic_ring.training.metrics_log import read_metrics
-from experiments.common.cells import RESULTS_FILE
-from experiments.table5.methods import method_named
+from evals.compile.machines import machine
+from evals.compile.maximum_context import COMPILE_SECONDS, Finding, Program
+from evals.compile.step_memory import TrainStep, chain_step
+from experiments.common.cells import RESULTS_FILE, CellPool
+from experiments.exorl.presets import PRESETS
+from experiments.table5.methods import AGENTIC, method_named
 from experiments.table5.presets import TablePreset
 
 SCRIPT = Path(__file__).parents[1] / "table5_exorl.py"
@@ -51,11 +63,7 @@ class TableCell:
 
 
 def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path) -> None:
-    """Writes the cell's configuration.
-
-    Raises:
-      ConfigError: the folder contains the cell with other settings.
-    """
+    """Writes the cell's configuration; a ConfigError if its folder has another one."""
     task = parse_task(cell.task)
     config = method_named(cell.method).resolve(preset.for_domain(task.domain), task, store, cell.seed)
     with enter_directory(cell.folder(output), config, resume=True):
@@ -63,13 +71,10 @@ def prepare_cell(cell: TableCell, preset: TablePreset, store: Path, output: Path
 
 
 def run_cell(cell: TableCell, output: Path) -> None:
-    """Trains and rolls out a cell in this process, by its configuration.
+    """Trains and rolls out a prepared cell in this process; otherwise a DataError.
 
     Before each regular checkpoint it is rolled out as well, in the same environments, for the learning curve;
     the seconds of training include that.
-
-    Raises:
-      DataError: the cell was not prepared.
     """
     directory, method, task = cell.folder(output), method_named(cell.method), parse_task(cell.task)
     config: Any = read_config(directory, method.config_kind)
@@ -101,3 +106,55 @@ def _learning_curve(metrics: Path, figures: Sequence[Figure]) -> list[Figure]:
     measured = {row["step"] / rows[-1]["step"]: row["return"] for row in rows if "return" in row}
     curve = [Figure(f"{CURVE}{share:.4g}", value, "return", n=last.n) for share, value in measured.items()]
     return [*curve, replace(last, name=f"{CURVE}1")] if rows else []
+
+
+def chain_program(hardware: str, name: str) -> Program:
+    """Returns a step of the paper's model: one chain over all devices for the ring, or one per device.
+
+    Raises:
+      UnknownNameError: no such machine, or no such method of the Agentic Transformer.
+    """
+    if name not in AGENTIC:
+        raise UnknownNameError("method", name, tuple(AGENTIC))
+    target, method, domain = machine(hardware), AGENTIC[name], DOMAINS["walker"]  # its widths hardly matter
+    preset, steps = PRESETS["paper"], method.trajectories * domain.episode_steps
+    chains = 1 if method.attention == "ring" else target.devices
+    model = preset.model(domain, max_timestep=domain.episode_steps)
+    stack = method.transformer(model.transformer, target.devices)
+    model = replace(model, transformer=stack, dropout=0.0)
+
+    def train_step(devices: tuple[Any, ...]) -> TrainStep:
+        mesh = method.mesh(devices)
+        padded = padded_length(steps, mesh.shape["ring"], "zigzag")
+        return chain_step(model, preset.optimizer, chains, padded, mesh)
+
+    return Program(
+        name=f"{hardware} 350M {name}",
+        machine=target,
+        context=steps * TOKENS_PER_STEP,
+        configuration=repr((model, chains)),
+        train_step=train_step,
+        arguments=(str(SCRIPT), "--fit", name, hardware),
+    )
+
+
+def memory_cells(hardware: str, output: Path) -> dict[str, str]:
+    """Memory by method, from the machine's compiler, or kept on disk where that is not installed."""
+    asked = machine(hardware).hardware
+    programs = {name: chain_program(hardware, name) for name in AGENTIC}
+    if asked.compiler_installed:
+        with CellPool(output, 1, COMPILE_SECONDS) as pool:
+            return {name: in_words(each.compiled(output, pool.run)) for name, each in programs.items()}
+    say(
+        f"the memory on {hardware} is not computed, as its compiler is not installed; "
+        f"pip install 'agentic_ring[{asked.compiler_extra}]'"
+    )
+    kept = {name: each.kept(output) for name, each in programs.items()}
+    return {name: in_words(finding) for name, finding in kept.items() if finding is not None}
+
+
+def in_words(finding: Finding) -> str:
+    """Such as "oom" or "12.3 GB"."""
+    if finding.verdict == "does not fit":
+        return "oom"
+    return "error" if finding.needed is None else f"{finding.needed / 1e9:.1f} GB"

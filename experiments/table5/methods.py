@@ -6,21 +6,21 @@ All use the same data of a task, the same environments and the same training see
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import Domain, Task, parse_task
+from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
-from agentic_ring.models.model import Model, Params
+from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.rollouts.policies import in_context_policies
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
@@ -32,7 +32,7 @@ from agentic_ring.training.train_config import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
-from experiments.common.training_outputs import training_outputs
+from experiments.common.launch import training_outputs
 from experiments.exorl.pipeline import DataFacts, measure_data, resolve, train_on_store
 from experiments.table5.presets import TablePreset
 
@@ -45,9 +45,7 @@ MeasurePolicies = Callable[[Sequence[TrialPolicy]], dict[str, float]]
 class WindowLearner:
     """Behaviour cloning or a Decision Transformer, on windows of the last decisions.
 
-    Attributes:
-      best_share: share of the steps in which a policy acted that is imitated, taken from the best episodes.
-      training: length and settings of the training.
+    ``best_share`` is the share of the steps in which a policy acted that is imitated, from the best episodes.
     """
 
     model: DecisionTransformerConfig | BehaviorCloningConfig
@@ -57,12 +55,7 @@ class WindowLearner:
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """Everything that decides a baseline's result.
-
-    Attributes:
-      learner: the learner that is trained; None is the random policy.
-      seed: seed of the random policy; a learner has its own.
-    """
+    """Everything that decides a baseline's result; without a learner it is the random policy of ``seed``."""
 
     task: str
     preset: str
@@ -80,13 +73,13 @@ class Baseline:
     Attributes:
       name: as on the command line.
       title: title of its column.
-      kind: its learner.
       paper: title of its column in the paper; None if it has none.
       best_share: see ``WindowLearner``; only for bc and dt.
       bc_alpha: see ``TD3Config``; only for td3.
-      trajectories: number of trajectories in context: the current one.
-      config_kind: type of the configuration that ``resolve`` makes.
     """
+
+    config_kind: ClassVar[type[Dataclass]] = BaselineConfig
+    trajectories: ClassVar[int] = 1
 
     name: str
     title: str
@@ -94,41 +87,33 @@ class Baseline:
     paper: str | None = None
     best_share: float = 1.0
     bc_alpha: float | None = None
-    trajectories: int = 1
-    config_kind: type[Dataclass] = BaselineConfig
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> BaselineConfig:
         """Everything that decides the result of a cell."""
         evaluation = EvaluationConfig(trials=preset.chains.trials)
         data = measure_data(preset.chains, task, store, evaluation.target_quantile)
-        learner = self._learner(preset, task.domain, data, seed)
+        dims = task.domain.observation_dim, task.domain.action_dim
+        match self.kind:
+            case "random":
+                learner = None
+            case "td3":
+                values = replace(preset.values.learner, bc_alpha=self.bc_alpha)
+                learner = replace(preset.values, learner=values, seed=seed)
+            case "bc":
+                training = replace(preset.cloning, seed=seed)
+                learner = WindowLearner(BehaviorCloningConfig(*dims), self.best_share, training)
+            case "dt":
+                training = replace(preset.decision, seed=seed)
+                model = DecisionTransformerConfig(*dims, max_timestep=data.longest)
+                learner = WindowLearner(model, self.best_share, training)
         return BaselineConfig(task.full_name, preset.chains.name, str(store), data, evaluation, learner, seed)
-
-    def _learner(
-        self, preset: TablePreset, domain: Domain, data: DataFacts, seed: int
-    ) -> WindowLearner | OfflineTD3Config | None:
-        if self.kind == "random":
-            return None
-        if self.kind == "td3":
-            learner = replace(preset.values.learner, bc_alpha=self.bc_alpha)
-            return replace(preset.values, learner=learner, seed=seed)
-        dims = domain.observation_dim, domain.action_dim
-        if self.kind == "bc":
-            model, training = BehaviorCloningConfig(*dims), preset.cloning
-        else:
-            model, training = DecisionTransformerConfig(*dims, max_timestep=data.longest), preset.decision
-        return WindowLearner(model, self.best_share, replace(training, seed=seed))
 
     def train(
         self, config: BaselineConfig, directory: Path, measure: MeasurePolicies
     ) -> Sequence[TrialPolicy]:
         """Trains the method, from its newest checkpoint if there is one; returns its policy."""
-        evaluation, data, learner, task = (
-            config.evaluation,
-            config.data,
-            config.learner,
-            parse_task(config.task),
-        )
+        evaluation, data, learner = config.evaluation, config.data, config.learner
+        task = parse_task(config.task)
         if learner is None:
             seed = evaluation.first_seed + config.seed
             return [RandomPolicy(evaluation.environments, task.domain.action_dim, seed)]
@@ -153,18 +138,13 @@ class Baseline:
             training, window = learner.training, learner.model.window
             extent = "last" if isinstance(learner.model, BehaviorCloningConfig) else "all"
 
-            def windowed(params: Params) -> Sequence[TrialPolicy]:
-                return [WindowPolicy(model, params, data.scaling, data.target, evaluation.environments)]
+            def windowed(state: TrainState) -> Sequence[TrialPolicy]:
+                return [WindowPolicy(model, state.params, data.scaling, data.target, evaluation.environments)]
 
-            def measured(state: TrainState) -> dict[str, float]:
-                return measure(windowed(state.params))
-
-            batches = RandomBatches(
-                lambda generator: dataset.windows(generator, training.batch_size, window, extent),
-                training.seed,
-            )
-            trained = train(training, model, window_loss, batches, mesh, *outputs, measure=measured)
-            return windowed(trained.params)
+            rows = training.batch_size
+            batches = RandomBatches(lambda rng: dataset.windows(rng, rows, window, extent), training.seed)
+            learning = training, model, window_loss, batches, mesh, *outputs
+            return windowed(train(*learning, measure=lambda state: measure(windowed(state))))
 
     def action_repeat(self, config: BaselineConfig) -> int:
         """Control steps per decision."""
@@ -177,14 +157,14 @@ class Agentic:
 
     Attributes:
       attention: see ``evals.compile.llama_step``.
-      trajectories: members of a chain, including the current one.
-      paper, config_kind: as in ``Baseline``.
+      trajectories: trajectories of a chain, including the current one.
+      paper: as in ``Baseline``.
     """
 
+    config_kind: ClassVar[type[Dataclass]] = RunConfig
     attention: Attention
     trajectories: int
     paper: str | None = None
-    config_kind: type[Dataclass] = RunConfig
 
     @property
     def name(self) -> str:
@@ -208,9 +188,7 @@ class Agentic:
 
     def mesh(self, devices: Sequence[Any]) -> Mesh:
         """A ring of all devices; for other attention methods one chain per device."""
-        if self.attention == "ring":
-            return make_mesh(MeshShape(ring=len(devices)), devices)
-        return make_mesh(MeshShape(fsdp=len(devices), ring=1), devices)
+        return make_mesh(MeshShape() if self.attention == "ring" else MeshShape(fsdp=len(devices)), devices)
 
     def devices(self) -> Sequence[Any]:
         """The local devices; only a ring uses several simulated ones, as they share a CPU."""
@@ -264,14 +242,11 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
+AGENTIC = {name: method for name, method in METHODS.items() if isinstance(method, Agentic)}
 
 
 def method_named(name: str) -> Method:
-    """The method of this name.
-
-    Raises:
-      UnknownNameError: there is none.
-    """
+    """The method of this name; an UnknownNameError if there is none."""
     if name not in METHODS:
         raise UnknownNameError("method", name, tuple(METHODS))
     return METHODS[name]

@@ -1,12 +1,14 @@
-"""Table 5 from its cells: returns, normalised returns, order of the methods; text, CSV, Markdown, plot."""
+"""Table 5 from its cells: returns, order of the methods, learning curves; text, CSV, Markdown and plots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.data.scaling import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
@@ -19,23 +21,21 @@ from agentic_ring.results.intervals import (
 from agentic_ring.results.results_file import Results
 from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
-from evals.plots import BLUE, GREY, ORANGE, draw_intervals, legend_below, save, titled_canvas
+from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper
 from experiments.table5.cells import CURVE, TableCell
-from experiments.table5.methods import METHODS
+from experiments.table5.methods import AGENTIC, METHODS
 
-RANDOM = "random"
+RANDOM, LAST = "random", "return/last_trial"
 FORMULA = "100 * (R - random) / (reference - random)"
+ACROSS = 4
+"""Panels beside each other."""
 REFERENCE = f"{100 * TARGET_QUANTILE:.0f}th percentile of the training returns"
 
 
 @dataclass(frozen=True)
 class ReturnsTable:
-    """The cells of some tasks, methods and seeds.
-
-    Attributes:
-      results: results of each cell, including the random policy's.
-    """
+    """The results of each cell of some tasks, methods and seeds, including the random policy's."""
 
     tasks: Sequence[str]
     methods: Sequence[str]
@@ -44,12 +44,11 @@ class ReturnsTable:
 
     def returns(self, method: str, figure: str) -> np.ndarray:
         """A figure's value, such as return/last_trial, in each cell of a method: [seeds, tasks]."""
-        return np.array(
-            [
-                [self.results[TableCell(task, method, seed)].figure(figure).value for task in self.tasks]
-                for seed in range(self.seeds)
-            ]
-        )
+        return self._each(method, lambda results: results.figure(figure).value)
+
+    def _each(self, method: str, value: Callable[[Results], float]) -> np.ndarray:
+        cells = [[TableCell(task, method, seed) for task in self.tasks] for seed in range(self.seeds)]
+        return np.array([[value(self.results[cell]) for cell in row] for row in cells])
 
     @cached_property
     def random(self) -> np.ndarray:
@@ -60,15 +59,8 @@ class ReturnsTable:
 
     @cached_property
     def reference(self) -> np.ndarray:
-        """Return that every trial aims at, [seeds, tasks]: the 100 of normalised returns.
-
-        A seed's is that of the data it was trained on: seeds may have data of their own.
-        """
-
-        def target(task: str, seed: int) -> float:
-            return self.results[TableCell(task, RANDOM, seed)].config["data"]["target"]
-
-        return np.array([[target(task, seed) for task in self.tasks] for seed in range(self.seeds)])
+        """Return that every trial aims at, by the data of each seed, [seeds, tasks]: a normalised 100."""
+        return self._each(RANDOM, lambda results: results.config["data"]["target"])
 
     def normalised(self, returns: np.ndarray) -> np.ndarray:
         """Returns [seeds, tasks] between the random policy, 0, and the reference, 100."""
@@ -76,7 +68,7 @@ class ReturnsTable:
 
     def scores(self, method: str) -> np.ndarray:
         """Normalised returns of the last trial, [seeds, tasks]."""
-        return self.normalised(self.returns(method, "return/last_trial"))
+        return self.normalised(self.returns(method, LAST))
 
     def learning_curve(self, method: str) -> tuple[list[float], list[np.ndarray]]:
         """Shares of the updates, ascending, and the ``scores`` of the method after each."""
@@ -93,32 +85,27 @@ class ReturnsTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the CSV: one per task, method, seed and trial, and one for the best of the trials."""
-        rows = []
-        for cell, results in self.results.items():
-            column = self.tasks.index(cell.task)
-            for figure in results.figures:
-                kind, _, name = figure.name.partition("/")
-                if kind != "return" or name == "last_trial":
-                    continue
-                normalised = self.normalised(self.returns(cell.method, figure.name))
-                rows.append(
-                    {
-                        "task": cell.task,
-                        "method": cell.method,
-                        "trajectories": METHODS[cell.method].trajectories,
-                        "seed": cell.seed,
-                        "trial": name.removeprefix("trial_"),
-                        "return": figure.value,
-                        "low": figure.low,
-                        "high": figure.high,
-                        "environments": figure.n,
-                        "normalised": normalised[cell.seed, column],
-                        "random": self.random[column],
-                        "reference": self.reference[cell.seed, column],
-                        **origin_columns(vars(results)),
-                    }
-                )
-        return rows
+        return [
+            {
+                "task": cell.task,
+                "method": cell.method,
+                "trajectories": METHODS[cell.method].trajectories,
+                "seed": cell.seed,
+                "trial": figure.name.removeprefix("return/").removeprefix("trial_"),
+                "return": figure.value,
+                "low": figure.low,
+                "high": figure.high,
+                "environments": figure.n,
+                "normalised": self.normalised(self.returns(cell.method, figure.name))[cell.seed, column],
+                "random": self.random[column],
+                "reference": self.reference[cell.seed, column],
+                **origin_columns(vars(results)),
+            }
+            for cell, results in self.results.items()
+            for column in [self.tasks.index(cell.task)]
+            for figure in results.figures
+            if figure.name.startswith("return/") and figure.name != LAST
+        ]
 
 
 def write_table(
@@ -156,22 +143,67 @@ def plot_returns(path: Path, table: ReturnsTable) -> None:
     save(canvas, path)
 
 
+def write_learning_curves(folder: Path, table: ReturnsTable) -> None:
+    """Writes learning_curves.csv, a row per task, method, seed and share of the updates, and the plot."""
+    curves = {method: table.learning_curve(method) for method in table.methods if method != RANDOM}
+    if not curves:
+        return
+    rows = [
+        {
+            "task": task,
+            "method": method,
+            "seed": seed,
+            "share": share,
+            "normalised": score[seed, column],
+            **origin_columns(vars(table.results[TableCell(task, method, seed)])),
+        }
+        for method, (shares, scores) in curves.items()
+        for share, score in zip(shares, scores, strict=True)
+        for seed in range(table.seeds)
+        for column, task in enumerate(table.tasks)
+    ]
+    write_rows(folder / "learning_curves.csv", rows)
+    panels = ["interquartile mean", *table.tasks]
+    down = -(-(len(panels) + 1) // ACROSS)  # one place is the legend's
+    canvas = Canvas(figsize=(3.6 * ACROSS, 3.2 * down), layout="constrained")
+    places: Sequence[Axes] = list(canvas.subplots(down, ACROSS, squeeze=False).flat)
+    for number, (axes, title) in enumerate(zip(places, panels, strict=False)):
+        for (method, (shares, scores)), colour in zip(curves.items(), PALETTE, strict=False):
+            points = [
+                interquartile_mean_interval(each) if number == 0 else mean_interval(each[:, number - 1])
+                for each in scores
+            ]
+            style = {"color": colour, "marker": "o", "markersize": 3, "capsize": 2}
+            draw_intervals(axes, 100 * np.array(shares), points, label=METHODS[method].title, **style)
+        axes.axhline(100, color=GREY, linestyle="--", linewidth=0.8)
+        axes.axhline(0, color=GREY, linestyle=":", linewidth=0.8)
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks([0, 25, 50, 75, 100])
+        axes.set_xlabel("share of the updates, %")
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    places[len(panels)].legend(*places[0].get_legend_handles_labels(), frameon=False, loc="upper left")
+    over = f"; bars: 95% over {table.seeds} training seeds" if table.seeds > 1 else ""
+    canvas.supylabel(f"normalised return of the last trial{over}")
+    save(canvas, folder / "learning_curves.png")
+
+
 def _normalised_table(table: ReturnsTable) -> TextTable:
     scores = {method: table.scores(method) for method in table.methods}
     published = paper.exorl_rows()
 
     def row(name: str, values: Mapping[str, Interval], printed: Mapping[str, Any]) -> dict[str, str]:
         theirs = {m: f" / {printed[p]}" for m in values if (p := METHODS[m].paper or "") in printed}
-        return {"task": name} | {
-            METHODS[m].title: _words(value) + theirs.get(m, "") for m, value in values.items()
-        }
+        cells = {METHODS[m].title: _words(value) + theirs.get(m, "") for m, value in values.items()}
+        return {"task": name, **cells}
 
     rows = [
         row(task, {m: mean_interval(s[:, column]) for m, s in scores.items()}, published.get(task, {}))
         for column, task in enumerate(table.tasks)
     ]
     means = {m: mean_interval(s.mean(axis=1)) for m, s in scores.items()}
-    rows.append(row("average", means, paper.exorl_averages()))
+    rows.append(row("average", means, published["total_average"]))
     rows.append(row("IQM", {m: interquartile_mean_interval(s) for m, s in scores.items()}, {}))
     notes = [
         f"Normalised return of the last trial: {FORMULA}. The reference is the {REFERENCE} (of trajectories "
@@ -186,14 +218,14 @@ def _normalised_table(table: ReturnsTable) -> TextTable:
 
 
 def _returns_table(table: ReturnsTable) -> TextTable:
-    names = ("return/last_trial", "return/best_of_trials")
+    names = (LAST, "return/best_of_trials")
     means = {m: [table.returns(m, name).mean(axis=0) for name in names] for m in table.methods}
     rows = [
         {"task": task, "reference": f"{table.reference[:, column].mean():.4g}"}
         | {METHODS[m].title: f"{last[column]:.4g} / {best[column]:.4g}" for m, (last, best) in means.items()}
         for column, task in enumerate(table.tasks)
     ]
-    environments = table.results[TableCell(table.tasks[0], RANDOM, 0)].figure("return/last_trial").n
+    environments = table.results[TableCell(table.tasks[0], RANDOM, 0)].figure(LAST).n
     note = (
         f"Undiscounted returns, means over {environments} environments: the last trial, and each "
         "environment's best trial, which grows with the number of trials for any method. The paper reports "
@@ -235,10 +267,9 @@ def _memory_table(memory: Mapping[str, str], hardware: str) -> TextTable:
             "method": method.title,
             "tokens": f"{method.trajectories * 4}K",
             hardware: memory.get(name, "not asked"),
-            "paper": "oom" if paper.exorl_averages().get(method.paper or "") == "oom" else "",
+            "paper": "oom" if paper.exorl_rows()["total_average"].get(method.paper or "") == "oom" else "",
         }
-        for name, method in METHODS.items()
-        if name.startswith("at_")
+        for name, method in AGENTIC.items()
     ]
     note = (
         f"Bytes per device of {hardware} for a train step of the 350M model, by its compiler; oom: more than "

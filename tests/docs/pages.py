@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = tuple(
@@ -25,14 +25,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of code.
-
-    Attributes:
-      language: named after the fence, or empty.
-      line: number of the line at which the code begins.
-    """
+class Block(NamedTuple):
+    """A fenced block of code: the language named after the fence, or empty, and where the code begins."""
 
     language: str
     code: str

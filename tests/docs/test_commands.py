@@ -23,12 +23,8 @@ def commands(page: str) -> list[str]:
     """
     lines = [line for block in blocks(page) if not block.language for line in block.code.splitlines()]
     for code in inline_code(page):
-        bare = (
-            "pytest" not in code
-            and code.startswith(("python", ".venv"))
-            and " -" not in code.replace(" -m ", " ")
-        )
-        lines.append(f"{code} --help" if bare else code)
+        flags = "pytest" in code or " -" in code.replace(" -m ", " ")
+        lines.append(code if flags or not code.startswith(("python", ".venv")) else f"{code} --help")
     return [line.removeprefix("$ ") for line in lines if START.match(line.removeprefix("$ "))]
 
 
@@ -87,11 +83,10 @@ def test_a_command_is_understood(command, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     program, *arguments = shlex.split(re.sub(r"^XLA_\w+=\S+ ", "", command), comments=True)
     program = program.removeprefix(".venv/bin/")
+    parsers = {"make": make, "pip": pip, "python": functools.partial(python, monkeypatch=monkeypatch)}
     status = None
     try:
-        {"make": make, "pip": pip, "python": functools.partial(python, monkeypatch=monkeypatch)}[program](
-            arguments
-        )
+        parsers[program](arguments)
     except SystemExit as stopped:
         status = stopped.code
     assert not status, capsys.readouterr().err

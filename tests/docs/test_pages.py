@@ -1,10 +1,10 @@
 """Links, paths and names in the documentation exist, pages keep their limits, and a table its sources."""
 
-import csv
 import importlib
 import re
 import tomllib
 
+from agentic_ring.results.rows import read_rows
 from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, anchors, inline_code, links, prose, text
 
 OUR_PATH = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests|docs|\.ci)/[\w./-]+")
@@ -33,11 +33,8 @@ def dead_links(page: str) -> list[str]:
         target = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         if re.match(r"https?://", link):
             continue
-        if (
-            not target.is_relative_to(ROOT)
-            or not target.exists()
-            or (anchor and anchor not in anchors(str(target.relative_to(ROOT))))
-        ):
+        exists = target.is_relative_to(ROOT) and target.exists()
+        if not exists or (anchor and anchor not in anchors(str(target.relative_to(ROOT)))):
             dead.append(link)
     return dead
 
@@ -66,9 +63,8 @@ def test_paths_and_names_exist():
 
 def test_documented_names_exist():
     for page in (page for page in PAGES if page.startswith("docs/api/")):
-        documented = re.findall(
-            r"^::: ([\w.]+)(?:\n    options:\n      members: \[(.*)\])?", text(page), re.MULTILINE
-        )
+        options = r"(?:\n    options:\n      members: \[(.*)\])?"
+        documented = re.findall(rf"^::: ([\w.]+){options}", text(page), re.MULTILINE)
         assert len(documented) == text(page).count(":::")
         for name, members in documented:
             for member in filter(None, members.split(", ")):
@@ -110,9 +106,8 @@ COMPARISON = "docs/attention-comparison.md"
 def tables(first_column: str) -> list[dict[str, str]]:
     """The rows of all tables of the page whose first column has this heading, every cell as text."""
     found = []
-    for lines in re.findall(
-        rf"^\| {first_column} \|.*?(?=\n\n|\Z)", text(COMPARISON), re.MULTILINE | re.DOTALL
-    ):
+    pattern = rf"^\| {first_column} \|.*?(?=\n\n|\Z)"
+    for lines in re.findall(pattern, text(COMPARISON), re.MULTILINE | re.DOTALL):
         rows = lines.strip().splitlines()
         header, _, *body = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
         found += [dict(zip(header, row, strict=True)) for row in body]
@@ -121,8 +116,7 @@ def tables(first_column: str) -> list[dict[str, str]]:
 
 
 def test_known_bugs_are_the_measured_rows():
-    with (ROOT / "experiments/results/attention_known_bugs.csv").open() as file:
-        measured = list(csv.DictReader(file))
+    measured = read_rows(ROOT / "experiments/results/attention_known_bugs.csv")
     columns = {
         "bug": "bug",
         "number": "measured",

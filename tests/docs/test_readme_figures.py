@@ -38,12 +38,11 @@ def ratio(found, name, unit=""):
 
 
 def interquartile_means(file):
-    lines = [line.split("|") for line in (RESULTS / file).read_text().splitlines() if "|" in line]
-    means = dict(zip(lines[0], next(line for line in lines if line[1] == " IQM "), strict=True))
-    methods = [name for name in means if name.strip() not in ("", "task")]
-    best = max(methods, key=lambda name: float(means[name].split()[0]))
-    assert best == " TD3 "
-    return f"{means[' AT ring, 4 '].strip()} / {means[best].strip()}"
+    lines = [re.split(r" ?\| ?", line)[1:-1] for line in (RESULTS / file).read_text().splitlines()]
+    (means,) = (dict(zip(lines[2][1:], line[1:], strict=True)) for line in lines if line[:1] == ["IQM"])
+    best = max(means, key=lambda name: float(means[name].split()[0]))
+    assert best == "TD3"
+    return f"{means['AT ring, 4']} / {means[best]}"
 
 
 def last_trials(file):
@@ -51,14 +50,21 @@ def last_trials(file):
 
 
 def longest_rollout(file):
-    return spread(
-        mean_interval([float(r["return"]) for r in read_rows(RESULTS / file) if r["tokens"] == "512000"])
-    )
+    found = [float(r["return"]) for r in read_rows(RESULTS / file) if r["tokens"] == "512000"]
+    return spread(mean_interval(found))
 
 
 def contexts(machine, of=""):
     found = row("table3.csv", machine=machine, model="7B")
     return " / ".join(thousands(int(found[of + method])) for method in ("ring", "blockwise"))
+
+
+def step_time(file):
+    return ratio(row(file, method="ring", ring="2"), "over_blockwise_rate")
+
+
+def prefill_speed(file):
+    return ratio(row(file, phase="prefill", tokens="16384"), "ratio", "x")
 
 
 def attention_speed(file):
@@ -73,44 +79,18 @@ def retrieval(file):
 
 
 ROWS = {
-    "walker_run, return of the last trial": (
-        "walker_run-demo.json",
-        lambda file: spread(figure(file, "return/last_trial")),
-    ),
-    "Table 5 at demo size, interquartile mean: ring AT / best (TD3)": ("table5_demo.md", interquartile_means),
-    "unseen hidden tasks, return of the last 16 of 128 trials: 128 / 32 / 4 trials in training and context": (
-        "in_context-point_mass-full/results.json",
-        last_trials,
-    ),
-    "512,000 tokens in context, return on walker_run": (
-        "context_length_walker_run_512k.csv",
-        longest_rollout,
-    ),
-    "maximum context, 7B on 8xA100: ring / blockwise (compiled)": (
-        "table3.csv",
-        lambda _: contexts("8xA100"),
-    ),
-    "maximum context, 7B on TPUv4-1024: ring / blockwise (compiled)": (
-        "table3.csv",
-        lambda _: contexts("TPUv4-1024"),
-    ),
-    "step time of a ring of 2 / predicted from blockwise": (
-        "table4_measured_cpu.csv",
-        lambda file: ratio(row(file, method="ring", ring="2"), "over_blockwise_rate"),
-    ),
-    "attention, 32768 tokens: speed relative to the authors' package": (
-        "attention_speed_cpu.csv",
-        attention_speed,
-    ),
-    "LLaMA prefill of 16K tokens, speed relative to `transformers`": (
-        "text_speed.csv",
-        lambda file: ratio(row(file, phase="prefill", tokens="16384"), "ratio", "x"),
-    ),
-    "line retrieval, embedded retriever: right at 64K / 512K tokens": (
-        "line_retrieval_embedded.csv",
-        retrieval,
-    ),
+    "walker_run, ": ("walker_run-demo.json", lambda file: spread(figure(file, "return/last_trial"))),
+    "Table 5 at demo size": ("table5_demo.md", interquartile_means),
+    "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
+    "512,000 tokens in context": ("context_length_walker_run_512k.csv", longest_rollout),
+    "maximum context, 7B on 8xA100: ": ("table3.csv", lambda _: contexts("8xA100")),
+    "maximum context, 7B on TPUv4-1024: ": ("table3.csv", lambda _: contexts("TPUv4-1024")),
+    "step time of a ring of 2": ("table4_measured_cpu.csv", step_time),
+    "attention, 32768 tokens": ("attention_speed_cpu.csv", attention_speed),
+    "LLaMA prefill of 16K tokens": ("text_speed.csv", prefill_speed),
+    "line retrieval, embedded retriever": ("line_retrieval_embedded.csv", retrieval),
 }
+"""Beginnings of the labels, with the file of each number and how it is formatted."""
 
 
 def cells():
@@ -119,10 +99,10 @@ def cells():
     return {label.strip(): [cell.strip() for cell in rest] for label, *rest in lines[1:]}
 
 
-@pytest.mark.parametrize("label", ROWS)
-def test_a_row_has_the_number_of_its_file(label):
-    file, value = ROWS[label]
-    here, paper, details = cells()[label]
+@pytest.mark.parametrize("begin", ROWS)
+def test_a_row_has_the_number_of_its_file(begin):
+    file, value = ROWS[begin]
+    ((label, (here, paper, details)),) = (row for row in cells().items() if row[0].startswith(begin))
     assert here == value(file)
     assert f"](experiments/results/{file})" in details
     if "7B on" in label:
@@ -135,7 +115,7 @@ def test_a_row_has_the_number_of_its_file(label):
 
 
 def test_every_row_is_read():
-    assert list(cells()) == list(ROWS)
+    assert len(cells()) == len(ROWS)
 
 
 def test_what_the_demo_prints():

@@ -20,26 +20,26 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
     folder, output = small_run.directory, tmp_path / "curve"
 
     def measure(*counts: int) -> str:
-        context_length.main((folder,), counts, environments=2, prompt_chunk=24, output=output)
+        context_length.main((folder,), counts, environments=2, prompt_chunk=50, output=output)
         return "".join(capsys.readouterr())
 
     assert "EXTRAPOLATION" not in measure(1)
     first = (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns
-    printed = measure(8, 1)
+    printed = measure(6, 1)
     assert (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns == first
-    assert "8 trajectories: 640 tokens" in printed
+    assert "6 trajectories: 480 tokens" in printed
     assert "EXTRAPOLATION: the model was trained on chains of 5" in printed
     results = read_results(output / "results.json")
-    names = [f"return/{folder.name}/{count}_trajectories" for count in (1, 8)]
+    names = [f"return/{folder.name}/{count}_trajectories" for count in (1, 6)]
     assert [figure.name for figure in results.figures] == names
     rows = read_rows(output / "context_length.csv")
     assert [(row["trajectories"], row["environment_seed"]) for row in rows] == [
-        *(("1", "20000"), ("1", "20001"), ("8", "20000"), ("8", "20001"))
+        *(("1", "20000"), ("1", "20001"), ("6", "20000"), ("6", "20001"))
     ]
     means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
     np.testing.assert_allclose(means, [figure.value for figure in results.figures])
     assert means[0] != means[1]  # the prompt matters
-    planned = TrainedRun.of(folder, 2, 20_000).context_bytes(8)
+    planned = TrainedRun.of(folder, 2, 20_000).context_bytes(6)
     taken = {name: int(rows[2][f"{name}_bytes"]) for name in ("prompt", "environments")}
     assert taken == vars(planned)
     assert (output / "context_length.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,6 @@
 """Table 4 from flags to files with a model that trains in seconds, and its projections."""
 
+import jax
 import pytest
 
 from agentic_ring.errors import UnknownNameError
@@ -9,14 +10,16 @@ from evals.compile import llama_step
 from evals.compile.machines import MACHINES
 from evals.utilisation.projection import PUBLISHED
 from experiments import paper, table4_mfu
-from experiments.table4.projection import MACHINE_NAMES, paper_steps, project_machine, project_paper
-from experiments.table4_mfu import model_config, training_steps
+from experiments.table4.tables import MACHINE_NAMES, paper_steps, project_machine, project_paper
+from experiments.table4_mfu import training_steps
 from tests.commands import exit_status
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
+    two = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda: two)
+    monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4, vocab_size=96))
     monkeypatch.setattr(timing, "MATMUL", {"cpu": 64})
     monkeypatch.setattr(table4_mfu, "simulate_cpu_devices", lambda devices: None)  # there are eight already
 
@@ -26,11 +29,11 @@ def test_measured_and_projected_are_printed_and_written_apart(small, tmp_path, c
     flags = ("--block", 16, "--turns", 1, "--trace", tmp_path / "trace", "--output", tmp_path)
     assert exit_status(table4_mfu.main, *flags) == 0
     printed = capsys.readouterr().out
-    for title in ("Measured: tiny in float32 on 8 x cpu", "Projected, not measured", "(Table 2)"):
+    for title in ("Measured: tiny in float32 on 2 x cpu", "Projected, not measured", "(Table 2)"):
         assert title in printed
     blockwise, ring = read_rows(tmp_path / "measured.csv")
-    assert (blockwise["method"], blockwise["context"], blockwise["sequences"]) == ("blockwise", "16", "8")
-    assert (ring["method"], ring["context"], ring["sequences"]) == ("ring", "128", "1")
+    assert (blockwise["method"], blockwise["context"], blockwise["sequences"]) == ("blockwise", "16", "2")
+    assert (ring["method"], ring["context"], ring["sequences"]) == ("ring", "32", "1")
     for row in (blockwise, ring):
         assert 0 < float(row["seconds_low"]) <= float(row["seconds"]) <= float(row["seconds_high"])
         share = float(row["mfu_halved"]) / float(row["mfu_paper"])
@@ -77,7 +80,7 @@ def test_paper_rows_have_the_papers_batches_where_they_can():
     found = {}
     for row in paper.mfu_rows():
         devices = MACHINES[MACHINE_NAMES[row.hardware][0]].devices
-        blockwise, ring = paper_steps(row, devices, model_config)
+        blockwise, ring = paper_steps(row, devices)
         assert (blockwise.context, ring.context) == (row.blockwise_context, row.ring_context)
         assert ring.tokens == row.batch_tokens
         assert ring.block <= blockwise.block  # what a device can hold
@@ -95,7 +98,7 @@ def test_paper_rows_have_the_papers_batches_where_they_can():
 
 def test_projected_rings_lose_a_few_per_cent_and_more_with_anything_left_out():
     by_row: dict = {}
-    for row in project_paper(model_config, PUBLISHED):
+    for row in project_paper(PUBLISHED):
         by_row.setdefault((row.machine, row.model), {})[row.method] = row.projection
     assert len(by_row) == 5
     for (machine, _), ways in by_row.items():
@@ -106,9 +109,9 @@ def test_projected_rings_lose_a_few_per_cent_and_more_with_anything_left_out():
 
 
 def test_a_machine_is_projected_at_its_own_peak_and_link():
-    rows = project_machine("8xH200", "7B", model_config, 65536, PUBLISHED)
+    rows = project_machine("8xH200", "7B", 65536, PUBLISHED)
     ring = next(row for row in rows if row.method == "ring")
     assert ring.projection.step.context == 8 * 65536
     assert ring.projection.peak == MACHINES["8xH200"].hardware.flops
     with pytest.raises(UnknownNameError, match="8xB300"):
-        project_machine("8xB300", "7B", model_config, 65536, PUBLISHED)
+        project_machine("8xB300", "7B", 65536, PUBLISHED)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,15 +18,15 @@ from evals.compile.llama_step import Method
 from evals.compile.machines import CompilerMissingError
 from evals.compile.maximum_context import Finding
 from experiments import paper, table5_exorl
+from experiments.exorl import pipeline
 from experiments.table5 import methods, presets
-from experiments.table5.cells import TableCell, run_cell
-from experiments.table5.chain_memory import ChainProgram, memory_cells
+from experiments.table5.cells import TableCell, chain_program, memory_cells, run_cell
 from experiments.table5.methods import METHODS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import ReturnsTable, write_table
 from tests.experiments.conftest import TINY, has_compiler
 
-DOMAIN = ("cartpole", None)
+DOMAIN = ("cartpole", 50)
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 TASK = "cartpole_swingup"
@@ -36,25 +37,24 @@ LAST = "return/last_trial"
 def tiny_demo(monkeypatch) -> None:
     """The demo preset with models, lengths and rollouts for tests."""
     demo = TABLE_PRESETS["demo"]
+    windows = {"steps": 4, "batch_size": 4, "checkpoint_every": 2}
+    learner = replace(demo.values.learner, hidden=8, batch=8)
     tiny = replace(
         demo,
-        chains=replace(demo.chains, **TINY, updates=2, checkpoint_every=1),
-        cloning=replace(demo.cloning, steps=4, batch_size=4, checkpoint_every=2),
-        decision=replace(demo.decision, steps=4, batch_size=4, checkpoint_every=2),
-        values=replace(
-            demo.values,
-            learner=replace(demo.values.learner, hidden=8, batch=8),
-            updates=4,
-            updates_per_call=2,
-            checkpoint_every=2,
+        chains=replace(
+            demo.chains, **TINY, updates=2, checkpoint_every=1, action_repeat={DOMAIN[0]: DOMAIN[1]}
         ),
+        cloning=replace(demo.cloning, **windows),
+        decision=replace(demo.decision, **windows),
+        values=replace(demo.values, learner=learner, updates=4, updates_per_call=2, checkpoint_every=2),
         seeds=1,
     )
     monkeypatch.setitem(presets.TABLE_PRESETS, "demo", tiny)
-    evaluation = methods.EvaluationConfig
-    monkeypatch.setattr(
-        methods, "EvaluationConfig", lambda **given: evaluation(**given | {"environments": 4})
-    )
+    devices = methods.Agentic.devices
+    monkeypatch.setattr(methods.Agentic, "devices", lambda self: devices(self)[:2])
+    two_environments = partial(methods.EvaluationConfig, environments=2)
+    for module in (methods, pipeline):
+        monkeypatch.setattr(module, "EvaluationConfig", two_environments)
 
 
 @pytest.fixture
@@ -77,25 +77,27 @@ def cells_run(monkeypatch) -> list[TableCell]:
 def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     data, tiny_demo, cells_run, tmp_path, capsys
 ):
-    def run(**flags) -> str:
-        table5_exorl.main(tasks=(TASK,), data=data, output=tmp_path, hardware="8xH100", **flags)
+    def run(*names: str, **flags) -> str:
+        flags = {"data": data, "output": tmp_path, "hardware": "8xH100", "methods": names, **flags}
+        table5_exorl.main(tasks=(TASK,), **flags)
         return capsys.readouterr().out
 
-    printed = run(methods=("dt", "td3_bc"))
-    assert [cell.method for cell in cells_run] == ["random", "dt", "td3_bc"]
+    learners = ("dt", "bc10", "td3_bc", "at_ring_4")
+    printed = run(*learners)
+    assert [cell.method for cell in cells_run] == ["random", *learners]
     assert "67.56" in printed, "the paper's DT"
     assert "not this quantity" in printed
     rows = read_rows(tmp_path / "table.csv")
     assert list(rows[0])[:6] == ["task", "method", "trajectories", "seed", "trial", "return"]
     assert {(row["method"], row["trial"]) for row in rows} == {
-        (method, trial) for method in ("random", "dt", "td3_bc") for trial in ("1", "2", "best_of_trials")
+        (method, trial) for method in ("random", *learners) for trial in ("1", "2", "best_of_trials")
     }
     assert 0 < float(rows[0]["return"]) < 300
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     assert "| cartpole_swingup |" in (tmp_path / "table.md").read_text()
     curves = read_rows(tmp_path / "learning_curves.csv")
     assert [(row["method"], row["share"]) for row in curves] == [
-        (method, share) for method in ("dt", "td3_bc") for share in ("0.5", "1.0")
+        (method, share) for method in learners for share in ("0.5", "1.0")
     ]
     for row in curves[1::2]:
         (last,) = (r for r in rows if r["method"] == row["method"] and r["trial"] == "2")
@@ -107,20 +109,11 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     lost = TableCell(TASK, "dt", 0)
     before = lost.results(tmp_path)
     (lost.folder(tmp_path) / "results.json").unlink()
-    run(methods=("dt", "td3_bc"))
+    run(*learners)
     assert cells_run == [lost]
-    after = lost.results(tmp_path)
-    assert after.figures == before.figures
-
+    assert lost.results(tmp_path).figures == before.figures
     with pytest.raises(ConfigError, match="other settings"):
-        run(methods=("dt",), preset="small")
-
-
-@pytest.mark.slow
-def test_cloning_and_rings_fill_their_cells_too(data, tiny_demo, cells_run, tmp_path):
-    names = ("bc10", "at_ring_4")
-    table5_exorl.main(tasks=(TASK,), methods=names, data=data, output=tmp_path, hardware="8xH100")
-    assert [cell.method for cell in cells_run] == ["random", *names]
+        run("dt", preset="small")
 
 
 def test_the_registry_holds_every_method_of_the_paper_and_of_the_presets():
@@ -202,20 +195,16 @@ def test_normalised_returns_and_the_order(demo_table, tmp_path):
     assert fits["AT blockwise, 128"]["paper"] == "oom"
 
 
-def test_the_papers_model_at_a_context():
-    ring = ChainProgram("8xA100", "at_ring_128")
-    assert ring.context == 512_000
-    assert ring.batch == 1
-    assert ring.model.transformer.attention_strategy == "ring"
-    assert ChainProgram("8xA100", "at_blockwise_32").batch == 8
-
-
-def test_memory_that_was_found_is_in_words_and_other_is_left_out(tmp_path):
+def test_the_papers_model_is_compiled_or_its_memory_read_and_put_in_words(tmp_path):
+    ring, whole = (chain_program("8xH100", f"at_{method}_128") for method in ("ring", "vanilla"))
+    assert ring.context == whole.context == 512_000
+    assert "attention_strategy='ring'" in ring.configuration
+    assert [each.configuration[-4:] for each in (ring, whole)] == [", 1)", ", 8)"], "chains"
     if has_compiler("8xH100"):
         pytest.skip("the compiler would be asked")
     fits = Finding(512_000, "fits", 7.6e9, 8e10)
-    ChainProgram("8xH100", "at_ring_128").keep(tmp_path, fits)
-    ChainProgram("8xH100", "at_vanilla_128").keep(tmp_path, replace(fits, verdict="does not fit"))
+    ring.keep(tmp_path, fits)
+    whole.keep(tmp_path, replace(fits, verdict="does not fit"))
     assert memory_cells("8xH100", tmp_path) == {"at_vanilla_128": "oom", "at_ring_128": "7.6 GB"}
     with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
         table5_exorl.main(fit=("at_ring_4", "8xH100"), output=tmp_path)
@@ -232,6 +221,7 @@ def test_memory_that_was_found_is_in_words_and_other_is_left_out(tmp_path):
         ({"hardware": "8xB300"}, UnknownNameError, "8xB300"),
         ({"cell": (TASK, "bc", 0)}, DataError, r"config\.json"),
         ({"cell": (TASK, "ppo", 0)}, UnknownNameError, "ppo"),
+        ({"fit": ("bc", "8xA100")}, UnknownNameError, "bc"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_collected(tmp_path, flags, error, named):

@@ -30,9 +30,9 @@ DROPOUT = Dropout(0.1, jnp.zeros(2, jnp.uint32), jnp.int32(0), jnp.int32(0))
 FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
 
 
-def machine(name: str, *topology: str, **devices: int) -> CompileTarget:
+def machine(name: str, arrangement: str | int) -> CompileTarget:
     try:
-        return compile_target(name, *topology, **devices)
+        return compile_target(name, arrangement)
     except CompilerMissingError as error:
         pytest.skip(str(error))
 
@@ -68,7 +68,7 @@ def compile_both(machine, kernel, spec, *, offset=0, segments=False, soft_cap=No
 
 @pytest.mark.parametrize(("gpu", "spec"), [("a100", CAUSAL), ("h100", FULL), ("h200", WINDOW)])
 def test_cudnn_compiles(gpu, spec):
-    forward, backward = compile_both(machine(gpu, devices=8), CudnnKernel(), spec)
+    forward, backward = compile_both(machine(gpu, 8), CudnnKernel(), spec)
     assert '"__cudnn$fmhaSoftmax"' in forward
     assert '"__cudnn$fmhaSoftmaxBackward"' in backward
 
@@ -135,7 +135,7 @@ PREFILL_KERNELS = {
 @pytest.mark.parametrize("name", PREFILL_KERNELS)
 def test_prefill_compiles(name, slots, transfer):
     """A chunk of 8192 tokens after those of a bfloat16 cache, with queries gathered or round the ring."""
-    target = machine(name, devices=8) if name == "h100" else machine(name, "2x4")
+    target = machine(name, 8 if name == "h100" else "2x4")
     mesh, rules = make_mesh(MeshShape(ring=8), list(target.devices)), ShardingRules()
 
     def array(*shape, dtype=jnp.bfloat16, spec=jax.P(None, "ring")):

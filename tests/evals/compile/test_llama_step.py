@@ -7,47 +7,37 @@ import pytest
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import make_optimizer
-from agentic_ring.training.train_step import init_state
+from agentic_ring.training.train_step import abstract_state
 from evals.compile import llama_step
 from evals.compile.llama_step import METHODS, SHAPES, LlamaStep, MemoryFormula, Shape
-from evals.utilisation.running_step import RunningStep
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setitem(llama_step.SHAPES, "tiny", Shape(48, 64, 2, 8, kv_heads=4, vocab_size=96))
-    monkeypatch.setattr(llama_step, "CHUNK", 8)
-
-
-def losses(method: str, remat: str = "full") -> list[float]:
-    """Returns the losses of two updates on 8 texts of 128 tokens, the same for every method."""
-    step = LlamaStep("tiny", method, 128, tuple(jax.devices()), "float32", sequences=8, remat=remat)
-    update = RunningStep(step).updates()
-    return [float(update()["loss"]) for _ in range(2)]
+from evals.utilisation.measured_mfu import RunningStep
 
 
 @pytest.mark.slow
-def test_methods_and_remat_differ_only_in_memory(small):
-    expected = losses("vanilla")
-    assert abs(expected[0] - np.log(96)) < 1
-    ring = losses("ring")
-    for method in ("memory_efficient", "blockwise"):
-        np.testing.assert_allclose(losses(method), expected, rtol=1e-5, err_msg=method)
-    np.testing.assert_allclose(ring, expected, rtol=1e-5)
-    for remat in ("offload", "attention"):
-        np.testing.assert_allclose(losses("ring", remat), ring, rtol=1e-6, err_msg=remat)
+def test_methods_differ_only_in_memory_and_each_update_starts_where_the_last_one_stopped(monkeypatch):
+    monkeypatch.setitem(llama_step.SHAPES, "tiny", Shape(48, 64, 2, 8, kv_heads=4, vocab_size=96))
+    monkeypatch.setattr(llama_step, "CHUNK", 8)
+    losses = {}
+    for method in METHODS:
+        step = LlamaStep("tiny", method, 128, tuple(jax.devices()), "float32", sequences=8)
+        update = RunningStep(step).updates()
+        losses[method] = [float(update()["loss"]) for _ in range(3)]
+        np.testing.assert_allclose(losses[method], losses["vanilla"], rtol=1e-5, err_msg=method)
+    first, second, third = losses["vanilla"]
+    assert abs(first - np.log(96)) < 1
+    assert third < second != first
 
 
-def test_the_mesh_spreads_a_width_that_does_not_divide(small, monkeypatch):
+def test_the_mesh_spreads_a_width_that_does_not_divide(monkeypatch):
     monkeypatch.setitem(llama_step.SHAPES, "tiny", Shape(36, 64, 2, 2))
-    step = LlamaStep("tiny", "ring", 128, tuple(jax.devices()))
+    step = LlamaStep("tiny", "ring", 128, tuple(jax.devices()), remat="offload")
+    assert step.config.transformer.remat == "offload"
     assert (step.mesh.shape["fsdp"], step.mesh.shape["ring"]) == (2, 4)
-    train_step = step.train_step
-    state = init_state(train_step.model, make_optimizer(train_step.optimizer, 1), 0, step.mesh, step.rules)
+    optimizer = make_optimizer(step.train_step.optimizer, 1)
+    state = abstract_state(step.train_step.model, optimizer, step.mesh, step.rules)
     for weight in jax.tree.leaves(state.params):
         if weight.ndim > 2 or weight.shape[-1] > 36:
-            shard = weight.addressable_shards[0].data
-            assert shard.size * 8 == weight.size, weight.shape
+            assert np.prod(weight.sharding.shard_shape(weight.shape)) * 8 == weight.size, weight.shape
 
 
 @pytest.mark.slow
@@ -82,17 +72,14 @@ def formula(name: str = "7B", method: str = "ring", remat: str = "full", devices
     return MemoryFormula(SHAPES[name], method, remat, devices, itemsize=4, platform="tpu")
 
 
-def test_the_formula_is_exact_where_it_can_be():
-    for name in SHAPES:
+def test_the_formula():
+    for name in ("tiny", "8B"):  # all heads, and grouped ones
         config = LlamaStep(name, "vanilla", 128, (None,)).config
         assert formula(name).parameters == pytest.approx(Model(config).parameter_count(), rel=2e-3), name
     per_token = (formula().bytes(2**20) - formula().constant) / 2**17
     assert per_token == formula().per_token
     assert formula(devices=16).bytes(2**21) < formula().bytes(2**20)
     assert formula(remat="offload").bytes(2**20) < formula().bytes(2**20)
-
-
-def test_the_formula_orders_methods_and_finds_the_longest_context():
     formulas = [formula(method=method) for method in METHODS]
     bytes_of = [each.bytes(2**15) for each in formulas]
     assert bytes_of == sorted(bytes_of, reverse=True)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from evals.compile.maximum_context import ContextCell, Finding, longest, search
-from experiments.table3_max_context import ContextProgram
+from evals.compile.maximum_context import ContextCell, Finding, Program, longest, search
+from experiments.table3_max_context import context_program
 
 CELL = ContextCell("8xA100", "7B", "ring", "float32")
-PROGRAM = ContextProgram(CELL, 2048)
+PROGRAM = context_program(CELL, 2048)
 KEPT = Finding(2048, "fits", 1.0, 2.0, host=3, message="words")
 
 
@@ -25,7 +25,7 @@ class Compiler:
         return Finding(context, "fits" if context <= self.most else "does not fit", 1.0, 2.0)
 
 
-@pytest.mark.parametrize("most", [2**11, 2**18, 2**19, 2**20, 2**29])
+@pytest.mark.parametrize("most", [2**11, 2**19, 2**29])
 def test_the_search_finds_the_longest_from_any_side(most):
     compiler = Compiler(most)
     found = list(search(CELL, compiler))
@@ -58,15 +58,15 @@ def test_every_program_has_a_finding_of_its_own(tmp_path):
         {"precision": "bfloat16"},
         {"hardware": "8xH100"},
     )
-    programs = [PROGRAM, replace(PROGRAM, tokens=4096)]
-    programs += [replace(PROGRAM, cell=replace(CELL, **change)) for change in changes]
+    programs = [PROGRAM, context_program(CELL, 4096)]
+    programs += [context_program(replace(CELL, **change), 2048) for change in changes]
     assert len({program.folder(tmp_path) for program in programs}) == len(programs)
 
 
 def test_a_finding_is_compiled_once_and_again_where_it_is_damaged(tmp_path):
     ran = []
 
-    def run(program: ContextProgram) -> str | None:
+    def run(program: Program) -> str | None:
         ran.append(program)
         program.keep(tmp_path, KEPT)
         return None
@@ -74,13 +74,11 @@ def test_a_finding_is_compiled_once_and_again_where_it_is_damaged(tmp_path):
     assert PROGRAM.compiled(tmp_path, run) == PROGRAM.compiled(tmp_path, run) == KEPT
     assert ran == [PROGRAM]
     (PROGRAM.folder(tmp_path) / "results.json").write_text('{"cell": {')
-    assert PROGRAM.compiled(tmp_path, run) == KEPT
-    assert len(ran) == 2
-
-
-def test_a_process_that_dies_is_an_error_and_not_a_lack_of_memory(tmp_path):
+    # A process that dies is an error and not a lack of memory; the program is compiled again the next time.
     for failure, message in (("Check failed", "Check failed"), (None, "8xA100 7B ring float32 at 2K")):
         crashed = PROGRAM.compiled(tmp_path, lambda _, failure=failure: failure)
         assert crashed.verdict == "error"
         assert message in crashed.message
-    assert PROGRAM.kept(tmp_path) is None, "it is compiled again the next time"
+        assert PROGRAM.kept(tmp_path) is None
+    assert PROGRAM.compiled(tmp_path, run) == KEPT
+    assert len(ran) == 2

@@ -5,7 +5,7 @@ gradients, and copies of the halves that a hop computes: at most eight blocks [t
 any ring, a few per cent of a stack of real depth.
 """
 
-from dataclasses import replace
+from functools import cache
 
 import jax
 import pytest
@@ -20,15 +20,15 @@ from tests.models.tiny_agentic_transformer import tiny_config
 STEPS = 256  # per device
 WIDTH = 128
 BLOCK_BYTES = STEPS * TOKENS_PER_STEP * WIDTH * 4
-SHARDED = ShardingRules()
 # Replicated parameters take the same memory on every ring, so only activations can differ.
-REPLICATED = replace(SHARDED, embed=())
+REPLICATED = ShardingRules(embed=())
 
 
-def step_memory(ring: int, steps: int = STEPS, rules: ShardingRules = REPLICATED) -> PlannedMemory:
+@cache
+def step_memory(ring: int, steps: int = STEPS) -> PlannedMemory:
     """Returns the bytes for chains of ``steps`` per device, 48 layers scanned and rematerialised."""
     config = tiny_config(
-        width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=48, remat="full", ffn_chunk=128, rules=rules
+        width=WIDTH, kv_heads=4, ffn_width=2 * WIDTH, layers=48, remat="full", ffn_chunk=128, rules=REPLICATED
     )
     mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
     return chain_step(config, OptimizerConfig(), 1, ring * steps, mesh).memory()
@@ -40,13 +40,12 @@ def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
     assert eight.total == pytest.approx(alone.total, rel=0.05)
     assert eight.total == pytest.approx(four.total, rel=0.005)
     assert eight.temporary <= alone.temporary + 8 * BLOCK_BYTES
-    assert step_memory(8, rules=SHARDED).state < eight.state / 4, "parameters are sharded over the ring"
 
 
 @pytest.mark.slow
 def test_a_sequence_on_one_device_takes_bytes_in_proportion():
-    short, long = (step_memory(1, steps).temporary for steps in (2 * STEPS, 8 * STEPS))
+    short, long = (step_memory(1, steps).temporary for steps in (STEPS, 8 * STEPS))
     # Each further token adds what every layer keeps and what one layer computes with. Scores of all chunk
     # pairs, hoisted out of the layers and kept, would grow with the square.
-    per_token = (long - short) / (6 * STEPS * TOKENS_PER_STEP)
+    per_token = (long - short) / (7 * STEPS * TOKENS_PER_STEP)
     assert 48 * WIDTH * 4 < per_token < 4 * 48 * WIDTH * 4

@@ -12,21 +12,21 @@ from evals.utilisation.kernel_times import kernel_times, trace
 def saved(tmp_path, **planes):
     """Saves a profile: by plane its lines, by line its events (name, start, duration) in seconds."""
     text = ""
-    for number, (plane, lines) in enumerate(planes.items()):
-        names = {name: i + 1 for i, name in enumerate({e[0]: 0 for events in lines.values() for e in events})}
-        text += f'planes {{ id: {number} name: "/{plane.replace("_", ":")}"\n'
-        for name, i in names.items():
-            text += f'event_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}\n'
+    for plane, lines in planes.items():
+        names = sorted({event[0] for events in lines.values() for event in events})
+        text += f'planes {{ name: "/{plane.replace("_", ":")}"\n'
+        for id, name in enumerate(names, start=1):
+            text += f'event_metadata {{ key: {id} value {{ id: {id} name: "{name}" }} }}\n'
         for line, events in lines.items():
             text += f'lines {{ name: "{line}"\n'
             for name, start, duration in events:
                 times = f"offset_ps: {int(start * 1e12)} duration_ps: {int(duration * 1e12)}"
-                text += f"events {{ metadata_id: {names[name]} {times} }}\n"
+                text += f"events {{ metadata_id: {names.index(name) + 1} {times} }}\n"
             text += "}\n"
         text += "}\n"
-    folder = tmp_path / "plugins" / "profile" / "2026_01_01"
-    folder.mkdir(parents=True)
-    (folder / "host.xplane.pb").write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
+    path = tmp_path / "plugins" / "profile" / "2026_01_01" / "host.xplane.pb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(ProfileData.text_proto_to_serialized_xspace(text))
     return tmp_path
 
 
@@ -41,22 +41,15 @@ def test_a_profile_of_this_machine_lists_its_operations(tmp_path):
     assert not any(kernel.name.startswith("while") for kernel in found)
 
 
-def test_a_gpu_is_read_by_its_streams(tmp_path):
+def test_a_gpu_is_read_by_its_streams_and_a_tpu_by_operations_less_what_runs_within(tmp_path):
     stream = [("gemm_kernel", 0, 6), ("softmax_fusion.3", 6, 1), ("softmax_fusion.4", 7, 1)]
     lines = {"Stream #13(Compute)": stream, "XLA Ops": [("gemm_fusion_dot", 0, 6)]}
-    folder = saved(tmp_path, device_GPU_0=lines, host_CPU={"python": [("PjitFunction", 0, 9)]})
-    assert kernel_times(folder) == [("gemm_kernel", 6.0, 1, 0.75), ("softmax_fusion", 2.0, 2, 0.25)]
-
-
-def test_a_tpu_is_read_by_operations_less_what_runs_within(tmp_path):
-    operations = [
-        ("%while.1 = (f32[8]) while(f32[8] %x)", 0, 10),
-        ("fusion.2", 1, 3),
-        ("copy.1", 2, 1),
-        ("fusion.2", 5, 1),
-    ]
-    folder = saved(tmp_path, device_TPU_0={"XLA Ops": operations, "XLA Modules": [("jit_step", 0, 10)]})
-    found = kernel_times(folder)
+    gpu = saved(tmp_path / "gpu", device_GPU_0=lines, host_CPU={"python": [("PjitFunction", 0, 9)]})
+    assert kernel_times(gpu) == [("gemm_kernel", 6.0, 1, 0.75), ("softmax_fusion", 2.0, 2, 0.25)]
+    loop = ("%while.1 = (f32[8]) while(f32[8] %x)", 0, 10)
+    operations = [loop, ("fusion.2", 1, 3), ("copy.1", 2, 1), ("fusion.2", 5, 1)]
+    lines = {"XLA Ops": operations, "XLA Modules": [("jit_step", 0, 10)]}
+    found = kernel_times(saved(tmp_path / "tpu", device_TPU_0=lines))
     assert [kernel[:3] for kernel in found] == [("fusion", 3.0, 2), ("copy", 1.0, 1)]
 
 

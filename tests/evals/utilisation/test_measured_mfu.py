@@ -1,7 +1,5 @@
 """Utilisation and rates computed from fixed seconds; steps that run on simulated devices."""
 
-import math
-from dataclasses import replace
 from statistics import median
 
 import jax
@@ -11,56 +9,49 @@ import pytest
 from agentic_ring.attention import order
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import ArgumentError, DataError
-from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results import timing
 from agentic_ring.results.rows import write_rows
 from agentic_ring.results.timing import Spread
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
 from evals.utilisation import measured_mfu
-from evals.utilisation.measured_mfu import Candidate, known_peak, measure
-from evals.utilisation.projection import Step, project, read_rates
-from evals.utilisation.running_step import RunningStep, random_text
-
-BLOCKWISE = Step(
-    TransformerConfig(width=8, layers=2, heads=2, ffn_width=16),
-    vocab_size=10,
-    context=64,
-    ring=1,
-    devices=8,
-    itemsize=4,
-)
-RING = replace(BLOCKWISE, context=512, ring=8)
+from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, random_text
+from evals.utilisation.projection import project, read_rates
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def tiny(monkeypatch):
+    monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
+    return lambda method, context: LlamaStep("tiny", method, context, tuple(jax.devices()), "float32")
+
+
+@pytest.fixture
+def measured(tiny, monkeypatch):
     """Steps of fixed seconds per round, of 2000, 4000 and 8000 operations per second at most."""
-    blockwise, ring = [2.0, 4.0, 8.0], [10.0, 10.0, 20.0]
-    seconds = [[0.5, 0.25, 0.125], blockwise, [0.5, 0.25, 0.125], ring]
+    seconds = [[0.5, 0.25, 0.125], [2.0, 4.0, 8.0], [0.5, 0.25, 0.125], [10.0, 10.0, 20.0]]
     monkeypatch.setattr(measured_mfu, "_times", lambda makers, turns: seconds)
     monkeypatch.setattr(timing, "MATMUL", {"cpu": 10 / 2 ** (1 / 3)})
-    candidates = [Candidate("blockwise", BLOCKWISE, math.nan), Candidate("ring", RING, math.nan)]
-    return measure(candidates, itemsize=4, turns=3)
+    return measure([RunningStep(tiny("blockwise", 64)), RunningStep(tiny("ring", 512))], turns=3)
 
 
 def test_utilisation_and_expectation_are_of_the_same_turn(measured):
     (blockwise, ring), _ = measured
-    flops, peaks = BLOCKWISE.flops, (2000, 4000, 8000)
+    flops, peaks = blockwise.step.flops, (2000, 4000, 8000)
+    assert (ring.step.ring, ring.step.devices, ring.step.itemsize) == (8, 8, 4)
     # One processor that all simulated devices share.
     shares = [flops.halved / s / peak for s, peak in zip((2.0, 4.0, 8.0), peaks, strict=True)]
     assert blockwise.spreads["mfu_halved"].median == pytest.approx(median(shares))
-    assert ring.spreads["mfu_model"].high == pytest.approx(RING.flops.model / 10.0 / 2000)
+    assert ring.spreads["mfu_model"].high == pytest.approx(ring.step.flops.model / 10.0 / 2000)
     assert ring.tokens_a_second == 512 / 10.0
-    more = RING.flops.model / flops.model
+    more = ring.step.flops.model / flops.model
     found = ring.spreads["over_blockwise_rate"]
     assert vars(found) == pytest.approx(vars(Spread.of(x / more for x in (5.0, 2.5, 2.5))))
     assert "over_blockwise_rate" not in blockwise.spreads
 
 
 def test_the_rate_that_blockwise_reached_gives_its_seconds_again(measured, tmp_path):
-    _, rates = measured
-    assert project(BLOCKWISE, rates).seconds == pytest.approx(4.0)
+    (blockwise, _), rates = measured
+    assert project(blockwise.step, rates).seconds == pytest.approx(4.0)
     assert rates.peak == pytest.approx(4000 / 8)
     write_rows(tmp_path / "rates.csv", [vars(rates)])
     assert read_rates(tmp_path / "rates.csv") == rates
@@ -68,7 +59,7 @@ def test_the_rate_that_blockwise_reached_gives_its_seconds_again(measured, tmp_p
 
 def test_bad_input_is_named(tmp_path):
     with pytest.raises(ArgumentError, match="turns is 0"):
-        measure([], itemsize=4, turns=0)
+        measure([], turns=0)
     write_rows(tmp_path / "other.csv", [{"seconds": 1}])
     with pytest.raises(DataError, match=r"other\.csv"):
         read_rates(tmp_path / "other.csv")
@@ -86,12 +77,6 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
     assert known_peak(2)[0] is None
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setitem(llama_step.SHAPES, "tiny", llama_step.Shape(32, 48, 1, 4))
-    return lambda method, context: LlamaStep("tiny", method, context, tuple(jax.devices()), "float32")
-
-
 @pytest.mark.parametrize(("method", "context", "ring"), [("ring", 64, 8), ("blockwise", 8, 1)])
 def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, method, context, ring):
     step = tiny(method, context)
@@ -99,21 +84,11 @@ def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, me
     assert batch.tokens.shape == (8 // ring, context)
     places = np.asarray(batch.positions[0])
     np.testing.assert_array_equal(places, order("zigzag", context, ring))
-    back = np.argsort(places)
-    tokens, targets = np.asarray(batch.tokens)[:, back], np.asarray(batch.targets)[:, back]
+    tokens, targets = (np.asarray(each)[:, np.argsort(places)] for each in (batch.tokens, batch.targets))
     np.testing.assert_array_equal(targets[:, :-1], tokens[:, 1:])
     assert tokens.max() < 32_000
     shapes = step.train_step.batch(step.mesh, step.rules)
     assert batch.tokens.sharding.is_equivalent_to(shapes.tokens.sharding, 2)
-
-
-@pytest.mark.slow
-def test_each_update_starts_where_the_last_one_stopped(tiny):
-    update = RunningStep(tiny("ring", 32)).updates()
-    losses = [float(update()["loss"]) for _ in range(3)]
-    assert losses[0] == pytest.approx(math.log(32_000), rel=0.1)
-    assert len(set(losses[1:])) == 2
-    assert losses[2] < losses[1]
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(tiny, monkeypatch):

@@ -1,14 +1,26 @@
-"""The projection against sums by hand, its limits, and Table 2 of the paper."""
+"""FLOPs and the projection against sums by hand, the compiler's count, their limits, and the paper."""
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.utilisation.projection import Overlap, Rates, Step, hop_bytes, project
+from evals.utilisation.projection import (
+    Rates,
+    Step,
+    attention_forward,
+    hop_bytes,
+    layer_weights,
+    project,
+    step_flops,
+)
 from experiments import paper
-from experiments.table4.projection import minimum_block
+from experiments.table4.tables import minimum_block
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 RATES = Rates(
@@ -65,7 +77,7 @@ def test_equal_rates_make_a_balanced_ring_as_fast_as_its_share_of_one_device():
     for part in ("products", "head", "attention", "optimizer"):
         assert getattr(ring, part) == pytest.approx(getattr(alone, part) / 4)
     # In contiguous order all wait for the last: a block's own half and three whole ones, against four halves.
-    contiguous = project(STEP, MASK_IS_FREE, Overlap(zigzag=False))
+    contiguous = project(STEP, MASK_IS_FREE, zigzag=False)
     assert contiguous.attention / ring.attention == pytest.approx((0.5 + 3) / (4 * 0.5))
 
 
@@ -73,14 +85,14 @@ def test_with_fast_links_only_the_final_transfer_is_exposed():
     rates = replace(RATES, link=1e6)
     final = hop_bytes(STACK, 16, 2) / 1e6
     assert project(STEP, rates).hops == pytest.approx(2 * final)
-    exposed = project(STEP, rates, Overlap(hops=False))
+    exposed = project(STEP, rates, overlap_hops=False)
     block, with_gradients = hop_bytes(STACK, 16, 2), hop_bytes(STACK, 16, 2, backward=True)
     assert exposed.hops == pytest.approx(2 * (3 * 2 * block + 3 * with_gradients + block) / 1e6)
 
 
 def test_slow_links_expose_what_compute_does_not_overlap():
     slow = replace(RATES, link=0.01)
-    hidden, exposed = project(STEP, slow), project(STEP, slow, Overlap(hops=False))
+    hidden, exposed = project(STEP, slow), project(STEP, slow, overlap_hops=False)
     assert 0 < hidden.hops < exposed.hops
     # Per layer, the hops behind which a block travels: the own one and two others, forward twice. In
     # the backward likewise; its last hop sends gradients, which take longer than any hop.
@@ -93,12 +105,12 @@ def test_products_overlap_gathers_or_not():
     rates = replace(RATES, collective=1000.0)
     a_number, layer, ends = 3 / 4 / 1000, 4 * 8 * 8 + 3 * 8 * 16, 2 * 80
     # Gathered in two bytes, twice a layer; the gradients scattered in four.
-    shown = project(STEP, rates, Overlap(gathers=False)).gathers
+    shown = project(STEP, rates, overlap_gathers=False).gathers
     assert shown == pytest.approx(a_number * (2 * (2 + 2 + 4) * layer + (2 + 4) * ends))
     assert project(STEP, rates).gathers == pytest.approx(a_number * (2 + 4) * ends)
     slow = replace(rates, collective=0.1)
     behind = 2 * 4 * 16 * 2 * layer / 100
-    shown = project(STEP, slow, Overlap(gathers=False)).gathers
+    shown = project(STEP, slow, overlap_gathers=False).gathers
     assert shown - project(STEP, slow).gathers == pytest.approx(behind)
 
 
@@ -146,3 +158,39 @@ def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     grouped = minimum_block(replace(STACK, kv_heads=1), rate, link)
     assert grouped.forward == pytest.approx(found.forward / 2)
     assert grouped.paper == pytest.approx(found.paper)
+
+
+@pytest.mark.parametrize(("width", "ratio"), [(4096, 37.4), (5120, 31.0), (8192, 20.6)])
+def test_paper_count_gives_the_ratios_of_figure_5(width, ratio):
+    stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
+    long, short = 2**20, 2**12
+    # The same number of tokens, in long or in short sequences.
+    many = step_flops(stack, 32_000, short, long // short).paper
+    assert step_flops(stack, 32_000, long, 1).paper / many == pytest.approx(ratio, abs=0.06)
+
+
+def test_the_counts_differ_by_pairs_feedforward_and_head():
+    flops = step_flops(TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008), 32_000, 8192, 3)
+    assert flops.paper - flops.halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
+    assert flops.halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
+    feedforward = 3 * 3 * 32 * 8192 * 4096 * (6 * 11008 - 16 * 4096)
+    assert flops.model - flops.halved == pytest.approx(feedforward + 3 * 3 * 2 * 8192 * 4096 * 32_000)
+
+
+@pytest.mark.usefixtures("full_compiler")
+def test_model_count_is_what_the_compiler_counts():
+    stack = TransformerConfig(
+        width=256, layers=1, heads=4, kv_heads=2, ffn_width=384, remat="none", attention_kernel="vanilla"
+    )
+    tokens, vocab = 1024, 512
+    graph, abstract = nnx.split(jax.eval_shape(lambda: Transformer(jax.random.key(0), stack)))
+
+    def logits(params: nnx.State, x: jax.Array, head: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(x, jnp.arange(tokens)[None], None) @ head
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, tokens, 256), (256, vocab))]
+    compiled = jax.jit(logits).lower(abstract, *arrays).compile().cost_analysis()["flops"]
+    products = 2 * tokens * (layer_weights(stack) + 256 * vocab)
+    by_hand = products + attention_forward(stack, tokens**2)  # the kernel computes masked pairs too
+    # Only the compiler counts norms, rotations and the softmax.
+    assert by_hand <= compiled <= 1.05 * by_hand

@@ -9,6 +9,7 @@ from jax.profiler import ProfileData
 
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.scaling import Scaling
+from agentic_ring.files.json_files import write_json
 from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -22,7 +23,7 @@ from agentic_ring.training.train_config import TrainConfig
 from evals.retrieval.run import RetrievalConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.projection import PUBLISHED, read_rates
-from experiments.context_length import Point, read_point, write_point
+from experiments.context_length import Point, read_point
 from experiments.hidden_tasks.rollouts import kept_returns, read_returns
 from tests.trust.file_readers.reader import FileReader
 
@@ -98,7 +99,8 @@ def _returns(folder: Path) -> Path:
 
 
 def _point(folder: Path) -> Path:
-    write_point(folder / "point.json", Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5)))
+    point = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
+    write_json(folder / "point.json", asdict(point))
     return folder / "point.json"
 
 
