@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
+from agentic_ring.data.domains import Domain, domain_named
 from agentic_ring.data.store import data_root
-from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.folder_lock import only_writer

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from agentic_ring.data.domains import domain_named
 from agentic_ring.data.store import (
     StoredEpisode,
     StoreDescription,
@@ -26,7 +27,6 @@ from agentic_ring.data.store import (
     store_path,
     write_store,
 )
-from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import Episode, is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError
 from agentic_ring.files.folder_lock import only_writer

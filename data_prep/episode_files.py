@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 import pydantic
 
-from agentic_ring.data.tasks import Domain
+from agentic_ring.data.domains import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, episode_widths, make_episode
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agentic_ring.data.tasks import Domain, Task, task_named
+from agentic_ring.data.domains import Domain, Task, task_named
 from agentic_ring.training.td3 import TD3Config
 from data_prep.explorers import (
     Explorer,

@@ -8,6 +8,7 @@ Other tools rely on this format::
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,12 +58,11 @@ class Figure:
                     f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported: "
                     "find the cause, or leave the figure out"
                 )
-        if (self.low is None) != (self.high is None):
+        bounds = self.low, self.high
+        if (None in bounds and bounds != (None, None)) or (None not in bounds and self.low > self.high):  # pyright: ignore
             raise ArgumentError(
-                f"figure {self.name!r} needs both bounds or none: low {self.low}, high {self.high}"
+                f"figure {self.name!r} needs two bounds in order, or none: low {self.low}, high {self.high}"
             )
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ArgumentError(f"figure {self.name!r} has low {self.low} above high {self.high}")
 
     @classmethod
     def from_interval(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
@@ -90,16 +90,11 @@ class Results:
         return cls(**provenance(), config=config, wall_seconds=wall_seconds, figures=tuple(figures))
 
     def figure(self, name: str) -> Figure:
-        """The figure with this name.
-
-        Raises:
-          ArgumentError: there is none.
-        """
-        for figure in self.figures:
-            if figure.name == name:
-                return figure
-        names = ", ".join(figure.name for figure in self.figures)
-        raise ArgumentError(f"no figure is named {name!r}; there are: {names}")
+        """The figure with this name; an ``ArgumentError`` if there is none."""
+        named = {figure.name: figure for figure in self.figures}
+        if name not in named:
+            raise ArgumentError(f"no figure is named {name!r}; there are: {', '.join(named)}")
+        return named[name]
 
 
 def write_results(path: Path, results: Results) -> None:
@@ -108,8 +103,8 @@ def write_results(path: Path, results: Results) -> None:
     Raises:
       ArgumentError: two figures have the same name, or JSON cannot represent a value, such as NaN.
     """
-    names = [figure.name for figure in results.figures]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(figure.name for figure in results.figures)
+    twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise ArgumentError(f"figures named more than once: {', '.join(twice)}; each needs a name of its own")
     try:
@@ -119,29 +114,18 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Reads a ``results.json``.
-
-    Raises:
-      DataError: the file is missing, is not JSON, was changed, or lacks a field.
-    """
+    """Reads a ``results.json``; a ``DataError`` if it is missing, not JSON, was changed, or lacks a field."""
     return read_json(path, Results, "give the results.json of a finished run, or run the experiment again")
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
     # In 80 columns units of several words and the longest names go over two lines; no number is cut.
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    style = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", **style)
     table.add_column("figure", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
+    for column in ("value", "95% interval", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("unit", max_width=8)
     with_paper = any(figure.paper is not None for figure in figures)
     if with_paper:

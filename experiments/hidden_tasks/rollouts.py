@@ -27,14 +27,13 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from numpy.typing import ArrayLike
 
 from agentic_ring.data.families.cue_chains import CueChainConfig
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import Family, RewardKind
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
@@ -108,13 +107,7 @@ def variant_cases(variant: str, family: Family) -> list[Case]:
 def case_returns(
     trained: TrainedModel, config: RolloutConfig, case: Case, store: ExplorationStore
 ) -> np.ndarray:
-    """Rolls out a trained model in a case.
-
-    Args:
-      trained: the model.
-      config: tasks and trials.
-      case: condition, number of cues K, and where the goals lie.
-      store: explored trials of the family, for stored contexts.
+    """Rolls out a trained model in a case; ``store`` holds explored trials for stored contexts.
 
     Returns:
       Returns float64 [E, trials]; [E, measured] for stored contexts and "nothing".
@@ -131,17 +124,16 @@ def case_returns(
     seeds = range(config.first_seed, config.first_seed + config.tasks)
     tasks = [draw_cue_task(family, case.cues, seed, case.region) for seed in seeds]
     trials = config.measured if case.condition in (NOTHING, *STORED) else config.trials
-    shows_goal = trained.chains.shows_goal
     acting: Sequence[TrialPolicy]
     if case.condition == RANDOM:
         acting = [RandomPolicy(len(tasks), family.action_dim, config.first_seed)]
     else:
         acting = _policies(trained, config, case.condition, tasks, trials, store)
     share = len(tasks) // len(acting)
-    parts = (tasks[first : first + share] for first in range(0, len(tasks), share))
+    kind, shows_goal = trained.chains.reward_kind, trained.chains.shows_goal
     cohorts = [
-        Cohort(policy, CueEnvironments(part, trained.chains.reward_kind, shows_goal))
-        for policy, part in zip(acting, parts, strict=True)
+        Cohort(policy, CueEnvironments(tasks[number * share :][:share], kind, shows_goal))
+        for number, policy in enumerate(acting)
     ]
     label = f"{case.condition}, K = {case.cues}, {case.region}"
     return run_shown_trials(label, cohorts, trials, family.decisions)
@@ -157,7 +149,8 @@ def _policies(
 ) -> Sequence[TrialPolicy]:
     """The policies of a model, which act in equal shares of the tasks."""
     context = trained.chains.trials
-    window = {"window_32": min(32, context), "no_context": 1, NOTHING: 1}.get(condition, context)
+    ones = dict.fromkeys(("no_context", NOTHING, *STORED), 1)
+    window = {"window_32": min(32, context), **ones}.get(condition, context)
     plan = RolloutPlan.choose(trained.mesh, len(tasks), 0)
     share = len(tasks) // plan.policies
     policy = InContextPolicy(
@@ -167,18 +160,16 @@ def _policies(
         trained.scaling,
         None,
         share,
-        store.family.decisions * (1 if condition in STORED else min(window, trials)),
+        store.family.decisions * min(window, trials),
         sampling=Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed),
         hold=store.family.hold,
     )
     policies = with_copies(policy, plan.policies)
     if condition in STORED:
         stored = max(1, min(config.stored, context - 1))
-        kind = trained.chains.reward_kind
-        prompt = stored_context(store, tasks, stored, condition, trained.scaling, kind)
+        prompt = stored_context(store, tasks, stored, condition, trained.scaling, trained.chains.reward_kind)
         for number, each in enumerate(policies):
             each.start_over(prompt.rows(slice(number * share, (number + 1) * share)))
-        return [StoredContextPolicy(each) for each in policies]
     windows = [TrialWindowPolicy(each, window) for each in policies]
     return [ZeroRewardPolicy(each) for each in windows] if condition == "no_rewards" else windows
 
@@ -194,12 +185,9 @@ def stored_context(
     """Draws random stored trials for each task as its context; only rewards depend on ``condition``.
 
     Args:
-      store: explored trials.
       tasks: E tasks, all with the same number of cues.
       trials: number of trials n of each task.
       condition: one of ``STORED``; "another_task" takes the rewards of the next of ``tasks``.
-      scaling: as in training.
-      reward_kind: kind of reward.
 
     Returns:
       Steps [E, n x D].
@@ -208,14 +196,13 @@ def stored_context(
       ConfigError: the store has fewer trials, or there is no other task whose rewards could be taken.
     """
     family, environments = store.family, len(tasks)
-    if trials > store.num_trials:
+    another = condition == "another_task"
+    if trials > store.num_trials or environments < 1 + another:
         raise ConfigError(
-            f"a context of {trials} trials is requested, but {store.path} has only {store.num_trials}; use a "
-            "shorter context, or explore more trials"
+            f"a context of {trials} trials of {environments} tasks is requested, but {store.path} has only "
+            f"{store.num_trials}, and rewards of another task need 2 tasks; explore or roll out more"
         )
-    if condition == "another_task" and environments < 2:
-        raise ConfigError("there is 1 task, so there are no rewards of another task; use 2 tasks or more")
-    others = [*tasks[1:], tasks[0]] if condition == "another_task" else tasks
+    others = [*tasks[1:], tasks[0]] if another else tasks
     number = np.empty((environments, trials), int)
     reward = np.empty((environments, trials, family.decisions))
     code = np.empty((environments, trials, len(tasks[0].codes[0])))
@@ -225,18 +212,15 @@ def stored_context(
         cue = random.integers(len(task.goals), size=trials)
         coins = random.random(reward[row].shape)
         code[row] = task.codes[cue]
-        found = store.rewards(number[row], rewarding.goals[cue], reward_kind)
+        reward[row] = store.rewards(number[row], rewarding.goals[cue], reward_kind)
         if reward_kind == "coin":
-            found = coins < found
+            reward[row] = coins < reward[row]
         if condition == "zeroed":
-            found = np.zeros_like(found)
+            reward[row] = 0
         if condition == "shuffled":
-            found = found[random.permutation(trials)]
-        reward[row] = found
-    body = store.observations(number)
-    rest = np.pad(code, ((0, 0), (0, 0), (0, family.goal_dim)))[:, :, None]
-    rest = np.broadcast_to(rest, (*body.shape[:3], rest.shape[-1]))
-    observation = np.concatenate([body, rest], axis=3, dtype=np.float32)
+            reward[row] = reward[row, random.permutation(trials)]
+    rest = np.pad(code, ((0, 0), (0, 0), (0, family.goal_dim)))[:, :, None].repeat(family.decisions, axis=2)
+    observation = np.concatenate([store.observations(number), rest], axis=3, dtype=np.float32)
     shape = environments, trials * family.decisions
     position = np.arange(shape[1], dtype=np.int32)
     index, timestep = np.divmod(position, family.decisions)
@@ -254,26 +238,6 @@ def stored_context(
     return ChainSteps(**steps)
 
 
-class StoredContextPolicy:
-    """Acts as ``policy`` does with only its prompt in context at the beginning of every trial."""
-
-    def __init__(self, policy: InContextPolicy):
-        self._policy = policy
-
-    def begin_trial(self) -> None:
-        """Removes all earlier trials from the context."""
-        self._policy.discard_trials()
-        self._policy.begin_trial()
-
-    def act(self, observation: np.ndarray) -> ArrayLike:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
-        return self._policy.act(observation)
-
-    def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on the rewards float32 [E]."""
-        self._policy.receive(reward, last)
-
-
 def returns_path(directory: Path, case: Case) -> Path:
     """File of the returns of a case in the folder of its cell."""
     return directory / "returns" / f"cues{case.cues}-{case.condition}-{case.region}.npz"
@@ -289,11 +253,7 @@ def kept_returns(path: Path, tasks: int, roll_out: Callable[[], np.ndarray]) -> 
 
 
 def read_returns(path: Path, tasks: int) -> np.ndarray:
-    """Reads the returns [E, trials] of so many tasks from an ``.npz`` file.
-
-    Raises:
-      DataError: the file is missing or damaged.
-    """
+    """Reads the returns [E, trials] of so many tasks; a ``DataError`` if the file is missing or damaged."""
     try:
         returns = read_npz(path, _MOST_BYTES).get("returns", np.zeros(0))
         expected = returns.dtype == np.float64 and returns.ndim == 2 and len(returns) == tasks

@@ -83,8 +83,7 @@ class Target:
     """One row of the pre-registered table.
 
     Attributes:
-      name: what is measured.
-      measure: computes it; raises ``NotMeasuredError``.
+      measure: computes what ``name`` says; raises ``NotMeasuredError``.
       required: what the claim needs.
       aim: what we hope for.
       everywhere: whether another body than point_mass, or another kind of reward, must meet it too.
@@ -110,16 +109,12 @@ class Check:
 
     @property
     def result(self) -> str:
-        """pass, MISSED or not measured."""
+        """One of pass, MISSED and not measured."""
         return "not measured" if self.found is None else "pass" if self.met else "MISSED"
 
 
 def block(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
-    """Mean return of each seed and task [S, E] over a block of trials.
-
-    Args:
-      case: the setting.
-      first: index of the block's first trial; the default is the last block.
+    """Mean return of each seed and task [S, E] over the block of trials from index ``first`` on.
 
     Raises:
       NotMeasuredError: the case is missing, or has fewer trials.
@@ -130,7 +125,7 @@ def block(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
 
 
 def scores(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
-    """Scores [S, E] over a block of trials; arguments as in ``block``."""
+    """Scores [S, E] over a block of trials, see ``block``."""
     oracle = Case(ORACLE, case.cues, region=case.region)
     if oracle not in returns:
         raise NotMeasuredError(f"{oracle} was not measured")
@@ -276,8 +271,8 @@ class Verdict:
         table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for check in self.checks:
             target, aim_met = check.target, " (met)" if check.aim_met else ""
-            found = "" if check.found is None else _in_words(check.found)
-            table.add_row(target.name, found, str(target.required), f"{target.aim}{aim_met}", check.result)
+            found, aim = _in_words(check.found), f"{target.aim}{aim_met}"
+            table.add_row(target.name, found, str(target.required), aim, check.result)
         return table
 
     def figures(self) -> list[Figure]:
@@ -291,11 +286,12 @@ class Verdict:
         return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 
 
-def _in_words(interval: Interval) -> str:
+def _in_words(interval: Interval | None) -> str:
     """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
-    if interval.low is None or interval.high is None:
-        return short_number(interval.value)
-    return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
+    if interval is None:
+        return ""
+    value, low, high = map(short_number, (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high})" if low else value
 
 
 def judge(returns: Returns, family: str = "point_mass", kind: RewardKind = "dense") -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results

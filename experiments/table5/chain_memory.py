@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_ring.attention import padded_length
-from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.terminal.progress import say
 from evals.compile.machines import NamedMachine, machine

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentic_ring.data.scaling import TARGET_QUANTILE
+from agentic_ring.data.store import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import (
     Interval,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import StoredEpisode, StoreDescription, write_store
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 
 DOMAIN = DOMAINS["cartpole"]

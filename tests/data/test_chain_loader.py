@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import ChainPlan, StratifiedSampler
-from agentic_ring.data.scaling import Scaling, measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.data.synthetic import DOMAIN, TASK, random_store

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import all_tasks, flatten_observation, load_environment, parse_task
+from agentic_ring.data.domains import all_tasks, flatten_observation, load_environment, parse_task
 from agentic_ring.errors import UnknownNameError
 
 MODULE = "agentic_ring.data.gymnasium_environments"

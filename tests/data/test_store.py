@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
 from agentic_ring.data.store import (
     STORE,
@@ -22,7 +23,6 @@ from agentic_ring.data.store import (
     merge_stores,
     write_store,
 )
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.trajectories import Trajectory, detect_action_repeat, is_held, make_episode
 from agentic_ring.errors import DataError
 

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.scaling import measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import TASK, random_store

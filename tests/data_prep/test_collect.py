@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError
 from data_prep.collect import CollectConfig, collect
 from data_prep.collection_folder import CollectionFolder

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from data_prep.relabel import RelabelConfig, Relabeller, relabel

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.gymnasium_environments import make_environments
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.rollouts.environments import make_environments
 from agentic_ring.rollouts.returns import ReturnReport
 from agentic_ring.rollouts.trials import Cohort
 

@@ -12,9 +12,9 @@ import pytest
 from agentic_ring.errors import ConfigError, MeshError, StoreError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.policies.policy_folder import load_params
+from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import read_results
-from agentic_ring.rollouts.evaluation_record import read_record
+from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.conversion import ConvertConfig, convert

@@ -15,8 +15,7 @@ from agentic_ring.results.results_file import read_results
 from agentic_ring.results.rows import read_rows
 from data_prep.explore import ExploreConfig, explore
 from experiments import in_context
-from experiments.hidden_tasks.presets import N4, N32, N128, ORACLE, PRESETS
-from experiments.hidden_tasks.variants import resolve_variant, run_cell
+from experiments.hidden_tasks.variants import N4, N32, N128, ORACLE, PRESETS, resolve_variant, run_cell
 from tests.experiments.conftest import TINY
 
 SMALL = replace(

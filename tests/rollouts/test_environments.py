@@ -2,9 +2,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.gymnasium_environments import make_environment, make_environments
 from agentic_ring.errors import ArgumentError
-from agentic_ring.rollouts.environments import make_environment, make_environments
 
 SUITE_TASKS = ("walker_run", "cheetah_run", "cartpole_swingup")
 OWN_TASKS = ("walker_flip", "quadruped_jump", "point_mass_maze_reach_top_left", "jaco_reach_bottom_right")

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.rollouts import policies
 from agentic_ring.rollouts.policies import RolloutPlan, read_prompt

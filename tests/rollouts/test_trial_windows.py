@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices

@@ -3,9 +3,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.gymnasium_environments import make_environment, make_environments
 from agentic_ring.errors import ArgumentError
-from agentic_ring.rollouts.environments import make_environment, make_environments
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, run_trials
 
 CARTPOLE = parse_task("cartpole_swingup")

@@ -20,7 +20,7 @@ from agentic_ring.data.families.cue_task import check_cues, draw_codes
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import CODE_BITS, REWARD_KINDS, RewardKind
 from agentic_ring.data.families.ranked_trials import RankedTrials
-from agentic_ring.data.scaling import MINIMUM_STD, Scaling
+from agentic_ring.data.store import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 
 _CHAIN, _COIN, _MISLEADING = range(3)
@@ -66,18 +66,18 @@ class CueChainConfig:
         check_at_least_one(self, "trials", "action_repeat")
         check_choice(self, "reward_kind", REWARD_KINDS)
         check_positive(self, "first_demonstration_weight")
-        if not 0 <= self.misleading <= 1:
-            raise ConfigError(f"misleading is {self.misleading}; as a share of the cues it must be 0 to 1")
-        if not self.cues:
-            raise ConfigError("cues is empty; name at least one number of cues")
+        if self.seed < 0 or self.poor < 0 or not self.cues:
+            raise ConfigError(
+                f"seed is {self.seed}, poor is {self.poor} and cues is {self.cues}; the first two must be 0 "
+                "or more, and at least one number of cues is needed"
+            )
         for cues in self.cues:
             check_cues(cues)
-        if self.seed < 0 or self.poor < 0:
-            raise ConfigError(f"seed is {self.seed} and poor is {self.poor}; both must be 0 or more")
-        if min(self.graded, self.distractors) < 0 or self.graded + self.distractors > 1:
+        shares = self.misleading, self.graded, self.distractors
+        if min(shares) < 0 or max(self.misleading, self.graded + self.distractors) > 1:
             raise ConfigError(
-                f"graded is {self.graded} and distractors is {self.distractors}; as shares of the poor "
-                "trials they must be 0 or more and at most 1 together"
+                f"misleading is {self.misleading}, graded is {self.graded}, distractors {self.distractors}; "
+                "shares must be 0 or more and at most 1, the last two together"
             )
 
 
@@ -107,15 +107,9 @@ class CueChainPlan:
 
 
 class CueChains:
-    """Makes chains; a ``ChainReader`` for ``ChainPipeline``. Chain k is a function of the seed and k.
+    """Makes chains of ranked trials; a ``ChainReader``. Chain k is a function of the seed and k.
 
-    Args:
-      store: explored trials.
-      ranked: their ranking.
-      config: composition of the chains.
-      scaling: see ``measure_cue_scaling``.
-      ring: number of devices that share a sequence.
-      layout: order of the steps over the ring.
+    ``scaling`` is that of ``measure_cue_scaling``; ``ring`` is the number of devices that share a sequence.
 
     Raises:
       ConfigError: store and configuration are of different families, a chain has more trials than the store,
@@ -148,10 +142,7 @@ class CueChains:
                 f"action_repeat is {config.action_repeat}, but explored actions of {store.family.name} are "
                 f"held for {hold} decisions; use a divisor of {hold}"
             )
-        self.store = store
-        self.ranked = ranked
-        self.config = config
-        self._scaling = scaling
+        self.store, self.ranked, self.config, self._scaling = store, ranked, config, scaling
         self.layout: Layout = layout
         self._steps = store.family.decisions // config.action_repeat
         """Steps in a trial."""
@@ -168,9 +159,9 @@ class CueChains:
         goals = random.choice(len(ranked.goals), cues, replace=False)
         codes = draw_codes(random, cues)
         cue = random.integers(cues, size=config.trials)
-        count = np.bincount(cue, minlength=cues)
-        poor = random.integers(np.minimum(config.poor, np.maximum(count - 1, 0)) + 1)
-        occurrence = _occurrence(cue, count)
+        shown = np.eye(cues, dtype=int)[cue]
+        poor = random.integers(np.minimum(config.poor, np.maximum(shown.sum(axis=0) - 1, 0)) + 1)
+        occurrence = np.cumsum(shown, axis=0)[np.arange(config.trials), cue] - 1
         demonstration = occurrence >= poor[cue]
         goal = goals[cue]
         rewarded = np.where(demonstration, goal, self._mislead(goals, number)[cue])
@@ -208,8 +199,8 @@ class CueChains:
         graded = _draw_from(random, self.ranked.graded, goal)
         anything = random.integers(self.store.num_trials, size=size)
         kind = random.random(size)
-        below = config.graded, config.graded + config.distractors
-        return np.where(kind < below[0], graded, np.where(kind < below[1], distractors, anything))
+        below = [kind < config.graded, kind < config.graded + config.distractors]
+        return np.select(below, [graded, distractors], anything)
 
     def load(self, plan: CueChainPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
@@ -237,14 +228,6 @@ class CueChains:
             "trajectory": np.where(held, index, 0).astype(np.int32),
             "position": np.where(held, positions, -1).astype(np.int32),
         }
-
-
-def _occurrence(cue: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Returns how often each trial's cue occurred before, from cues [n] and their counts [K]: int [n]."""
-    by_cue = np.argsort(cue, kind="stable")
-    before = np.empty_like(cue)
-    before[by_cue] = np.arange(len(cue)) - (np.cumsum(count) - count)[cue[by_cue]]
-    return before
 
 
 def _draw_from(random: np.random.Generator, table: np.ndarray, goal: np.ndarray) -> np.ndarray:

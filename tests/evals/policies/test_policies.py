@@ -11,7 +11,7 @@ import pytest
 
 import agentic_ring
 from agentic_ring import Policy, load_policy, play
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
 from agentic_ring.errors import (
     ArgumentError,
     CheckpointError,
@@ -20,9 +20,9 @@ from agentic_ring.errors import (
     UnknownNameError,
 )
 from agentic_ring.files.run_folder import write_config
-from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, shipped_policies
+from agentic_ring.policies.policy import SHIPPED, WEIGHTS, shipped_policies
 from agentic_ring.results.results_file import read_results
-from agentic_ring.rollouts.evaluation_record import read_record
+from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import load_config
 from evals import dmc_returns, export_policy
 from tests.commands import exit_status
