@@ -21,7 +21,7 @@ Random trials are chosen without regard to any goal, so that only their rewards 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, with_copies
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
 from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
 
@@ -90,6 +90,18 @@ class TrainedModel:
     mesh: Mesh
     scaling: Scaling
     chains: CueChainConfig
+    _made: dict[tuple[int, int, int, Sampling], InContextPolicy] = field(init=False, default_factory=dict)
+
+    def policies(self, tasks: int, decisions: int, hold: int, sampling: Sampling) -> list[InContextPolicy]:
+        """Policies without a context, for equal shares of the tasks; alike ones are compiled once."""
+        plan = RolloutPlan.choose(self.mesh, tasks, 0)
+        share, key = tasks // plan.policies, (tasks, decisions, hold, sampling)
+        if key not in self._made:
+            model, params, scaling = self.model, self.params, self.scaling
+            self._made[key] = InContextPolicy(
+                model, params, plan.mesh, scaling, None, share, decisions, sampling=sampling, hold=hold
+            )
+        return [self._made[key].fresh_copy(number * share) for number in range(plan.policies)]
 
 
 def variant_cases(variant: str, family: Family) -> list[Case]:
@@ -151,23 +163,13 @@ def _policies(
     context = trained.chains.trials
     ones = dict.fromkeys(("no_context", NOTHING, *STORED), 1)
     window = {"window_32": min(32, context), **ones}.get(condition, context)
-    plan = RolloutPlan.choose(trained.mesh, len(tasks), 0)
-    share = len(tasks) // plan.policies
-    policy = InContextPolicy(
-        trained.model,
-        trained.params,
-        plan.mesh,
-        trained.scaling,
-        None,
-        share,
-        store.family.decisions * min(window, trials),
-        sampling=Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed),
-        hold=store.family.hold,
-    )
-    policies = with_copies(policy, plan.policies)
+    sampling = Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed)
+    decisions = store.family.decisions * min(window, trials)
+    policies = trained.policies(len(tasks), decisions, store.family.hold, sampling)
     if condition in STORED:
         stored = max(1, min(config.stored, context - 1))
         prompt = stored_context(store, tasks, stored, condition, trained.scaling, trained.chains.reward_kind)
+        share = len(tasks) // len(policies)
         for number, each in enumerate(policies):
             each.start_over(prompt.rows(slice(number * share, (number + 1) * share)))
     windows = [TrialWindowPolicy(each, window) for each in policies]

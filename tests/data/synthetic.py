@@ -24,16 +24,16 @@ def random_store(
 
 
 def two_task_store(path: Path, lengths: list[int], second: float = 3.0) -> Path:
-    """The same with rewards of both of cartpole's tasks; the second pays where the first does not."""
+    """The same with rewards of both of cartpole's tasks; the second rewards where the first does not."""
 
-    def paid(episode: StoredEpisode, share: float) -> StoredEpisode:
+    def rewarded(episode: StoredEpisode, share: float) -> StoredEpisode:
         first = episode.rewards[TASK] * np.float32(share)
         other = np.float32(second) * (episode.rewards[TASK] - first)
         return replace(episode, rewards={TASK: first, "swingup_sparse": other})
 
     episodes = _random_episodes(lengths, 0, ["td3"] * len(lengths), 1)
-    paid_episodes = (paid(episode, number / len(lengths)) for number, episode in enumerate(episodes))
-    write_store(path, StoreDescription(DOMAIN, "test", (TASK, "swingup_sparse")), paid_episodes)
+    both = (rewarded(episode, number / len(lengths)) for number, episode in enumerate(episodes))
+    write_store(path, StoreDescription(DOMAIN, "test", (TASK, "swingup_sparse")), both)
     return path
 
 

@@ -44,7 +44,7 @@ def test_jacos_hand_starts_where_dm_controls_does():
 
 
 @pytest.mark.parametrize("name", FOUR_SPOTS)
-def test_jaco_is_paid_for_its_hand_within_five_centimetres_of_the_spot(name):
+def test_jaco_is_rewarded_for_its_hand_within_five_centimetres_of_the_spot(name):
     environment = load_environment(parse_task(f"jaco_{name}"), seed=0)
     environment.reset()
     physics, task = environment.physics, environment.task
@@ -81,7 +81,6 @@ def settled_quadruped(task, height, quaternion=(1, 0, 0, 0)):
 
 def test_quadruped_stands_upright_and_jumps_up():
     assert settled_quadruped("stand", 0.6) == pytest.approx(1)
-    assert settled_quadruped("stand", 0.6, (0, 1, 0, 0)) == pytest.approx(0)
     assert settled_quadruped("stand", 0.6, (0.5**0.5, 0.5**0.5, 0, 0)) == pytest.approx(0.5)
     assert settled_quadruped("jump", 2.0) == pytest.approx(1)
     assert settled_quadruped("jump", 2.0, (0, 1, 0, 0)) == pytest.approx(0)
@@ -103,16 +102,14 @@ def test_mazes_walls_part_the_rooms_and_leave_a_passage_at_each_end():
     (x, y), _ = pushed([(1, 0)])
     assert x == pytest.approx(-0.03, abs=0.01), "stopped by the middle wall"
     assert y == pytest.approx(0.15, abs=1e-3)
-    (x, _), _ = pushed([(0, 1), (1, 0)])
-    assert x > 0.25, "through the passage at the top"
     (_, y), _ = pushed([(0, -1)])
     assert y == pytest.approx(0.03, abs=0.01)
     (x, y), _ = pushed([(0, 1), (1, 0), (0, -1)])
-    assert x > 0.25
+    assert x > 0.25, "through the passage at the top"
     assert y < -0.25, "and through the one on the right"
 
 
-def test_maze_pays_near_the_spot_and_less_for_large_controls():
+def test_maze_rewards_closeness_to_the_spot_and_small_controls():
     _, resting = pushed([(0, 0)], start=(0.15, -0.15))
     _, away = pushed([(0, 0)], start=(0.15, -0.25))
     environment = load_environment(parse_task("point_mass_maze_reach_bottom_right"), seed=0)

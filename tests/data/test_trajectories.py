@@ -42,18 +42,14 @@ def replaced(name, change):
 BAD = {
     "missing": (lambda c: c.pop("physics"), "missing: .'physics'"),
     "unknown": (lambda c: c.update(pixels=np.zeros(3)), "unknown: .'pixels'"),
-    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32, expected float64"),
-    "integer": (replaced("reward", lambda a: a.astype(np.int64)), "reward is int64, expected float32"),
-    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward has shape \(7,\), expected \(7, 1\)"),
-    "scalar": (
-        replaced("observation", lambda a: np.float32(1)),
-        r"observation has shape \(\), expected \(0, 5\)",
+    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32 .* expected float64"),
+    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward is float32 \(7,\), expected float32 \(7, 1\)"),
+    "scalar": (replaced("observation", lambda a: np.float32(1)), r"observation is float32 \(\), .*\(0, 5\)"),
+    "shorter": (
+        replaced("action", lambda a: a[1:]),
+        r"action is float32 \(6, 1\), .*\(7, 1\)",
     ),
-    "shorter": (replaced("action", lambda a: a[1:]), r"action has shape \(6, 1\), expected \(7, 1\)"),
-    "other domain": (
-        replaced("physics", lambda a: np.zeros((7, 18))),
-        r"physics has shape \(7, 18\).*cartpole",
-    ),
+    "other domain": (replaced("physics", lambda a: np.zeros((7, 18))), r"physics is .* \(7, 18\).*cartpole"),
     "nan observation": (replaced("observation", with_nan), "observation is not finite in row 3 of 7"),
     "nan physics": (replaced("physics", with_nan), "physics is not finite in row 3 of 7"),
     "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),

@@ -12,7 +12,7 @@ from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
 from agentic_ring.models.model import Model
-from agentic_ring.rollouts.policies import TrialWindowPolicy
+from agentic_ring.rollouts.policies import TrialWindowPolicy, as_prompt
 from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_params, tiny_config
 
 ENVIRONMENTS, DECISIONS, TRIALS = 2, 3, 5
@@ -62,6 +62,20 @@ def test_a_window_equals_a_fresh_policy_with_these_trials_as_prompt(window):
     for trial in range(window):
         np.testing.assert_array_equal(runs[trial][0], everything[trial])
     assert np.abs(runs[-1][0] - everything[-1]).max() > 1e-3
+
+
+def test_a_window_of_one_trial_keeps_the_prompt():
+    policy = tiny_policy()
+    policy.start_over(None)
+    _, steps = run_trial(policy, 0)
+    prompt = as_prompt([steps])
+    policy.start_over(prompt)
+    windowed = TrialWindowPolicy(policy, 1)
+    first, other, again = (run_trial(windowed, trial)[0] for trial in (1, 2, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+    policy.start_over(None)
+    assert np.abs(run_trial(policy, 1)[0] - first).max() > 1e-4
 
 
 def test_a_window_holds_at_least_the_current_trial():
