@@ -34,9 +34,7 @@ class Interval:
     """An estimate and its confidence interval, in the unit of the scores.
 
     Attributes:
-      value: the estimate.
-      low: lower bound, or None for a single run, which has no spread.
-      high: upper bound, likewise.
+      low, high: bounds, or None for a single run, which has no spread.
       n: number of runs per task.
     """
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.results.rows import read_rows
+from agentic_ring.results.results_file import read_rows
 from evals.compile.machines import HARDWARE
 from evals.utilisation.flops import BACKWARD, StepFlops, attention_forward, layer_weights, step_flops
 

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 
 from agentic_ring.data.families.bodies import family_named
 from agentic_ring.results.intervals import Interval, hierarchical_interval
-from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.results.rows import write_rows
+from agentic_ring.results.results_file import Figure, Results, write_results, write_rows
 from evals.plots import (
     BLUE,
     GREEN,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from agentic_ring.results.intervals import interquartile_mean_interval, mean_interval
-from agentic_ring.results.rows import origin_columns, write_rows
+from agentic_ring.results.results_file import origin_columns, write_rows
 from evals.plots import GREY, PALETTE, draw_intervals, save
 from experiments.table5.cells import TableCell
 from experiments.table5.methods import METHODS

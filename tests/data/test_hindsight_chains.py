@@ -30,11 +30,11 @@ def test_return_to_go_falls_by_the_reward(rewards, target):
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=8))
-def test_the_best_trajectory_completes_its_chain(members):
-    returns = np.array([rewards.sum(dtype=np.float64) for rewards in members])
-    plan = plan_chain(returns, np.arange(len(members)))
+def test_the_best_trajectory_completes_its_chain(trajectories):
+    returns = np.array([rewards.sum(dtype=np.float64) for rewards in trajectories])
+    plan = plan_chain(returns, np.arange(len(trajectories)))
     assert plan.target == returns.max()
-    assert completions(members[plan.episodes[-1]], plan.target)[-1] == 1
+    assert completions(trajectories[plan.episodes[-1]], plan.target)[-1] == 1
 
 
 @given(st.data())

@@ -13,39 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
-from agentic_ring.data.store import (
-    STORE,
-    StoredEpisode,
-    StoreDescription,
-    TrajectoryStore,
-    merge_stores,
-    write_store,
-)
-from agentic_ring.data.trajectories import Episode
+from agentic_ring.data.store import STORE, StoreDescription, TrajectoryStore, merge_stores, write_store
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
+from tests.data.synthetic import DOMAIN, TASKS, random_episode
 
-DOMAIN = DOMAINS["cartpole"]
-TASKS = ("swingup", "swingup_sparse")
 DESCRIPTION = StoreDescription(DOMAIN, "mix", TASKS)
-
-
-def random_episode(generator, length, source, algorithm="td3", action_repeat=1):
-    rows = length + 1
-    return StoredEpisode(
-        episode=Episode(
-            observation=generator.normal(size=(rows, 5)).astype(np.float32),
-            action=generator.uniform(-1, 1, (rows, 1)).astype(np.float32),
-            reward=generator.uniform(size=(rows, 1)).astype(np.float32),
-            discount=np.ones((rows, 1), np.float32),
-            physics=generator.normal(size=(rows, 4)),
-        ),
-        rewards={task: generator.uniform(size=rows).astype(np.float32) for task in TASKS},
-        algorithm=algorithm,
-        action_repeat=action_repeat,
-        source=source,
-    )
 
 
 def random_episodes(lengths, seed=0, prefix="e"):

@@ -32,7 +32,6 @@ class CueChainConfig:
     """Composition of the chains of a family.
 
     Attributes:
-      family: name of the family.
       trials: number of trials n in a chain.
       cues: numbers of cues K, of which each chain draws one.
       poor: largest number of poor trials of a cue. A cue that occurs m times in a chain has 0 to
@@ -147,9 +146,7 @@ class CueChains:
         self._steps = store.family.decisions // config.action_repeat
         """Steps in a trial."""
         self.length = padded_length(config.trials * self._steps, ring, layout)
-        """Number of steps S in every chain, padding included."""
-        self.order = order(layout, self.length, ring)
-        """int [S]: the step of the chain at each position of the layout."""
+        self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
 
     def plan(self, number: int) -> CueChainPlan:
         """Draws the chain with this number."""
@@ -182,7 +179,7 @@ class CueChains:
         return CueChainPlan(trial, goal, rewarded, cue, codes[cue], demonstration, first, reward)
 
     def _mislead(self, goals: np.ndarray, number: int) -> np.ndarray:
-        """Returns the goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
+        """The goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
         random = np.random.default_rng((self.config.seed, _MISLEADING, number))
         others = self._draw_others(random, goals)
         return np.where(random.random(len(goals)) < self.config.misleading, others, goals)

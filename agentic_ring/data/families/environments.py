@@ -85,10 +85,7 @@ class CueEnvironments(VectorEnv):
 
         Returns:
           Observations float32 [E, O], rewards float64 [E] in [0, 1], terminated bool [E] (never), truncated
-          bool [E] (after a trial's last decision), and no infos.
-
-        Raises:
-          ArgumentError: the trial is over, or not begun.
+          bool [E] (after a trial's last decision, and then an ``ArgumentError``), and no infos.
         """
         family = self.family
         if self._decision == family.decisions:

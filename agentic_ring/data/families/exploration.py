@@ -38,8 +38,7 @@ class ExplorationStore(SealedReader):
     """Read access to a store of exploration; a context manager. Trials are read into memory when needed.
 
     Attributes:
-      family: body of the trials.
-      seed: seed of their initial states and actions.
+      seed: seed of the initial states and actions of the trials.
       num_trials: number of trials N.
     """
 
