@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.data.families.cue_chains import CueChainConfig
+from agentic_ring.data.families.cue_chains import CueChainConfig, read_trials
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore
@@ -205,39 +205,24 @@ def stored_context(
             f"{store.num_trials}, and rewards of another task need 2 tasks; explore or roll out more"
         )
     others = [*tasks[1:], tasks[0]] if another else tasks
-    number = np.empty((environments, trials), int)
-    reward = np.empty((environments, trials, family.decisions))
-    code = np.empty((environments, trials, len(tasks[0].codes[0])))
-    for row, (task, rewarding) in enumerate(zip(tasks, others, strict=True)):
+    numbers = np.arange(trials * family.decisions)
+    contexts = []
+    for task, rewarding in zip(tasks, others, strict=True):
         random = np.random.default_rng((task.seed, _CONTEXT))
-        number[row] = random.choice(store.num_trials, trials, replace=False)
+        drawn = random.choice(store.num_trials, trials, replace=False)
         cue = random.integers(len(task.goals), size=trials)
-        coins = random.random(reward[row].shape)
-        code[row] = task.codes[cue]
-        reward[row] = store.rewards(number[row], rewarding.goals[cue], reward_kind)
+        coins = random.random((trials, family.decisions))
+        reward = store.rewards(drawn, rewarding.goals[cue], reward_kind)
         if reward_kind == "coin":
-            reward[row] = coins < reward[row]
+            reward = (coins < reward).astype(np.float64)
         if condition == "zeroed":
-            reward[row] = 0
+            reward = np.zeros_like(reward)
         if condition == "shuffled":
-            reward[row] = reward[row, random.permutation(trials)]
-    rest = np.pad(code, ((0, 0), (0, 0), (0, family.goal_dim)))[:, :, None].repeat(family.decisions, axis=2)
-    observation = np.concatenate([store.observations(number), rest], axis=3, dtype=np.float32)
-    shape = environments, trials * family.decisions
-    position = np.arange(shape[1], dtype=np.int32)
-    index, timestep = np.divmod(position, family.decisions)
-    zeros = np.zeros(shape, np.float32)
-    steps: dict[str, Any] = {
-        "observation": scaling.observation(observation.reshape(*shape, -1)).astype(np.float32),
-        "action": store.actions[number].reshape(*shape, -1),
-        "reward": (reward.reshape(shape) / scaling.reward_scale).astype(np.float32),
-        "return_to_go": zeros,
-        "completion": zeros,
-        "timestep": np.broadcast_to(timestep, shape),
-        "trajectory": np.broadcast_to(index, shape),
-        "position": np.broadcast_to(position, shape),
-    }
-    return ChainSteps(**steps)
+            reward = reward[random.permutation(trials)]
+        observed = np.pad(task.codes[cue], ((0, 0), (0, family.goal_dim)))
+        contexts.append(read_trials(store, scaling, drawn, reward, observed, numbers))
+    steps: dict[str, Any] = {name: np.stack([each[name] for each in contexts]) for name in contexts[0]}
+    return ChainSteps(**steps, position=np.tile(numbers.astype(np.int32), (environments, 1)))
 
 
 def returns_path(directory: Path, case: Case) -> Path:

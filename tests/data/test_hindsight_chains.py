@@ -22,13 +22,6 @@ def test_completion_marks_only_the_last_step():
     np.testing.assert_array_equal(completions(rewards, target=3.6), [0, 0, 0])
 
 
-@given(REWARDS, st.floats(-10, 1000))
-def test_return_to_go_falls_by_the_reward(rewards, target):
-    left = returns_to_go(rewards, target)
-    assert left[0] == np.float32(target)
-    np.testing.assert_allclose(left[:-1] - left[1:], rewards[:-1], atol=1e-3)
-
-
 @given(st.lists(REWARDS, min_size=1, max_size=8))
 def test_the_best_trajectory_completes_its_chain(trajectories):
     returns = np.array([rewards.sum(dtype=np.float64) for rewards in trajectories])

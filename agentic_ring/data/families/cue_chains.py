@@ -201,41 +201,63 @@ class CueChains:
 
     def load(self, plan: CueChainPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
-        store, config = self.store, self.config
-        family = store.family
+        config, family = self.config, self.store.family
         positions = self.order[columns]
         held = positions < len(plan.trial) * self._steps
+        shown = self.ranked.goals[plan.goal] / family.goal_scale * config.shows_goal
+        observed = np.concatenate([plan.code, shown], axis=1)
         step = np.where(held, positions, 0)
-        index, timestep = np.divmod(step * config.action_repeat, family.decisions)
-        reward = plan.reward.reshape(-1, config.action_repeat)[step].mean(axis=1)
-        state = store.physics[plan.trial[index], timestep * family.substeps]
-        shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.shows_goal
-        observation = np.concatenate([family.observe(state), plan.code[index], shown.astype(np.float32)], 1)
+        steps = read_trials(
+            self.store, self._scaling, plan.trial, plan.reward, observed, step, config.action_repeat
+        )
         weight = np.where(plan.first, config.first_demonstration_weight, plan.demonstration)
-        chosen = timestep % family.hold == 0
-        zeros = np.zeros(len(positions), np.float32)
-        return {
-            "observation": _where(held, self._scaling.observation(observation)),
-            "action": _where(held, store.actions[plan.trial[index], timestep]),
-            "reward": _where(held, reward / self._scaling.reward_scale),
-            "return_to_go": zeros,
-            "completion": zeros,
-            "weight": _where(held & chosen, weight[index]),
-            "timestep": np.where(held, timestep, 0).astype(np.int32),
-            "trajectory": np.where(held, index, 0).astype(np.int32),
-            "position": np.where(held, positions, -1).astype(np.int32),
-        }
+        chosen = steps["timestep"] % family.hold == 0
+        steps["weight"] = (weight[steps["trajectory"]] * chosen).astype(np.float32)
+        for values in steps.values():
+            values[~held] = 0
+        return {**steps, "position": np.where(held, positions, -1).astype(np.int32)}
+
+
+def read_trials(
+    store: ExplorationStore,
+    scaling: Scaling,
+    trials: np.ndarray,
+    rewards: np.ndarray,
+    observed: np.ndarray,
+    steps: np.ndarray,
+    action_repeat: int = 1,
+) -> dict[str, np.ndarray]:
+    """Reads explored trials one after another, as steps that span ``action_repeat`` decisions each.
+
+    Args:
+      trials: numbers of the trials, int [n].
+      rewards: of each decision, [n, D].
+      observed: what is observed beside the body: code, and goal or zeros, [n, 4 + G].
+      steps: numbers of the steps to read, int [S].
+
+    Returns:
+      Fields of ``ChainSteps`` but the position, [S, ...].
+    """
+    family = store.family
+    index, timestep = np.divmod(steps * action_repeat, family.decisions)
+    reward = rewards.reshape(-1, action_repeat)[steps].mean(axis=1)
+    body = family.observe(store.physics[trials[index], timestep * family.substeps])
+    observation = np.concatenate([body, observed[index].astype(np.float32)], axis=1)
+    return {
+        "observation": scaling.observation(observation).astype(np.float32),
+        "action": store.actions[trials[index], timestep],
+        "reward": (reward / scaling.reward_scale).astype(np.float32),
+        "return_to_go": np.zeros(len(steps), np.float32),
+        "completion": np.zeros(len(steps), np.float32),
+        "timestep": timestep.astype(np.int32),
+        "trajectory": index.astype(np.int32),
+    }
 
 
 def _draw_from(random: np.random.Generator, table: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """Draws one of the entries [A, B] of ``table`` [M, A, B] for each goal [n]."""
     _, groups, ranks = table.shape
     return table[goal, random.integers(groups, size=len(goal)), random.integers(ranks, size=len(goal))]
-
-
-def _where(held: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns ``values`` [S, ...] as float32, 0 in padding."""
-    return np.where(held.reshape(-1, *(1,) * (values.ndim - 1)), values, 0).astype(np.float32)
 
 
 def measure_cue_scaling(store: ExplorationStore) -> Scaling:
