@@ -10,19 +10,8 @@ from matplotlib.axes import Axes
 from agentic_ring.data.families.bodies import family_named
 from agentic_ring.results.intervals import Interval, hierarchical_interval
 from agentic_ring.results.results_file import Figure, Results, write_results, write_rows
-from evals.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    draw_intervals,
-    error_bars,
-    legend_below,
-    save,
-    titled_canvas,
-)
+from evals import plots
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from experiments.hidden_tasks import rollouts
 from experiments.hidden_tasks.rollouts import LONGEST, RANDOM, STORED
 from experiments.hidden_tasks.variants import VariantCell, VariantConfig
@@ -106,15 +95,15 @@ def write_report(
     write_results(directory / "results.json", results)
     write_rows(directory / "trials.csv", trial_rows(returns))
     for name, (title, draw) in PLOTS.items():
-        canvas, axes = titled_canvas(f"{config['family']}, {title}")
+        canvas, axes = plots.titled_canvas(f"{config['family']}, {title}")
         draw(axes, returns)
-        legend_below(canvas, axes)
-        save(canvas, directory / f"{name}.png")
+        plots.legend_below(canvas, axes)
+        plots.save(canvas, directory / f"{name}.png")
 
 
 def _curve(axes: Axes, at: Any, found: list[Interval], variant: str) -> None:
     label = "oracle" if variant == ORACLE else f"n = {variant[1:]} trials in training and context"
-    draw_intervals(axes, at, found, color=COLOURS[variant], marker="o", capsize=3, label=label)
+    plots.draw_intervals(axes, at, found, color=COLOURS[variant], marker="o", capsize=3, label=label)
 
 
 def draw_learning_curves(axes: Axes, returns: Returns) -> None:
@@ -154,7 +143,13 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     found = [mean_return(returns[Case(LONGEST, CUES, each)].mean(axis=-1)) for each in CONTROLS]
     values = [interval.value for interval in found]
     names = [name.replace("_", "\n") for name in CONTROLS]
-    axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, SKY, GREY], capsize=4)
+    axes.bar(
+        names,
+        values,
+        yerr=plots.error_bars(found),
+        color=[GREEN, PINK, ORANGE, SKY, GREY],
+        capsize=4,
+    )
     axes.set_ylabel("mean return; bars: 95%")
 
 
