@@ -143,13 +143,8 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     found = [mean_return(returns[Case(LONGEST, CUES, each)].mean(axis=-1)) for each in CONTROLS]
     values = [interval.value for interval in found]
     names = [name.replace("_", "\n") for name in CONTROLS]
-    axes.bar(
-        names,
-        values,
-        yerr=plots.error_bars(found),
-        color=[GREEN, PINK, ORANGE, SKY, GREY],
-        capsize=4,
-    )
+    colours = [GREEN, PINK, ORANGE, SKY, GREY]
+    axes.bar(names, values, yerr=plots.error_bars(found), color=colours, capsize=4)
     axes.set_ylabel("mean return; bars: 95%")
 
 
