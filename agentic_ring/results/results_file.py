@@ -59,8 +59,8 @@ class Figure:
                     f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported: "
                     "find the cause, or leave the figure out"
                 )
-        bounds = self.low, self.high
-        if (None in bounds and bounds != (None, None)) or (None not in bounds and self.low > self.high):  # pyright: ignore
+        low, high = self.low, self.high
+        if (low is None) != (high is None) or (low is not None and high is not None and low > high):
             raise ArgumentError(
                 f"figure {self.name!r} needs two bounds in order, or none: low {self.low}, high {self.high}"
             )
@@ -122,8 +122,8 @@ def read_results(path: Path) -> Results:
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
     # In 80 columns units of several words and the longest names go over two lines; no number is cut.
-    style = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=title, title_justify="left", **style)
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
     table.add_column("figure", overflow="fold")
     for column in ("value", "95% interval", "n"):
         table.add_column(column, justify="right", no_wrap=True)
