@@ -66,7 +66,7 @@ def test_run_folder_policy_folder_and_file_act_alike(finished_run, exported, pol
     first, recorded = actions_on_record(policy, exported, 20)
     for other in policies[1:]:
         jax.tree.map(np.testing.assert_array_equal, other._params, policy._params)
-        np.testing.assert_array_equal(actions_on_record(other, exported, 1)[0], first[:, :1])
+        np.testing.assert_array_equal(actions_on_record(other, exported, 1)[0][0], first[0, :1])
     np.testing.assert_allclose(first, recorded, atol=2e-5)  # which were taken in two environments at once
     assert np.ptp(recorded) > 0.01
 
