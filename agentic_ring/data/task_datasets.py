@@ -88,7 +88,7 @@ def make_env_and_datasets(
         raise ConfigError(
             f"{root} has several collectors of {parsed.domain.name}; choose one: {', '.join(known)}"
         )
-    chosen = collector or known[0]
+    chosen = collector or next(iter(known))
     if chosen not in known:
         raise UnknownNameError(f"collector of {parsed.domain.name} in {root / 'store'}", chosen, known)
     environment = make(task)  # fails before the episodes are read

@@ -222,7 +222,8 @@ def stored_context(
         observed = np.pad(task.codes[cue], ((0, 0), (0, family.goal_dim)))
         contexts.append(read_trials(store, scaling, drawn, reward, observed, numbers))
     steps: dict[str, Any] = {name: np.stack([each[name] for each in contexts]) for name in contexts[0]}
-    return ChainSteps(**steps, position=np.tile(numbers.astype(np.int32), (environments, 1)))
+    steps["position"] = np.tile(numbers.astype(np.int32), (environments, 1))
+    return ChainSteps(**steps)
 
 
 def returns_path(directory: Path, case: Case) -> Path:
