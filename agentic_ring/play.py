@@ -10,7 +10,7 @@ from typing import Annotated
 
 import numpy as np
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
 from agentic_ring.errors import ArgumentError
 from agentic_ring.extras import needs_extra
 from agentic_ring.policies.policy import Policy, load_policy

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.scaling import TARGET_QUANTILE, Scaling
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.store import TARGET_QUANTILE, Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape

@@ -23,8 +23,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
+from agentic_ring.data.domains import Task, domain_named, task_named
 from agentic_ring.data.store import data_root
-from agentic_ring.data.tasks import Task, domain_named, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.folder_lock import only_writer

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agentic_ring.data.tasks import Domain, Task, flatten_observation, load_environment
+from agentic_ring.data.domains import Domain, Task, flatten_observation, load_environment
 from agentic_ring.data.trajectories import Episode, make_episode
 from agentic_ring.errors import DataError
 from agentic_ring.stopping import SIGNALS

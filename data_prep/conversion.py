@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+from agentic_ring.data.domains import domain_named
 from agentic_ring.data.store import (
     StoredEpisode,
     StoreDescription,
@@ -27,7 +28,6 @@ from agentic_ring.data.store import (
     store_path,
     write_store,
 )
-from agentic_ring.data.tasks import domain_named
 from agentic_ring.data.trajectories import is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
 from agentic_ring.files.folder_lock import only_writer

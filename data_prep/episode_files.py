@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pydantic
 
-from agentic_ring.data.tasks import Domain
+from agentic_ring.data.domains import Domain
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, episode_widths, make_episode
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing

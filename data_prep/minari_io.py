@@ -23,8 +23,8 @@ import numpy as np
 import tyro
 
 from agentic_ring.data import gymnasium_environments  # noqa: F401  registers the tasks
+from agentic_ring.data.domains import domain_named, task_named
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
-from agentic_ring.data.tasks import domain_named, task_named
 from agentic_ring.data.trajectories import make_episode
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.extras import needs_extra

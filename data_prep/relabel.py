@@ -17,8 +17,8 @@ import mujoco
 import numpy as np
 import tyro
 
+from agentic_ring.data.domains import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
-from agentic_ring.data.tasks import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from agentic_ring.terminal.cli import optional_flag, run

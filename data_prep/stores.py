@@ -6,10 +6,10 @@ python -m data_prep.stores --domain walker     collects our own mix if there are
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from agentic_ring.data.domains import Domain, domain_named, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.data.task_datasets import TrajectoryDataset
 from agentic_ring.data.task_datasets import make_env_and_datasets as open_env_and_datasets
-from agentic_ring.data.tasks import Domain, domain_named, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli

@@ -14,16 +14,15 @@ from typing import Annotated, Literal
 import numpy as np
 import rich
 
+from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy_folder import load_params, policy_folder, write_policy
+from agentic_ring.policies.policy import load_params, policy_folder, write_policy
 from agentic_ring.results.results_file import Results, figure_table, write_results
-from agentic_ring.rollouts.evaluation_record import EvaluationRecord, read_record, write_record
-from agentic_ring.rollouts.returns import evaluate_returns
+from agentic_ring.rollouts.returns import EvaluationRecord, evaluate_returns, read_record, write_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 
@@ -60,8 +59,8 @@ def main(
     if output is not None and (output / "metrics.jsonl").exists():
         raise ConfigError(f"--output {output} holds a trained run or its policy; name another folder")
     config = load_config(folder)
-    changes = {"environments": environments, "first_seed": first_seed}
-    changes = {name: value for name, value in changes.items() if value is not None}
+    chosen = {"environments": environments, "first_seed": first_seed}
+    changes = {name: value for name, value in chosen.items() if value is not None}
     config = replace(config, evaluation=replace(config.evaluation, **changes))
     simulate_cpu_devices()
     mesh = mesh_on_first_devices(config.mesh)

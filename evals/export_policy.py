@@ -19,9 +19,9 @@ from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy_folder import SHIPPED, WEIGHTS, load_params, write_policy
+from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, write_policy
 from agentic_ring.results.results_file import Results, read_results, short_number
-from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
+from agentic_ring.rollouts.returns import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.terminal import cli
 
@@ -84,7 +84,6 @@ def model_card(
 
     Args:
       policy: what ``load_policy`` takes: the name of a shipped policy, or the folder.
-      config, results, record: of the run.
       step: update after which the checkpoint was saved.
       checkpoint: "last", whose returns ``results`` holds, or "best".
     """

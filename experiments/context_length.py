@@ -20,7 +20,7 @@ from typing import Any, Literal
 import rich
 from jax.sharding import Mesh
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
 from agentic_ring.device_memory import check_memory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.json_files import read_json, write_json
@@ -29,10 +29,9 @@ from agentic_ring.inference.in_context_policy import ContextBytes
 from agentic_ring.mesh import mesh_on_first_devices, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy_folder import checkpoint_step, load_params
+from agentic_ring.policies.policy import checkpoint_step, load_params
 from agentic_ring.results.intervals import mean_interval
-from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
-from agentic_ring.results.rows import write_rows
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results, write_rows
 from agentic_ring.rollouts.policies import context_bytes, in_context_policies, rollout_plan
 from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config

@@ -17,8 +17,8 @@ import tyro
 from jax.sharding import Mesh
 
 from agentic_ring.attention import padded_length
+from agentic_ring.data.domains import Task, all_tasks, parse_task
 from agentic_ring.data.store import data_root
-from agentic_ring.data.tasks import Task, all_tasks, parse_task
 from agentic_ring.distributed import first_process_first
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
@@ -110,9 +110,8 @@ def main(
         if there is none, the script collects data of its own.
     """
     launch.ready_devices()
-    name = preset or default_preset()
-    parsed = parse_task(task)
-    chosen = PRESETS[name].for_domain(parsed.domain)
+    name, parsed = preset or default_preset(), parse_task(task)
+    chosen = replace(PRESETS[name].for_domain(parsed.domain), dropout=dropout)
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
     if action_repeat is not None:
@@ -121,7 +120,6 @@ def main(
         chosen = chosen.with_updates(updates)
     if start is not None:  # at the rates where training ended
         chosen = replace(chosen, optimizer=chosen.optimizer.scaled(chosen.optimizer.final_fraction))
-    chosen = replace(chosen, dropout=dropout)
     mesh = launch.mesh(name, chosen.transformer.layers)
     if launch.dry_run:
         print_plan(chosen, parsed, mesh, start, launch.absent_machine)

@@ -27,9 +27,15 @@ from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
 from data_prep.explore import ExploreConfig, exploration_path, explore
 from experiments.common.cells import run_with_progress
-from experiments.hidden_tasks.presets import PRESETS, Preset
 from experiments.hidden_tasks.report import all_returns, write_report
-from experiments.hidden_tasks.variants import VariantCell, VariantConfig, resolve_variant, run_cell
+from experiments.hidden_tasks.variants import (
+    PRESETS,
+    Preset,
+    VariantCell,
+    VariantConfig,
+    resolve_variant,
+    run_cell,
+)
 from experiments.hidden_tasks.verdict import judge
 
 

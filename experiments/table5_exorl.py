@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 import jax
 from rich.console import Console
 
+from agentic_ring.data.domains import DOMAINS, parse_task
 from agentic_ring.data.store import data_root
-from agentic_ring.data.tasks import DOMAINS, parse_task
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.mesh import simulate_cpu_devices

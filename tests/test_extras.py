@@ -34,7 +34,7 @@ PARTS = {
     "agentic_ring.files.run_folder": "models",
     "agentic_ring.data.store": "models",
     "agentic_ring.data.gymnasium_environments": "rl",
-    "agentic_ring.data.domains.walker": "rl",
+    "agentic_ring.data.own_tasks.walker": "rl",
     "agentic_ring.data.families.environments": "rl",
     "agentic_ring.data.text.chat": "text",
     "agentic_ring.data.text.packing": "text",

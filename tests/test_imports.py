@@ -126,7 +126,7 @@ def test_no_packages_import_each_other(source):
         ("evals.report", "from data_prep import folders", True),
         ("data_prep.sharegpt", "from evals import report", True),
         ("agentic_ring.data.chain_loader", "def late():\n  import evals.report", True),
-        ("evals.report", "from agentic_ring.data import tasks\nimport agentic_ring", False),
+        ("evals.report", "from agentic_ring.data import domains\nimport agentic_ring", False),
         ("experiments.exorl.presets", "from evals import report", False),
         ("evals.report", "import experiments.exorl.presets", True),
     ],

@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention.ring.layout import Layout, order, padded_length
 from agentic_ring.data.hindsight_chains import ChainPlan, completions, returns_to_go
-from agentic_ring.data.scaling import Scaling
 from agentic_ring.data.sharded_batches import ShardedBatches
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import ChainSteps
@@ -47,11 +46,12 @@ class ChainConfig:
 
     Attributes:
       task: name of the task within its domain.
-      trajectories: number of members of a chain.
+      trajectories: number of trajectories of a chain.
       action_repeat: environment steps per decision; the store's actions must be held at least as long.
       top_fraction: see ``StratifiedSampler``.
-      loss_extent: members that bear loss: "leaders", the best ones at the end of a chain, or "all" in which a
-        policy acted. A poor member is relabelled to the same target as the leaders, so imitating it as well
+      loss_extent: trajectories that bear loss: "leaders", the demonstrations, or "all" in which a policy
+      acted.
+        A poor trajectory is relabelled to the same target as the demonstrations, so imitating it as well
         teaches the model to act badly on purpose (measured in docs/notebook.md).
       layout: order of the steps over the ring.
       seed: seed of the sampling of chains.
@@ -84,28 +84,15 @@ class ChainLoader:
         self._scaling = scaling
         self.layout: Layout = config.layout
         self._decisions = -(-store.lengths // config.action_repeat)
-        self.learnable = store.learnable
-        longest = int(self._decisions.max())
-        self.length = padded_length(config.trajectories * longest, ring, config.layout)
+        self.length = padded_length(config.trajectories * int(self._decisions.max()), ring, config.layout)
         """Number of steps S in every chain, padding included."""
         self.order = order(config.layout, self.length, ring)
         """int [S]: the step of the chain at each position of the layout."""
 
     def load(self, plan: ChainPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
-        places = self.order[columns]
-        fields = self._padding(len(places))
-        start = 0
-        for index, episode in enumerate(plan.episodes):
-            end = start + int(self._decisions[episode])
-            for run in _consecutive_runs(np.flatnonzero((places >= start) & (places < end)), places):
-                self._read(fields, plan, index, places[run] - start, run)
-                fields["position"][run] = places[run]
-            start = end
-        return fields
-
-    def _padding(self, count: int) -> dict[str, np.ndarray]:
-        domain = self._store.domain
+        positions = self.order[columns]
+        count, domain = len(positions), self._store.domain
         floats = ("return_to_go", "reward", "completion", "weight")
         fields: dict[str, np.ndarray] = {name: np.zeros(count, np.float32) for name in floats}
         fields["observation"] = np.zeros((count, domain.observation_dim), np.float32)
@@ -113,53 +100,45 @@ class ChainLoader:
         fields["timestep"] = np.zeros(count, np.int32)
         fields["trajectory"] = np.zeros(count, np.int32)
         fields["position"] = np.full(count, -1, np.int32)
+        start = 0
+        for index, episode in enumerate(plan.episodes):
+            end = start + int(self._decisions[episode])
+            own = np.flatnonzero((positions >= start) & (positions < end))
+            breaks = np.flatnonzero(np.diff(positions[own]) != 1) + 1
+            for run in np.split(own, breaks) if len(own) else ():
+                fields["position"][run] = positions[run]
+                for name, values in self._read(plan, index, positions[run] - start).items():
+                    fields[name][run] = values
+            start = end
         return fields
 
-    def _read(
-        self,
-        fields: dict[str, np.ndarray],
-        plan: ChainPlan,
-        index: int,
-        timesteps: np.ndarray,
-        run: np.ndarray,
-    ) -> None:
-        """Fills ``run`` with consecutive ``timesteps`` (in decisions) of one member."""
-        config, episode = self._config, plan.episodes[index]
-        scaling = self._scaling
+    def _read(self, plan: ChainPlan, index: int, timesteps: np.ndarray) -> dict[str, np.ndarray | int | bool]:
+        """Reads consecutive ``timesteps`` (in decisions) of one trajectory of a chain."""
+        config, scaling, episode = self._config, self._scaling, plan.episodes[index]
         rewards = self._store.rewards(episode, config.task)
         starts = np.arange(0, len(rewards), config.action_repeat)
         earned = np.add.reduceat(rewards.astype(np.float64), starts)
         first = int(timesteps[0]) * config.action_repeat
         last = min((int(timesteps[-1]) + 1) * config.action_repeat, len(rewards))
         steps = self._store.steps(episode, first, last, config.task)
-        fields["observation"][run] = scaling.observation(steps.observation[:: config.action_repeat])
-        fields["action"][run] = steps.action[:: config.action_repeat]
-        fields["reward"][run] = earned[timesteps] / scaling.reward_scale
-        fields["return_to_go"][run] = returns_to_go(earned, plan.target)[timesteps] / scaling.return_scale
-        fields["completion"][run] = completions(earned, plan.target)[timesteps]
-        fields["timestep"][run] = timesteps
-        fields["trajectory"][run] = index
-        bears_loss = config.loss_extent == "all" or index >= len(plan.episodes) - plan.leaders
-        fields["weight"][run] = bears_loss and self.learnable[episode]
-
-
-def _consecutive_runs(selected: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-    """Splits ``selected`` into runs of positions that hold consecutive steps."""
-    if not len(selected):
-        return []
-    return np.split(selected, np.flatnonzero(np.diff(places[selected]) != 1) + 1)
+        bears_loss = config.loss_extent == "all" or index >= len(plan.episodes) - plan.demonstrations
+        return {
+            "observation": scaling.observation(steps.observation[:: config.action_repeat]),
+            "action": steps.action[:: config.action_repeat],
+            "reward": earned[timesteps] / scaling.reward_scale,
+            "return_to_go": returns_to_go(earned, plan.target)[timesteps] / scaling.return_scale,
+            "completion": completions(earned, plan.target)[timesteps],
+            "timestep": timesteps,
+            "trajectory": index,
+            "weight": bears_loss and self._store.learnable[episode],
+        }
 
 
 PlanT = TypeVar("PlanT", contravariant=True)
 
 
 class ChainReader(Protocol[PlanT]):
-    """Reads chosen steps of planned chains, as ``ChainLoader`` does.
-
-    Attributes:
-      length: number of steps S in every chain, padding included.
-      layout: order of the steps over the ring.
-    """
+    """Reads chosen steps of planned chains; see ``ChainLoader`` for its attributes."""
 
     length: int
     layout: Layout

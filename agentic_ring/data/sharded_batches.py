@@ -36,13 +36,9 @@ Blocks = dict[Block, dict[str, np.ndarray]]
 
 
 def block_at(index: tuple[slice, ...] | None, shape: tuple[int, int]) -> Block:
-    """Returns the block of a device from its index into an array [B, S, ...], as a sharding gives it.
-
-    None is the index of a device that holds the whole array.
-    """
+    """Returns the block of a device from its index into an array [B, S, ...]; None is the whole array."""
     axes = (slice(None), slice(None)) if index is None else index[:2]
-    rows, columns = (range(*axis.indices(size)) for axis, size in zip(axes, shape, strict=True))
-    return Block(rows, columns)
+    return Block(*(range(*axis.indices(size)) for axis, size in zip(axes, shape, strict=True)))
 
 
 def held_columns(blocks: Iterable[Block]) -> dict[int, np.ndarray]:
@@ -58,12 +54,7 @@ def read_blocks(load: LoadRow, first_row: int, blocks: Iterable[Block]) -> Block
     """Reads the blocks of a batch; each row is loaded once, with all of its columns that some block contains.
 
     A process may hold scattered blocks: a ring that follows the links of a TPU's torus passes through a host,
-    leaves it, and comes back.
-
-    Args:
-      load: reads chosen positions of a row.
-      first_row: number of the batch's first row.
-      blocks: distinct blocks of the batch.
+    leaves it, and comes back. ``first_row`` is the number of the batch's first row; the blocks are distinct.
     """
     blocks = list(blocks)
     columns = held_columns(blocks)

@@ -19,15 +19,14 @@ modified: ``write_store`` writes a new one and renames it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from agentic_ring.data.domains import Domain, domain_named
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
-from agentic_ring.data.tasks import Domain, domain_named
 from agentic_ring.data.trajectories import EPISODE_DTYPES, Episode, Trajectory, episode_widths
 from agentic_ring.errors import ArgumentError, DataError, StoreError, UnknownNameError
 from agentic_ring.extras import needs_extra
@@ -70,10 +69,11 @@ class TrajectoryStore(SealedReader):
     Attributes:
       collector: ExoRL's collector, or the one of ``data_prep.collect``.
       tasks: names of the tasks whose rewards are stored.
+      num_episodes: number of episodes E.
       lengths: int32 [E], transitions of each episode.
       action_repeats: int32 [E].
-      algorithms: [E] names, see ``StoredEpisode``.
-      sources: [E] file names.
+      algorithms, sources: [E] names, see ``StoredEpisode``.
+      learnable: bool [E], whether a policy (not noise) acted, so that the episode may be imitated.
     """
 
     kind = STORE
@@ -83,12 +83,16 @@ class TrajectoryStore(SealedReader):
         self.collector = str(self._file.attrs["collector"])
         self.tasks: tuple[str, ...] = tuple(str(name) for name in np.asarray(self._file.attrs["tasks"]))
         self.lengths: np.ndarray = self._array("episodes/length")[:]
+        self.num_episodes = len(self.lengths)
         self.action_repeats: np.ndarray = self._array("episodes/action_repeat")[:]
         self.algorithms: list[str] = list(self._array("episodes/algorithm").asstr()[:])
         self.sources: list[str] = list(self._array("episodes/source").asstr()[:])
+        self.learnable = np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
+        self._returns: dict[str, np.ndarray] = {}
         self._first_rows = np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + 1)])
         rows = int(self._first_rows[-1])
-        shapes = {name: array.shape for name, array in self._row_arrays().items()}
+        self._row_arrays = [*EPISODE_DTYPES, *(f"rewards/{task}" for task in self.tasks)]
+        shapes = {name: self._array(name).shape for name in self._row_arrays}
         wrong = {name: shape for name, shape in shapes.items() if shape[0] != rows}
         if wrong:
             raise OSError(f"its episodes have {rows} rows, but arrays have shapes {wrong}")
@@ -99,31 +103,13 @@ class TrajectoryStore(SealedReader):
             raise KeyError(f"{name} is no array")
         return array
 
-    def _row_arrays(self) -> dict[str, h5py.Dataset]:
-        names = [*EPISODE_DTYPES, *(f"rewards/{task}" for task in self.tasks)]
-        return {name: self._array(name) for name in names}
-
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes, E."""
-        return len(self.lengths)
-
-    @property
-    def learnable(self) -> np.ndarray:
-        """Whether a policy (not noise) acted in each episode, so that it may be imitated: bool [E]."""
-        return np.array([algorithm not in NOISE_ALGORITHMS for algorithm in self.algorithms])
-
     @property
     def held_steps(self) -> int:
         """The largest number of control steps for which all actions are held."""
         return int(np.gcd.reduce(self.action_repeats))
 
     def require_held(self, action_repeat: int) -> None:
-        """Checks that decisions of ``action_repeat`` steps can be read from the episodes.
-
-        Raises:
-          DataError: some actions are not held that long.
-        """
+        """Raises a ``DataError`` if some actions are held for no multiple of ``action_repeat`` steps."""
         held = self.held_steps
         if held % action_repeat:
             raise DataError(
@@ -137,14 +123,10 @@ class TrajectoryStore(SealedReader):
         Raises:
           StoreError: a byte differs from what was written; the error names the damaged array if possible.
         """
-        for name in self._row_arrays():
-            for episode in range(self.num_episodes):
-                self._rows(name, episode, 0, int(self.lengths[episode]) + 1)
+        for name in self._row_arrays:
+            for episode, length in enumerate(self.lengths):
+                self._rows(name, episode, 0, int(length) + 1)
         super().verify()
-
-    @cached_property
-    def _returns(self) -> dict[str, np.ndarray]:
-        return {}
 
     def returns(self, task: str) -> np.ndarray:
         """Returns the undiscounted return of every episode in ``task``: float64 [E].
@@ -165,8 +147,7 @@ class TrajectoryStore(SealedReader):
           StoreError: the rows are damaged.
           UnknownNameError: the store has no rewards of this task.
         """
-        self._require_task(task)
-        self._require_range(episode, start, stop)
+        self._require(episode, start, stop, task)
         return Trajectory(
             observation=self._rows("observation", episode, start, stop),
             action=self._rows("action", episode, start + 1, stop + 1),
@@ -174,18 +155,13 @@ class TrajectoryStore(SealedReader):
         )
 
     def rewards(self, episode: int, task: str) -> np.ndarray:
-        """Returns the reward of ``task`` at every transition of an episode: float32 [T].
-
-        Raises:
-          ArgumentError, StoreError, UnknownNameError: as in ``steps``.
-        """
-        self._require_task(task)
-        self._require_range(episode, 0, 1)
+        """The reward of ``task`` at every transition of an episode, float32 [T]; raises as ``steps``."""
+        self._require(episode, 0, 1, task)
         return self._rows(f"rewards/{task}", episode, 1, int(self.lengths[episode]) + 1)
 
     def episode(self, index: int) -> StoredEpisode:
         """Returns a whole episode, as it was given to the writer."""
-        self._require_range(index, 0, 1)
+        self._require(index, 0, 1)
         rows = int(self.lengths[index]) + 1
         return StoredEpisode(
             episode=Episode(**{name: self._rows(name, index, 0, rows) for name in EPISODE_DTYPES}),
@@ -209,11 +185,9 @@ class TrajectoryStore(SealedReader):
                 f"({self.sources[episode]}): {error}; delete the store and {STORE.rewrite}"
             ) from error
 
-    def _require_task(self, task: str) -> None:
-        if task not in self.tasks:
+    def _require(self, episode: int, start: int, stop: int, task: str | None = None) -> None:
+        if task is not None and task not in self.tasks:
             raise UnknownNameError(f"task in {self.path.name}", task, self.tasks)
-
-    def _require_range(self, episode: int, start: int, stop: int) -> None:
         if not 0 <= episode < self.num_episodes:
             raise ArgumentError(f"episode {episode} is outside the store's 0 to {self.num_episodes - 1}")
         if not 0 <= start < stop <= self.lengths[episode]:
@@ -235,13 +209,8 @@ def store_path(root: Path, domain: str, collector: str) -> Path:
 
 def stored_collectors(root: Path, domain: str) -> tuple[str, ...]:
     """Returns the collectors of which there is a store of this domain, sorted."""
-    first, last = store_path(root, domain, "*").name.split("*")
-    found = store_path(root, domain, "*").parent.glob(f"{first}*{last}")
-    return tuple(sorted(path.name.removeprefix(first).removesuffix(last) for path in found))
-
-
-_CHUNK_ROWS = 1024  # about one episode, which is read at a time
-_FLOAT32 = np.dtype(np.float32)
+    found = (root / "store").glob(f"{domain}-*.h5")
+    return tuple(sorted(path.stem.removeprefix(f"{domain}-") for path in found))
 
 
 @dataclass(frozen=True)
@@ -264,7 +233,38 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
       OSError: the disk is full.
     """
     with write_sealed(path, STORE) as (file, check_disk):
-        return _write(file, check_disk, description, episodes)
+        file.attrs["domain"] = description.domain.name
+        file.attrs["collector"] = description.collector
+        file.attrs["tasks"] = list(description.tasks)
+        widths = episode_widths(description.domain)
+        arrays = {name: _growing(file, name, EPISODE_DTYPES[name], width) for name, width in widths.items()}
+        rewards = {
+            task: _growing(file, f"rewards/{task}", np.dtype(np.float32)) for task in description.tasks
+        }
+        labels: list[tuple[int, int, str, str]] = []
+        for stored in episodes:
+            absent = set(description.tasks) - set(stored.rewards)
+            if absent:
+                raise StoreError(f"{stored.source} has no reward of {sorted(absent)}; relabel it first")
+            for name, array in arrays.items():
+                _append(array, getattr(stored.episode, name))
+            for task, array in rewards.items():
+                _append(array, stored.rewards[task])
+            labels.append((len(stored.episode), stored.action_repeat, stored.algorithm, stored.source))
+            check_disk()
+        if not labels:
+            raise StoreError("there is no episode to write; nothing was written")
+        lengths, repeats, algorithms, sources = zip(*labels, strict=True)
+        if len(set(sources)) != len(sources):
+            twice = next(source for source in sources if sources.count(source) > 1)
+            raise StoreError(f"two episodes come from {twice}; a store may hold every source once")
+        columns = {"length": np.array(lengths, np.int32), "action_repeat": np.array(repeats, np.int32)}
+        for name, texts in (("algorithm", algorithms), ("source", sources)):
+            encoded = [text.encode() for text in texts]
+            columns[name] = np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded))))
+        for name, column in columns.items():
+            file.create_dataset(f"episodes/{name}", data=column, chunks=True, fletcher32=True)
+        return len(labels)
 
 
 def merge_stores(path: Path, description: StoreDescription, stores: Sequence[TrajectoryStore]) -> int:
@@ -272,56 +272,62 @@ def merge_stores(path: Path, description: StoreDescription, stores: Sequence[Tra
     return write_store(path, description, (episode for store in stores for episode in store.episodes()))
 
 
-def _write(
-    file: h5py.File,
-    check_disk: Callable[[], None],
-    description: StoreDescription,
-    episodes: Iterable[StoredEpisode],
-) -> int:
-    widths = episode_widths(description.domain)
-    file.attrs["domain"] = description.domain.name
-    file.attrs["collector"] = description.collector
-    file.attrs["tasks"] = list(description.tasks)
-    arrays = {name: _growing(file, name, (width,), EPISODE_DTYPES[name]) for name, width in widths.items()}
-    rewards = {task: _growing(file, f"rewards/{task}", (), _FLOAT32) for task in description.tasks}
-    lengths: list[int] = []
-    repeats: list[int] = []
-    algorithms: list[str] = []
-    sources: list[str] = []
-    for stored in episodes:
-        absent = set(description.tasks) - set(stored.rewards)
-        if absent:
-            raise StoreError(f"{stored.source} has no reward of {sorted(absent)}; relabel it first")
-        for name, array in arrays.items():
-            _append(array, getattr(stored.episode, name))
-        for task, array in rewards.items():
-            _append(array, stored.rewards[task])
-        lengths.append(len(stored.episode))
-        repeats.append(stored.action_repeat)
-        algorithms.append(stored.algorithm)
-        sources.append(stored.source)
-        check_disk()
-    if not lengths:
-        raise StoreError("there is no episode to write; nothing was written")
-    if len(set(sources)) != len(sources):
-        twice = next(source for source in sources if sources.count(source) > 1)
-        raise StoreError(f"two episodes come from {twice}; a store may hold every source once")
-    table = file.create_group("episodes")
-    table.create_dataset("length", data=np.array(lengths, np.int32), chunks=True, fletcher32=True)
-    table.create_dataset("action_repeat", data=np.array(repeats, np.int32), chunks=True, fletcher32=True)
-    for name, names in (("algorithm", algorithms), ("source", sources)):
-        encoded = [text.encode() for text in names]
-        dtype = h5py.string_dtype("utf-8", max(map(len, encoded)))
-        table.create_dataset(name, data=np.array(encoded, dtype), chunks=True, fletcher32=True)
-    return len(lengths)
-
-
-def _growing(file: h5py.File, name: str, row: tuple[int, ...], dtype: np.dtype) -> h5py.Dataset:
-    maxshape, chunks = (None, *row), (_CHUNK_ROWS, *row)
-    return file.create_dataset(name, (0, *row), dtype, maxshape=maxshape, chunks=chunks, fletcher32=True)
+def _growing(file: h5py.File, name: str, dtype: np.dtype, *row: int) -> h5py.Dataset:
+    # A chunk is about one episode, which is read at a time.
+    chunks = (1024, *row)
+    return file.create_dataset(name, (0, *row), dtype, maxshape=(None, *row), chunks=chunks, fletcher32=True)
 
 
 def _append(array: h5py.Dataset, rows: np.ndarray) -> None:
     start = array.shape[0]
     array.resize(start + len(rows), axis=0)
     array[start:] = rows
+
+
+MINIMUM_STD = 1e-3
+"""Floor of an observation's standard deviation, which keeps constant entries near 0."""
+TARGET_QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Scales measured once on the training data, stored with the run, used in training and rollouts.
+
+    Attributes:
+      observation_mean, observation_std: one value per entry of the observation.
+      reward_scale: divisor of a decision's reward (the number of its steps).
+      return_scale: divisor of returns-to-go (the best return of the data).
+    """
+
+    observation_mean: tuple[float, ...]
+    observation_std: tuple[float, ...]
+    reward_scale: float
+    return_scale: float
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Normalises observations [..., O]."""
+        mean = np.asarray(self.observation_mean, np.float32)
+        return (observation - mean) / np.asarray(self.observation_std, np.float32)
+
+
+def measure_scaling(store: TrajectoryStore, task: str, action_repeat: int) -> Scaling:
+    """Measures the scaling on a store, reading every observation once; sums are in float64."""
+    count = 0
+    total = squares = np.zeros(store.domain.observation_dim)
+    for episode, length in enumerate(store.lengths):
+        observation = store.steps(episode, 0, int(length), task).observation.astype(np.float64)
+        count += len(observation)
+        total = total + observation.sum(axis=0)
+        squares = squares + np.square(observation).sum(axis=0)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - np.square(mean), MINIMUM_STD**2))
+    best = float(np.max(store.returns(task)))
+    return Scaling(tuple(mean.tolist()), tuple(std.tolist()), float(action_repeat), best if best > 0 else 1.0)
+
+
+def target_return(store: TrajectoryStore, task: str, quantile: float = TARGET_QUANTILE) -> float:
+    """Returns a quantile of the returns in ``task`` of all trajectories in which a policy acted.
+
+    Every trial aims at this return. It is chosen from the training data, never from results.
+    """
+    return float(np.quantile(store.returns(task)[store.learnable], quantile))

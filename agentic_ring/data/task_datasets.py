@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TrajectoryStore, data_root, store_path, stored_collectors
-from agentic_ring.data.tasks import parse_task
 from agentic_ring.data.trajectories import Trajectory
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 
@@ -19,13 +19,9 @@ VALIDATION_STRIDE = 10
 
 
 class TrajectoryDataset(Sequence[Trajectory]):
-    """Whole episodes of a store with the rewards of one task.
+    """Whole ``episodes`` of a store with the rewards of one task, given by its short name.
 
-    Args:
-      store: open store; it stays open as long as a streaming dataset is used.
-      task: short name of the task, such as ``run``.
-      episodes: indices of the episodes in the store.
-      streaming: read an episode from the store whenever it is asked for; otherwise all of them now.
+    A streaming dataset reads an episode whenever it is asked for, so the store must stay open.
 
     Attributes:
       algorithms: algorithm that acted in each episode, [N]; ``random`` and ``ou`` are noise.
@@ -51,12 +47,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
     def __getitem__(self, index: slice) -> list[Trajectory]: ...
 
     def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
-        """The episode with this index, or a list of several.
-
-        Raises:
-          IndexError: there is no such episode.
-          StoreError: the store is damaged there.
-        """
+        """The episode with this index, or a list of several; a ``StoreError`` if it is damaged."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         return self._read(self._episodes[index]) if self._loaded is None else self._loaded[index]

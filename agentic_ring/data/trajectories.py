@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from agentic_ring.data.tasks import Domain
+from agentic_ring.data.domains import Domain
 from agentic_ring.errors import DataError
 
 # ExoRL's arrays and their dtypes (denisyarats/exorl: replay_buffer.py, dmc.py).
@@ -42,10 +42,12 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         shapes = (self.observation.shape, self.action.shape, self.reward.shape)
-        if tuple(map(len, shapes)) != (2, 2, 1) or len({shape[0] for shape in shapes}) != 1:
-            raise DataError(f"a trajectory is observation [T, O], action [T, A], reward [T], not {shapes}")
-        if len(self) < 1:
-            raise DataError("a trajectory needs at least one transition; this one has none")
+        lengths = {shape[0] for shape in shapes}
+        if tuple(map(len, shapes)) != (2, 2, 1) or len(lengths) != 1 or 0 in lengths:
+            raise DataError(
+                "a trajectory is observation [T, O], action [T, A], reward [T] with at least one transition, "
+                f"not {shapes}"
+            )
         for name in ("observation", "action", "reward"):
             _require_finite(name, getattr(self, name))
 
@@ -57,7 +59,7 @@ class Trajectory:
 class Episode:
     """A trajectory as ExoRL stores it: T + 1 rows; row 0 is the reset.
 
-    Transition i >= 1 leads from ``observation[i - 1]`` by ``action[i]`` to ``observation[i]`` and pays
+    Transition i >= 1 leads from ``observation[i - 1]`` by ``action[i]`` to ``observation[i]`` with
     ``reward[i]``; row 0 has action 0, reward 0 and discount 1.
 
     Attributes:
@@ -106,17 +108,13 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
         )
     rows = arrays["observation"].shape[0] if arrays["observation"].ndim else 0
     for name, width in episode_widths(domain).items():
-        array = arrays[name]
-        if array.dtype != EPISODE_DTYPES[name]:
-            raise DataError(f"{name} is {array.dtype}, expected {EPISODE_DTYPES[name]}")
-        if array.shape != (rows, width):
-            expected = f"expected {(rows, width)} in domain {domain.name}"
-            raise DataError(f"{name} has shape {array.shape}, {expected}")
-    if rows < 2:
-        raise DataError(f"the episode has length {max(rows - 1, 0)}; it needs at least one transition")
-    if rows - 1 > domain.episode_steps:
+        found, wanted = arrays[name], EPISODE_DTYPES[name]
+        if found.dtype != wanted or found.shape != (rows, width):
+            expected = f"{wanted} {(rows, width)} in domain {domain.name}"
+            raise DataError(f"{name} is {found.dtype} {found.shape}, expected {expected}")
+    if not 2 <= rows <= domain.episode_steps + 1:
         raise DataError(
-            f"the episode has length {rows - 1}; those of {domain.name} last at most {domain.episode_steps}"
+            f"the episode has length {max(rows - 1, 0)}; {domain.name} has 1 to {domain.episode_steps} steps"
         )
     for name in EPISODE_DTYPES:
         _require_finite(name, arrays[name])
@@ -131,14 +129,16 @@ def detect_action_repeat(action: np.ndarray) -> int:
 
     It is 1 if the action never changes, since its repeat is then unknown.
     """
-    changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
-    return int(np.gcd.reduce(changes)) if len(changes) else 1
+    return int(np.gcd.reduce(_changes(action))) or 1
 
 
 def is_held(action: np.ndarray, repeat: int) -> bool:
     """Whether actions [T, A] change only at multiples of ``repeat`` steps."""
-    changes = np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
-    return not (changes % repeat).any()
+    return not (_changes(action) % repeat).any()
+
+
+def _changes(action: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((action[1:] != action[:-1]).any(axis=1)) + 1
 
 
 def _require_finite(name: str, array: np.ndarray) -> None:

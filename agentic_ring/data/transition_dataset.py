@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agentic_ring.data.hindsight_chains import returns_to_go
-from agentic_ring.data.scaling import Scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import Scaling, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.models.baselines import WindowBatch, Windows
 
@@ -62,13 +61,8 @@ class TransitionDataset:
             mask = present.reshape(*present.shape, *(1,) * (values.ndim - 1))
             return np.where(mask, values[rows], np.zeros((), values.dtype))
 
-        windows = Windows(
-            return_to_go=field(self.return_to_go),
-            observation=field(self.observation),
-            action=field(self.action),
-            timestep=field(self.timestep),
-            present=present,
-        )
+        names = "return_to_go", "observation", "action", "timestep"
+        windows = Windows(**{name: field(getattr(self, name)) for name in names}, present=present)
         weight = present.astype(np.float32)
         if loss_extent == "last":
             weight[:, :-1] = 0
@@ -108,25 +102,21 @@ def _read_episode(
     }
 
 
-def best_episodes(returns: np.ndarray, lengths: np.ndarray, may_lead: np.ndarray, share: float) -> np.ndarray:
-    """Selects the best episodes that together have ``share`` of the steps of all episodes of a policy.
-
-    Args:
-      returns: [E].
-      lengths: [E], in steps.
-      may_lead: bool [E], whether a policy (not noise) acted.
-      share: share in (0, 1]; at least one episode is selected.
+def best_episodes(
+    returns: np.ndarray, lengths: np.ndarray, learnable: np.ndarray, share: float
+) -> np.ndarray:
+    """Selects the best episodes that together have ``share`` of the steps of all learnable ones; all [E].
 
     Returns:
-      Indices in order of descending return.
+      Indices in order of descending return, at least one.
 
     Raises:
-      ConfigError: the share is out of range.
+      ConfigError: the share is not in (0, 1].
       DataError: a policy acted in no episode.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"the share of best episodes is {share}; expected one in (0, 1]")
-    candidates = np.flatnonzero(may_lead)
+    candidates = np.flatnonzero(learnable)
     if not len(candidates):
         raise DataError("no policy acted in any episode, so there is nothing to imitate; collect more")
     best_first = candidates[np.argsort(-returns[candidates], kind="stable")]
@@ -149,9 +139,9 @@ class RandomBatches:
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the iterator's state."""
+        """Returns the iterator's state, from which ``set_state`` continues."""
         return {"batch": self._number}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state that ``get_state`` returned."""
+        """Continues from a state."""
         self._number = int(state["batch"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig, Windows
 from agentic_ring.models.model import Model, Params
 

@@ -1,1 +1,0 @@
-"""Policies of trained Agentic Transformers: those that are shipped, those of runs, and how to use them."""

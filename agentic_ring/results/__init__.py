@@ -1,1 +1,0 @@
-"""Figures with intervals, files that hold them (results.json and tables of rows), and interleaved timing."""

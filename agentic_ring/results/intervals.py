@@ -34,9 +34,7 @@ class Interval:
     """An estimate and its confidence interval, in the unit of the scores.
 
     Attributes:
-      value: the estimate.
-      low: lower bound, or None for a single run, which has no spread.
-      high: upper bound, likewise.
+      low, high: bounds, or None for a single run, which has no spread.
       n: number of runs per task.
     """
 
@@ -47,10 +45,7 @@ class Interval:
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """Mean of independent runs with its bootstrap confidence interval.
-
-    Args:
-      values: [runs], one score per run.
+    """Mean of independent runs, one score [runs] for each, with its bootstrap confidence interval.
 
     Raises:
       ArgumentError: values are not one-dimensional, empty or not finite.
@@ -62,12 +57,10 @@ def mean_interval(values: ArrayLike) -> Interval:
 
 
 def interquartile_mean_interval(scores: ArrayLike) -> Interval:
-    """Interquartile mean over runs and tasks with its stratified bootstrap interval.
+    """Interquartile mean over runs and tasks [runs, tasks] with its stratified bootstrap interval.
 
-    It is the mean of the middle half of all scores, without the floor(n/4) lowest and highest.
-
-    Args:
-      scores: [runs, tasks]; all tasks must use the same scale.
+    It is the mean of the middle half of all scores, without the floor(n/4) lowest and highest; all tasks must
+    use the same scale.
 
     Raises:
       ArgumentError: scores are not two-dimensional, empty or not finite.
@@ -89,7 +82,7 @@ def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
       over: [runs, tasks] of the method that it is compared with, with as many runs.
 
     Raises:
-      ArgumentError: the shapes differ or are not two-dimensional; otherwise as in that function.
+      ArgumentError: the shapes differ or are not two-dimensional, empty or not finite.
     """
     scores, over = np.asarray(scores, np.float64), np.asarray(over, np.float64)
     if scores.ndim != 2 or scores.shape != over.shape:
@@ -114,7 +107,7 @@ def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
       The interval, whose ``n`` is seeds x tasks; without bounds for a single seed and task.
 
     Raises:
-      ArgumentError: scores are not three-dimensional; otherwise as in ``interquartile_mean_interval``.
+      ArgumentError: scores are not three-dimensional, empty or not finite.
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 3:

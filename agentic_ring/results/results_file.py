@@ -1,4 +1,4 @@
-"""``results.json``: command, provenance, configuration, and every figure with its interval.
+"""Results of a command: ``results.json`` with every figure and its interval, and CSV files of measured rows.
 
 Other tools rely on this format::
 
@@ -7,14 +7,18 @@ Other tools rely on this format::
      "figures": [{"name", "value", "low", "high", "unit", "n", "paper"}, ...], "digest": str}
 """
 
+import csv
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentic_ring.errors import ArgumentError
+from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
+from agentic_ring.files.atomic import replacing
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import provenance
 from agentic_ring.results.intervals import Interval
@@ -30,10 +34,8 @@ class Figure:
 
     Attributes:
       name: path-like name, such as ``return/last_trial``.
-      value: the number, in ``unit``.
       unit: unit of the value, such as ``return`` or ``tokens/s``.
-      low: lower bound of the 95% interval, or None without an interval.
-      high: upper bound, likewise.
+      low, high: bounds of the 95% interval, or None without an interval.
       n: number of independent runs, environments or episodes that were averaged.
       paper: the paper's figure, which may be another quantity, or None.
 
@@ -57,12 +59,11 @@ class Figure:
                     f"{field} of figure {self.name!r} is {number}; only finite numbers can be reported: "
                     "find the cause, or leave the figure out"
                 )
-        if (self.low is None) != (self.high is None):
+        low, high = self.low, self.high
+        if (low is None) != (high is None) or (low is not None and high is not None and low > high):
             raise ArgumentError(
-                f"figure {self.name!r} needs both bounds or none: low {self.low}, high {self.high}"
+                f"figure {self.name!r} needs two bounds in order, or none: low {self.low}, high {self.high}"
             )
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ArgumentError(f"figure {self.name!r} has low {self.low} above high {self.high}")
 
     @classmethod
     def from_interval(cls, name: str, interval: Interval, unit: str, paper: float | None = None) -> "Figure":
@@ -90,16 +91,11 @@ class Results:
         return cls(**provenance(), config=config, wall_seconds=wall_seconds, figures=tuple(figures))
 
     def figure(self, name: str) -> Figure:
-        """The figure with this name.
-
-        Raises:
-          ArgumentError: there is none.
-        """
-        for figure in self.figures:
-            if figure.name == name:
-                return figure
-        names = ", ".join(figure.name for figure in self.figures)
-        raise ArgumentError(f"no figure is named {name!r}; there are: {names}")
+        """The figure with this name; an ``ArgumentError`` if there is none."""
+        named = {figure.name: figure for figure in self.figures}
+        if name not in named:
+            raise ArgumentError(f"no figure is named {name!r}; there are: {', '.join(named)}")
+        return named[name]
 
 
 def write_results(path: Path, results: Results) -> None:
@@ -108,8 +104,8 @@ def write_results(path: Path, results: Results) -> None:
     Raises:
       ArgumentError: two figures have the same name, or JSON cannot represent a value, such as NaN.
     """
-    names = [figure.name for figure in results.figures]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(figure.name for figure in results.figures)
+    twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise ArgumentError(f"figures named more than once: {', '.join(twice)}; each needs a name of its own")
     try:
@@ -119,29 +115,18 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Reads a ``results.json``.
-
-    Raises:
-      DataError: the file is missing, is not JSON, was changed, or lacks a field.
-    """
+    """Reads a ``results.json``; a ``DataError`` if it is missing, not JSON, was changed, or lacks a field."""
     return read_json(path, Results, "give the results.json of a finished run, or run the experiment again")
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
     """Table of the figures for ``rich.print``, with the paper's figures if there are any."""
     # In 80 columns units of several words and the longest names go over two lines; no number is cut.
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
     table.add_column("figure", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
+    for column in ("value", "95% interval", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("unit", max_width=8)
     with_paper = any(figure.paper is not None for figure in figures)
     if with_paper:
@@ -158,3 +143,31 @@ def short_number(number: float | None) -> str:
     if number is None:
         return ""
     return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.4g}"
+
+
+def origin_columns(origin: Mapping[str, Any]) -> dict[str, str | None]:
+    """The columns that say what produced a row, from ``provenance`` or the fields of a ``Results``."""
+    columns = {name: origin[name] for name in ("command", "commit")}
+    return columns | {name: json.dumps(origin[name]) for name in ("hardware", "versions")}
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows; those without ``origin_columns`` of their own are of this process, missing cells empty."""
+    here = origin_columns(provenance())
+    columns = dict.fromkeys(name for row in rows for name in row if name not in here)
+    with replacing(path) as beside, beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*columns, *here])
+        writer.writeheader()
+        writer.writerows({**here, **row} for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of ``write_rows``, every cell as text; a ``DataError`` if there is no such file or no rows."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        if not rows or any(None in row or None in row.values() for row in rows):
+            raise ValueError("it has no rows of equal length")
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} is no table ({error}); measure again, with --rows-to {path}") from error
+    return rows

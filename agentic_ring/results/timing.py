@@ -47,10 +47,9 @@ class Spread:
 def time_interleaved(
     rounds: int, *functions: Callable[[], Any], calls: int = 1, warm_up: int = 1
 ) -> list[list[float]]:
-    """Returns the seconds of one call of each function in each round.
+    """Returns the seconds of one call of each function in each timed round.
 
     Args:
-      rounds: number of timed rounds.
       functions: functions to time; each returns arrays, which are waited for.
       calls: calls of a function per round, queued one behind the other: more than one where starting a
         call takes a considerable part of its time, as on a GPU.
@@ -67,6 +66,10 @@ def time_interleaved(
     return [times[warm_up:] for times in seconds]
 
 
+def _matmul_size() -> int:
+    return MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)
+
+
 def square_product(dtype: Any) -> Callable[[], Any]:
     """Returns a function that computes the reference product on one device."""
     square = jnp.ones((_matmul_size(), _matmul_size()), dtype, device=jax.devices()[0])
@@ -76,7 +79,3 @@ def square_product(dtype: Any) -> Callable[[], Any]:
 def square_product_flops() -> float:
     """Returns the operations of the reference product."""
     return 2 * _matmul_size() ** 3
-
-
-def _matmul_size() -> int:
-    return MATMUL.get(jax.default_backend(), MATMUL_ELSEWHERE)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from numpy.typing import ArrayLike
 
 from agentic_ring.data.chain_loader import ChainLoader
 from agentic_ring.data.hindsight_chains import StratifiedSampler
@@ -27,6 +26,7 @@ from agentic_ring.mesh import MeshShape, make_mesh, without_stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.provenance import usable_cores
+from agentic_ring.rollouts.trials import PolicyWrapper
 from agentic_ring.run import RunConfig
 from agentic_ring.terminal.progress import progress
 
@@ -38,12 +38,7 @@ cores, two policies took 17 ms per decision after a prompt of 3,000 tokens, and 
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """Devices and number of the policies of a rollout.
-
-    Attributes:
-      mesh: mesh of each policy.
-      policies: number of policies, each of which acts in an equal share of the environments.
-    """
+    """Mesh of each policy of a rollout, and number of policies, which share the environments equally."""
 
     mesh: Mesh
     policies: int
@@ -76,13 +71,9 @@ def rollout_plan(config: RunConfig, mesh: Mesh) -> RolloutPlan:
 def in_context_policies(
     config: RunConfig, model: Model, params: Params, mesh: Mesh, prompt_chunk: int | None = None
 ) -> list[InContextPolicy]:
-    """Policies of a trained Agentic Transformer that share the environments; their prompt is prefilled.
+    """Policies of a run that share the environments; their prompt is prefilled.
 
-    Args:
-      config: configuration of the run.
-      model, params: its model and the parameters of a checkpoint.
-      mesh: the mesh it was trained on.
-      prompt_chunk: steps of the prompt that are encoded at a time; see ``InContextPolicy``.
+    ``mesh`` is the one it was trained on; for ``prompt_chunk`` see ``InContextPolicy``.
     """
     evaluation, plan = config.evaluation, rollout_plan(config, mesh)
     policy = InContextPolicy(
@@ -108,20 +99,18 @@ def with_copies(policy: InContextPolicy, count: int) -> list[InContextPolicy]:
     return [policy, *(policy.fresh_copy(number * policy.num_environments) for number in range(1, count))]
 
 
-class TrialWindowPolicy:
+class TrialWindowPolicy(PolicyWrapper[InContextPolicy]):
     """Acts as ``policy`` does with exactly the last ``trials`` trials in context, the current one included.
 
-    With a window of 1 every trial begins without context. A cache whose oldest entries are dropped does not
-    do: in the upper layers, a kept entry was computed from the dropped ones. Here the kept trials are encoded
-    again at the beginning of each trial, from position 0:
+    With a window of 1 every trial begins with the prompt of ``policy`` only, or without context. A cache
+    whose oldest entries are dropped does not do: in the upper layers, a kept entry was computed from the
+    dropped ones. Here the kept trials are encoded again at the beginning of each trial, from position 0:
 
         n = 3    trial 0   trial 1   trial 2   trial 3   trial 4
         context  0         0 1       0 1 2       1 2 3       2 3 4      the last one is the current trial
         encoded  -         -         -           1 2         2 3        the others are in the cache
 
-    Args:
-      policy: has no prompt, and holds the decisions of ``trials`` trials.
-      trials: number of trials n in the window.
+    ``policy`` holds the decisions of ``trials`` trials, and has a prompt at most with a window of 1.
 
     Raises:
       ConfigError: ``trials`` is below 1.
@@ -130,7 +119,7 @@ class TrialWindowPolicy:
     def __init__(self, policy: InContextPolicy, trials: int):
         if trials < 1:
             raise ConfigError(f"the window has {trials} trials; it must hold at least the current one")
-        self._policy = policy
+        super().__init__(policy)
         self._earlier: deque[list[ChainSteps]] = deque(maxlen=trials - 1)
         self._current: list[ChainSteps] = []
         self._trials = trials
@@ -138,30 +127,25 @@ class TrialWindowPolicy:
 
     def begin_trial(self) -> None:
         """Removes the oldest trial from a full window, and encodes the others again."""
-        if self._begun >= self._trials:
+        if self._trials == 1:
+            self._policy.discard_trials()
+        elif self._begun >= self._trials:
             self._policy.start_over(as_prompt(self._earlier))
         self._begun += 1
-        self._policy.begin_trial()
-
-    def act(self, observation: np.ndarray) -> ArrayLike:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
-        return self._policy.act(observation)
+        super().begin_trial()
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Records the rewards float32 [E] of the last actions; ``last`` ends the trial."""
-        self._policy.receive(reward, last)
+        """Passes on the rewards float32 [E], and keeps the trial for later prompts."""
+        super().receive(reward, last)
         self._current.append(self._policy.last_step)
         if last:
             self._earlier.append(self._current)
             self._current = []
 
 
-def as_prompt(trials: Sequence[list[ChainSteps]]) -> ChainSteps | None:
-    """The steps of trials as one prompt [E, S], counted from 0; None for no trials."""
-    steps = [step for trial in trials for step in trial]
-    if not steps:
-        return None
-    joined = ChainSteps.joined(steps)
+def as_prompt(trials: Sequence[list[ChainSteps]]) -> ChainSteps:
+    """The steps of trials as one prompt [E, S], counted from 0."""
+    joined = ChainSteps.joined([step for trial in trials for step in trial])
     shape = joined.position.shape
     numbers = np.repeat(np.arange(len(trials), dtype=np.int32), [len(trial) for trial in trials])
     return replace(
@@ -191,20 +175,13 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     Returns:
       Steps [1, S], with S a multiple of ``ring``.
     """
-    count = config.evaluation.prompt_trajectories
-    loader = ChainLoader(
-        store, replace(config.chains, trajectories=count, layout="contiguous"), config.scaling, ring=ring
-    )
-    returns = store.returns(config.chains.task)
+    count, seed = config.evaluation.prompt_trajectories, config.evaluation.first_seed
+    chains = replace(config.chains, trajectories=count, layout="contiguous")
+    loader = ChainLoader(store, chains, config.scaling, ring)
+    returns = store.returns(chains.task)
     below = np.flatnonzero(returns <= config.target)
-    sampler = StratifiedSampler(
-        returns[below],
-        loader.learnable[below],
-        count,
-        config.chains.top_fraction,
-        config.evaluation.first_seed,
-    )
-    plan = sampler(0, leaders=1)
+    sampler = StratifiedSampler(returns[below], store.learnable[below], count, chains.top_fraction, seed)
+    plan = sampler(0, demonstrations=1)
     plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
     fields = loader.load(plan, slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}

@@ -1,24 +1,64 @@
-"""Returns of policies in dm_control: rollouts of all trials, and the figures that are reported of them."""
+"""Returns of policies in dm_control: rollouts of all trials, the figures of them, and their record.
+
+``evaluation.npz`` holds data and first rollout of an evaluation, so that a report needs no new rollout:
+
+    data_returns     float64 [N]            of the training trajectories
+    data_algorithms  string [N]             algorithm that collected each of them
+    observation      float32 [K, T, O]      of the first environment, in K trials of T decisions
+    action           float32 [K, T, A]
+    reward           float32 [K, T]         of each decision
+    physics          float64 [K, T + 1, P]  MuJoCo's state before each decision and after the last
+
+An action is repeated for ``action_repeat`` control steps: that is one decision.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
+from agentic_ring.data.domains import Task, parse_task
+from agentic_ring.data.gymnasium_environments import shared_environments
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import Task, parse_task
+from agentic_ring.errors import DataError
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.npz_files import read_npz
 from agentic_ring.models.model import Model, Params
 from agentic_ring.results.intervals import Interval, mean_interval
 from agentic_ring.results.results_file import Figure
-from agentic_ring.rollouts.environments import shared_environments
-from agentic_ring.rollouts.evaluation_record import RecordingPolicy, Rollout
 from agentic_ring.rollouts.policies import in_context_policies, without_context
-from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, run_shown_trials
+from agentic_ring.rollouts.trials import Cohort, PolicyWrapper, RandomPolicy, TrialPolicy, run_shown_trials
 from agentic_ring.run import EvaluationConfig, RunConfig
 
 CONTEXT_MARGIN = 0.05
-"""The context pays if the lower bound of its gain exceeds this share of the target."""
+"""The context helps if the lower bound of its gain exceeds this share of the target."""
+DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
+FILE_NAME = "evaluation.npz"
+_MOST_BYTES = 1 << 30
+"""Limit for all arrays; 128 trials of 1000 decisions of the largest domain take a tenth of it."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The trials of one environment; the module's docstring has the shapes."""
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    physics: np.ndarray
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The content of an ``evaluation.npz``."""
+
+    data_returns: np.ndarray
+    data_algorithms: np.ndarray
+    rollout: Rollout
 
 
 @dataclass(frozen=True)
@@ -31,7 +71,7 @@ class ReturnReport:
       random_policy: float64 [E, trials] of uniform random actions in the same environments.
       data: float64 [episodes] of the training data.
       target: return that every trial was conditioned on.
-      rollout: observations, actions, rewards and physics states of the first environment.
+      rollout: that of the first environment.
     """
 
     trials: np.ndarray
@@ -43,22 +83,14 @@ class ReturnReport:
 
     def figures(self, paper: float | None = None) -> list[Figure]:
         """All returns as figures; ``paper`` is the paper's value of the last and of the best trial."""
+        quantiles = {name: float(np.quantile(self.data, at)) for name, at in DATA_QUANTILES.items()}
+        random_policy = mean_interval(self.random_policy.mean(axis=1))
         return [
-            Figure.from_interval(
-                "return/random_policy", mean_interval(self.random_policy.mean(axis=1)), "return"
-            ),
-            *(
-                Figure(
-                    f"return/data_{name}", float(np.quantile(self.data, quantile)), "return", n=len(self.data)
-                )
-                for name, quantile in DATA_QUANTILES.items()
-            ),
+            Figure.from_interval("return/random_policy", random_policy, "return"),
+            *(Figure(f"return/data_{name}", x, "return", n=len(self.data)) for name, x in quantiles.items()),
             Figure("return/target", self.target, "return"),
             *trial_figures(self.trials, paper),
-            *(
-                Figure.from_interval(f"return/control/no_context/trial_{number}", trial, "return")
-                for number, trial in enumerate(trial_intervals(self.no_context), start=1)
-            ),
+            *_numbered("return/control/no_context/trial_", self.no_context),
             Figure.from_interval("return/context_gain", self.context_gain, "return"),
         ]
 
@@ -69,13 +101,13 @@ class ReturnReport:
         return mean_interval(gain[:, min(1, gain.shape[1] - 1) :].mean(axis=1))
 
     def verdict(self) -> str:
-        """One sentence that says whether the context pays."""
+        """One sentence that says whether the context helps."""
         gain, margin = self.context_gain, CONTEXT_MARGIN * self.target
         low = gain.value if gain.low is None else gain.low
         spread = "" if gain.low is None else f" ({gain.low:.1f} to {gain.high:.1f})"
         return (
             f"context: trials after the first return {gain.value:.1f}{spread} more with the earlier trials "
-            f"in context than without; it {'pays' if low > margin else 'is not shown to pay'} (required: "
+            f"in context than without; it {'helps' if low > margin else 'is not shown to help'} (required: "
             f"more than {margin:.1f}, which is {CONTEXT_MARGIN:.0%} of the target)"
         )
 
@@ -85,21 +117,19 @@ def trial_intervals(returns: np.ndarray) -> list[Interval]:
     return [mean_interval(trial) for trial in returns.T]
 
 
+def _numbered(prefix: str, returns: np.ndarray) -> list[Figure]:
+    trials = enumerate(trial_intervals(returns), start=1)
+    return [Figure.from_interval(f"{prefix}{number}", trial, "return") for number, trial in trials]
+
+
 def trial_figures(returns: np.ndarray, paper: float | None = None) -> list[Figure]:
     """Figures of returns [E, trials]: each trial, the last one, and the mean of each environment's best."""
-    trials = trial_intervals(returns)
-    best = mean_interval(returns.max(axis=1))
+    last, best = mean_interval(returns[:, -1]), mean_interval(returns.max(axis=1))
     return [
-        *(
-            Figure.from_interval(f"return/trial_{number}", trial, "return")
-            for number, trial in enumerate(trials, start=1)
-        ),
-        Figure.from_interval("return/last_trial", trials[-1], "return", paper),
+        *_numbered("return/trial_", returns),
+        Figure.from_interval("return/last_trial", last, "return", paper),
         Figure.from_interval("return/best_of_trials", best, "return", paper),
     ]
-
-
-DATA_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "best": 1.0}
 
 
 def evaluate_returns(
@@ -130,7 +160,6 @@ def roll_out(
     Args:
       policies: each acts in an equal share of the environments, as a cohort.
       name: label of the progress bar.
-      task, action_repeat, evaluation: define the environments and trials.
 
     Returns:
       Undiscounted returns float64 [E, trials], and the rollout of the first environment.
@@ -140,12 +169,107 @@ def roll_out(
         task, evaluation.first_seed, evaluation.environments, len(policies), action_repeat
     )
     recorded = RecordingPolicy(policies[0], environments[0])
-    cohorts = [
-        Cohort(policy, each) for policy, each in zip((recorded, *policies[1:]), environments, strict=True)
-    ]
+    cohorts = list(map(Cohort, [recorded, *policies[1:]], environments))
     try:
         returns = run_shown_trials(f"rolling out the {name}", cohorts, evaluation.trials, decisions)
     finally:
         for each in environments:
             each.close()
     return returns, recorded.rollout()
+
+
+class RecordingPolicy(PolicyWrapper[TrialPolicy]):
+    """Acts as ``policy`` does in ``environments`` of ``make_environments``, and records the first one."""
+
+    def __init__(self, policy: TrialPolicy, environments: SyncVectorEnv):
+        super().__init__(policy)
+        self._environments = environments
+        self._trials: list[dict[str, list[np.ndarray]]] = []
+        self._action: ArrayLike
+
+    def begin_trial(self) -> None:
+        """Starts the record of a trial."""
+        self._trials.append({name: [] for name in Rollout.__dataclass_fields__})
+        super().begin_trial()
+
+    def act(self, observation: np.ndarray) -> ArrayLike:
+        """The policy's actions float32 [E, A]."""
+        self._record("observation", observation[0])
+        self._record("physics", self._environments.call("physics_state")[0])
+        self._action = super().act(observation)
+        return self._action
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Records the reward of the first environment and passes all rewards on; ``last`` ends the trial."""
+        self._record("action", np.asarray(self._action)[0])
+        self._record("reward", reward[0])
+        if last:
+            self._record("physics", self._environments.call("physics_state")[0])
+        super().receive(reward, last)
+
+    def _record(self, name: str, value: np.ndarray) -> None:
+        self._trials[-1][name].append(value.copy())
+
+    def rollout(self) -> Rollout:
+        """All trials so far; each must have ended."""
+        names = Rollout.__dataclass_fields__
+        return Rollout(**{name: np.array([trial[name] for trial in self._trials]) for name in names})
+
+
+def write_record(directory: Path, record: EvaluationRecord) -> None:
+    """Writes the run's ``evaluation.npz`` atomically."""
+    arrays = vars(record) | vars(record.rollout)
+    del arrays["rollout"]
+    with replacing(directory / FILE_NAME) as beside, beside.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_record(directory: Path) -> EvaluationRecord | None:
+    """Reads the run's ``evaluation.npz``; None if the run has none.
+
+    Raises:
+      DataError: it is damaged, or its arrays have other names, dtypes or shapes, or values that are not
+      finite.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return None
+    try:
+        arrays = read_npz(path, _MOST_BYTES)
+        _check(arrays)
+    except DataError as error:
+        raise DataError(
+            f"{path} cannot be read: {error}; run the experiment again, which repeats the evaluation"
+        ) from error
+    return EvaluationRecord(arrays.pop("data_returns"), arrays.pop("data_algorithms"), Rollout(**arrays))
+
+
+# Kind of dtype and shape of each array; a letter stands for a free size.
+_FORMAT = {
+    "data_returns": ("f", "N"),
+    "data_algorithms": ("U", "N"),
+    "observation": ("f", "KTO"),
+    "action": ("f", "KTA"),
+    "reward": ("f", "KT"),
+    "physics": ("f", "KSP"),
+}
+
+
+def _check(arrays: dict[str, np.ndarray]) -> None:
+    if set(arrays) != set(_FORMAT):
+        raise DataError(f"it holds {', '.join(sorted(arrays)) or 'nothing'}; expected {', '.join(_FORMAT)}")
+    sizes: dict[str, int] = {}
+    for name, (kind, shape) in _FORMAT.items():
+        array = arrays[name]
+        fits = array.dtype.kind == kind and array.ndim == len(shape) and array.size > 0
+        if not fits or any(
+            sizes.setdefault(letter, n) != n for letter, n in zip(shape, array.shape, strict=True)
+        ):
+            raise DataError(
+                f"{name} is {array.dtype} {list(array.shape)}; expected kind {kind!r} and shape "
+                f"[{', '.join(shape)}], where {sizes}"
+            )
+        if kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{name} holds values that are not finite")
+    if sizes["S"] != sizes["T"] + 1:
+        raise DataError(f"physics has {sizes['S']} rows per trial; expected {sizes['T'] + 1}")

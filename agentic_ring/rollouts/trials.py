@@ -11,7 +11,7 @@ are stepped, the policy of another may still compute its actions.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -58,10 +58,13 @@ class RandomPolicy:
         """Does nothing: this policy keeps no state."""
 
 
-class ZeroRewardPolicy:
-    """Acts as ``policy`` does if all rewards are 0, so returns-to-go stay at the target."""
+Wrapped = TypeVar("Wrapped", bound=TrialPolicy)
 
-    def __init__(self, policy: TrialPolicy):
+
+class PolicyWrapper(Generic[Wrapped]):
+    """Acts as ``policy`` does; a ``TrialPolicy`` whose methods pass on."""
+
+    def __init__(self, policy: Wrapped):
         self._policy = policy
 
     def begin_trial(self) -> None:
@@ -73,16 +76,22 @@ class ZeroRewardPolicy:
         return self._policy.act(observation)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on zeros in place of the rewards float32 [E]."""
-        self._policy.receive(np.zeros_like(reward), last)
+        """Passes on the rewards float32 [E]."""
+        self._policy.receive(reward, last)
+
+
+class ZeroRewardPolicy(PolicyWrapper[TrialPolicy]):
+    """Acts as ``policy`` does if all rewards are 0, so returns-to-go stay at the target."""
+
+    def receive(self, reward: np.ndarray, last: bool) -> None:
+        """Passes on zeros in place of the rewards."""
+        super().receive(np.zeros_like(reward), last)
 
 
 class Cohort:
-    """Environments that step together, and the policy that acts in them.
+    """Environments that step together, and the policy that acts in all of them.
 
-    Args:
-      policy: acts in all of the environments.
-      environments: from ``make_environments``: they do not reset themselves; all episodes are equally long.
+    The environments do not reset themselves, and all episodes are equally long; see ``make_environments``.
     """
 
     def __init__(self, policy: TrialPolicy, environments: VectorEnv):
@@ -99,16 +108,18 @@ class Cohort:
         self._action = self._policy.act(observation)
 
     def step(self) -> tuple[np.ndarray, bool]:
-        """Executes the requested actions and requests the next ones.
+        """Executes the requested actions and requests the next ones; raises as ``run_trials``.
 
         Returns:
           Rewards float64 [E], and whether the trial has ended.
-
-        Raises:
-          ArgumentError: as for ``run_trials``.
         """
         self._step += 1
-        action = _checked_action(np.asarray(self._action), self._environments)
+        action, expected = np.asarray(self._action), self._environments.action_space.shape
+        if action.shape != expected or not (np.abs(action) <= 1.0).all():  # false for NaN as well
+            raise ArgumentError(
+                f"the policy's actions have shape {action.shape} and range from {action.min()} to "
+                f"{action.max()}; [E, A] = {expected} in [-1, 1] is expected"
+            )
         observation, reward, terminated, truncated, _ = self._environments.step(action)
         ended = terminated | truncated
         last = bool(ended.all())
@@ -126,11 +137,9 @@ class Cohort:
 def run_trials(
     cohorts: Sequence[Cohort], trials: int, on_step: Callable[[int, int, float | None], None] | None = None
 ) -> np.ndarray:
-    """Rolls out several trials in a row in all environments, in lock-step.
+    """Rolls out several trials in a row in all environments of cohorts that are stepped alternately.
 
     Args:
-      cohorts: stepped alternately.
-      trials: number of episodes in a row in each environment.
       on_step: called with (trial, step, last return) after each step, to show progress: trial and step count
         from 0, and the last return is the mean over the environments of the last whole trial, if any.
 
@@ -173,16 +182,3 @@ def run_shown_trials(label: str, cohorts: Sequence[Cohort], trials: int, decisio
             advance(trial * decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
 
         return run_trials(cohorts, trials, on_step)
-
-
-def _checked_action(action: np.ndarray, environments: VectorEnv) -> np.ndarray:
-    expected = environments.action_space.shape
-    if action.shape != expected:
-        raise ArgumentError(
-            f"the policy's actions have shape {action.shape}; [E, A] = {expected} is expected"
-        )
-    if not (np.abs(action) <= 1.0).all():  # false for NaN as well
-        raise ArgumentError(
-            f"the policy's actions range from {action.min()} to {action.max()}; they must lie in [-1, 1]"
-        )
-    return action

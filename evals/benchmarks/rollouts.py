@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
-from agentic_ring.data.scaling import Scaling
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.gymnasium_environments import shared_environments
+from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import make_mesh
@@ -21,7 +22,6 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTran
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.timing import Spread, time_interleaved
-from agentic_ring.rollouts.environments import shared_environments
 from agentic_ring.rollouts.policies import RolloutPlan, context_bytes, with_copies
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy
 from evals.benchmarks.rows import Line

@@ -14,11 +14,11 @@ import numpy as np
 
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.data.hindsight_chains import completions, returns_to_go
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer import Block
-from agentic_ring.rollouts.evaluation_record import Rollout
+from agentic_ring.rollouts.returns import Rollout
 from evals.report_page.filmstrip import evenly_spaced
 
 

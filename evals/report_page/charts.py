@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import PercentFormatter
 
 from agentic_ring.results.results_file import Figure
-from agentic_ring.rollouts.evaluation_record import EvaluationRecord
+from agentic_ring.rollouts.returns import EvaluationRecord
 from evals.plots import (
     BLUE,
     GREEN,

@@ -20,7 +20,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 
-from agentic_ring.data.tasks import Task, load_environment, parse_task
+from agentic_ring.data.domains import Task, load_environment, parse_task
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.terminal import cli
 

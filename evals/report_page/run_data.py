@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
-from agentic_ring.policies.policy_folder import load_params
+from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import Results, read_results
-from agentic_ring.rollouts.evaluation_record import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.rollouts.policies import read_prompt
+from agentic_ring.rollouts.returns import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.run import RunConfig, load_config
 from agentic_ring.training.metrics_log import read_metrics
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain

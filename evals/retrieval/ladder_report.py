@@ -9,8 +9,7 @@ import numpy as np
 
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import Interval
-from agentic_ring.results.results_file import Figure
-from agentic_ring.results.rows import write_rows
+from agentic_ring.results.results_file import Figure, write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.plots import save, titled_canvas

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import Interval
-from agentic_ring.results.results_file import Figure
-from agentic_ring.results.rows import write_rows
+from agentic_ring.results.results_file import Figure, write_rows
 from agentic_ring.terminal.tables import TextTable
 from evals.retrieval.plots import plot_accuracy, plot_depths, plot_word_partners
 from evals.retrieval.prices import Prices

@@ -9,21 +9,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.domains import Task
 from agentic_ring.data.hindsight_chains import StratifiedSampler
-from agentic_ring.data.scaling import Scaling, measure_scaling, target_return
-from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import Task
+from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling, target_return
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import Stages, differing_fields
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.model import Model, Params
-from agentic_ring.policies.policy_folder import checkpoint_step, is_policy, load_params, policy_folder
+from agentic_ring.policies.policy import checkpoint_step, is_policy, load_params, policy_folder
 from agentic_ring.results.intervals import mean_interval
 from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.rollouts.evaluation_record import EvaluationRecord, write_record
-from agentic_ring.rollouts.returns import ReturnReport, trial_intervals
+from agentic_ring.rollouts.returns import EvaluationRecord, ReturnReport, trial_intervals, write_record
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.loop import Measure, train
@@ -41,7 +39,6 @@ class DataFacts:
 
     Attributes:
       action_repeat: control steps per decision.
-      scaling: see ``Scaling``.
       longest: number of decisions of the longest trajectory.
       target: return that every trial aims at, see ``target_return``.
     """
@@ -52,21 +49,16 @@ class DataFacts:
     target: float
 
 
-def held_steps(store: TrajectoryStore, wanted: int) -> int:
-    """Control steps per decision: ``wanted``, or a divisor of it where stored actions change more often."""
-    action_repeat = math.gcd(store.held_steps, wanted)
-    if action_repeat != wanted:
-        say(
-            f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} is "
-            f"held for {store.held_steps}"
-        )
-    return action_repeat
-
-
 def measure_data(preset: Preset, task: Task, store_path: Path, target_quantile: float) -> DataFacts:
-    """Reads a store once; the preset says how long a decision lasts at most."""
+    """Reads a store once; decisions last as long as in the preset, or less where stored actions change."""
     with TrajectoryStore.open(store_path) as store:
-        action_repeat = held_steps(store, preset.action_repeat.get(task.domain.name, 1))
+        wanted = preset.action_repeat.get(task.domain.name, 1)
+        action_repeat = math.gcd(store.held_steps, wanted)
+        if action_repeat != wanted:
+            say(
+                f"decisions last {action_repeat} control steps, not {wanted}: an action in {store.path.name} "
+                f"is held for {store.held_steps}"
+            )
         longest = -(-int(store.lengths.max()) // action_repeat)
         target = target_return(store, task.name, target_quantile)
         return DataFacts(action_repeat, measure_scaling(store, task.name, action_repeat), longest, target)
@@ -85,18 +77,15 @@ def resolve(
     """The whole configuration of a run: the preset, and what the data decides; see ``Preset.training``."""
     evaluation = EvaluationConfig(trials=preset.trials, prompt_trajectories=preset.prompt_trajectories)
     data = measure_data(preset, task, store_path, evaluation.target_quantile)
-    chains = ChainConfig(
-        task.name, preset.trajectories, data.action_repeat, loss_extent=loss_extent, seed=seed
-    )
-    model = preset.model(task.domain, max_timestep=data.longest)
+    count, repeat = preset.trajectories, data.action_repeat
     return RunConfig(
         task=task.full_name,
         preset=preset.name,
         store=str(store_path),
         mesh=MeshShape(**mesh.shape),
-        chains=chains,
+        chains=ChainConfig(task.name, count, repeat, loss_extent=loss_extent, seed=seed),
         scaling=data.scaling,
-        model=model,
+        model=preset.model(task.domain, max_timestep=data.longest),
         training=preset.training(data.longest, mesh, seed, batch_size),
         evaluation=evaluation,
         target=data.target,
@@ -123,16 +112,6 @@ def check_start(start: Path, model: AgenticTransformerConfig) -> None:
         raise ConfigError(f"{start} is not trained to its end; run its command again, and start then")
 
 
-def chain_batches(config: RunConfig, store: TrajectoryStore, mesh: Mesh) -> ChainPipeline:
-    """Returns the batches of hindsight chains that a run trains on."""
-    chains, training = config.chains, config.training
-    loader = ChainLoader(store, chains, config.scaling, mesh.shape["ring"])
-    sampler = StratifiedSampler(
-        store.returns(chains.task), store.learnable, chains.trajectories, chains.top_fraction, chains.seed
-    )
-    return ChainPipeline(loader, sampler, training.batch_size, mesh, seed=training.seed)
-
-
 def train_on_store(
     config: RunConfig,
     model: Model,
@@ -142,26 +121,29 @@ def train_on_store(
     measure: Measure | None = None,
 ) -> TrainState:
     """Trains the model of ``config``, from its newest checkpoint if there is one; see ``training.loop``."""
+    chains, training, start = config.chains, config.training, config.start
+
+    def weights(folder: Path) -> Params:
+        return load_params(folder, load_config(folder), mesh)[0]
+
     with (
         training_outputs(directory, config, wandb_project) as outputs,
         TrajectoryStore.open(config.store) as store,
     ):
-        batches = chain_batches(config, store, mesh)
-
-        def weights() -> Params:
-            assert config.start is not None
-            folder = policy_folder(config.start)
-            return load_params(folder, load_config(folder), mesh)[0]
-
+        loader = ChainLoader(store, chains, config.scaling, mesh.shape["ring"])
+        returns = store.returns(chains.task)
+        sampler = StratifiedSampler(
+            returns, store.learnable, chains.trajectories, chains.top_fraction, chains.seed
+        )
         return train(
-            config.training,
+            training,
             model,
             action_loss,
-            batches,
+            ChainPipeline(loader, sampler, training.batch_size, mesh, seed=training.seed),
             mesh,
             *outputs,
             tokens_per_place=TOKENS_PER_STEP,
-            start=None if config.start is None else weights,
+            start=None if start is None else lambda: weights(policy_folder(start)),
             measure=measure,
         )
 

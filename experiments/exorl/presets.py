@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from jax.sharding import Mesh
 
-from agentic_ring.data.tasks import Domain
-from agentic_ring.errors import ConfigError
+from agentic_ring.data.domains import Domain
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.pipeline import accumulation_parts
@@ -20,12 +20,9 @@ class Preset:
     """A size of the main job.
 
     Attributes:
-      name: as on the command line.
-      transformer: the stack.
-      trajectories: members of a chain.
+      trajectories: number of trajectories of a chain.
       updates: number of optimiser updates.
       tokens_per_update: tokens of a batch, rounded to whole chains.
-      optimizer: its settings.
       checkpoint_every: updates between two checkpoints.
       trials: rollouts after the prompt.
       prompt_trajectories: stored trajectories in context before the first trial.
@@ -50,6 +47,11 @@ class Preset:
     lengthening: dict[str, int] = field(default_factory=dict)
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "trajectories", "updates")
+        if min(self.action_repeat.values(), default=1) < 1:
+            raise ConfigError(f"action_repeat is {self.action_repeat}; a decision lasts at least 1 step")
+
     def for_domain(self, domain: Domain) -> "Preset":
         """The preset with as many updates as the domain's tasks take to learn."""
         factor = self.lengthening.get(domain.name, 1)
@@ -61,21 +63,15 @@ class Preset:
 
         The number of trials stays, so that models of all lengths are rolled out alike; prompts fill the rest.
         """
-        if count < 1:
-            raise ConfigError(f"{count} trajectories were asked for; a chain needs at least 1")
         trials = min(self.trials, count)
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
 
     def with_action_repeat(self, domain: Domain, steps: int) -> "Preset":
         """The preset with decisions of ``steps`` control steps in this domain."""
-        if steps < 1:
-            raise ConfigError(f"an action repeat of {steps} was asked for; a decision lasts at least 1 step")
         return replace(self, action_repeat={**self.action_repeat, domain.name: steps})
 
     def with_updates(self, count: int) -> "Preset":
         """The preset with ``count`` updates; the learning-rate schedule spans all of them."""
-        if count < 1:
-            raise ConfigError(f"{count} updates were asked for; give at least 1")
         return replace(self, updates=count)
 
     def training(
@@ -83,8 +79,7 @@ class Preset:
     ) -> TrainConfig:
         """How to train on chains of trajectories of ``decisions`` each, with batches spread over the mesh.
 
-        Args:
-          batch_size: chains per update of a run that is continued; None takes ``tokens_per_update``.
+        ``batch_size`` is that of a run that is continued; None takes ``tokens_per_update``.
 
         Raises:
           MeshError: the batch of a continued run does not divide over the mesh.
@@ -126,13 +121,7 @@ _DEMO = Preset(
 _SMALL = Preset(
     name="small",
     transformer=TransformerConfig(
-        width=512,
-        layers=8,
-        heads=8,
-        ffn_width=1536,
-        dtype="bfloat16",
-        ffn_chunk=4096,
-        rope_theta=500_000.0,
+        width=512, layers=8, heads=8, ffn_width=1536, dtype="bfloat16", ffn_chunk=4096, rope_theta=500_000.0
     ),
     trajectories=16,
     updates=20_000,

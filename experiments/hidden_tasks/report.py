@@ -9,29 +9,11 @@ from matplotlib.axes import Axes
 
 from agentic_ring.data.families.bodies import family_named
 from agentic_ring.results.intervals import Interval, hierarchical_interval
-from agentic_ring.results.results_file import Figure, Results, write_results
-from agentic_ring.results.rows import write_rows
-from evals.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    draw_intervals,
-    error_bars,
-    legend_below,
-    save,
-    titled_canvas,
-)
-from experiments.hidden_tasks.rollouts import (
-    LONGEST,
-    RANDOM,
-    STORED,
-    read_returns,
-    returns_path,
-    variant_cases,
-)
+from agentic_ring.results.results_file import Figure, Results, write_results, write_rows
+from evals import plots
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
+from experiments.hidden_tasks import rollouts
+from experiments.hidden_tasks.rollouts import LONGEST, RANDOM, STORED
 from experiments.hidden_tasks.variants import VariantCell, VariantConfig
 from experiments.hidden_tasks.verdict import (
     BLOCK,
@@ -58,10 +40,9 @@ def all_returns(cells: Mapping[VariantCell, VariantConfig], output: Path) -> Ret
     """
     found: dict[Case, list[np.ndarray]] = {}
     for cell, config in cells.items():
-        folder = cell.folder(output)
-        for case in variant_cases(cell.variant, family_named(config.stages[-1].chains.family)):
-            kept = read_returns(returns_path(folder, case), config.evaluation.tasks)
-            found.setdefault(case, []).append(kept)
+        for case in rollouts.variant_cases(cell.variant, family_named(config.stages[-1].chains.family)):
+            path = rollouts.returns_path(cell.folder(output), case)
+            found.setdefault(case, []).append(rollouts.read_returns(path, config.evaluation.tasks))
     return {case: np.stack(each) for case, each in found.items()}
 
 
@@ -77,10 +58,8 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
         return Figure.from_interval(name, mean_return(quantity), "return")
 
     return [
-        *(
-            figure(f"return/{name}", returns[case].mean(axis=-1))
-            for name, case in ((RANDOM, Case(ORACLE, CUES, RANDOM)), (ORACLE, Case(ORACLE, CUES)))
-        ),
+        figure("return/random", returns[Case(ORACLE, CUES, RANDOM)].mean(axis=-1)),
+        figure("return/oracle", returns[Case(ORACLE, CUES)].mean(axis=-1)),
         *(figure(f"control/{name}", returns[Case(LONGEST, CUES, name)].mean(axis=-1)) for name in CONTROLS),
         *(
             figure(f"return/{_name(case)}/{part}16", block(returns, case, first))
@@ -94,12 +73,9 @@ def all_figures(returns: Returns, verdict: Verdict) -> list[Figure]:
 
 def _name(case: Case) -> str:
     """Such as n128, or n128/unseen or n128/cues4 where it is not the main case."""
-    other = (
-        f"cues{case.cues}" if case.cues != CUES else "",
-        "" if case.condition == ONLINE else case.condition,
-        "" if case.region == "seen" else case.region,
-    )
-    return "/".join((case.variant, *filter(None, other)))
+    parts = (f"cues{case.cues}", case.condition, case.region)
+    usual = (f"cues{CUES}", ONLINE, "seen")
+    return "/".join((case.variant, *(part for part in parts if part not in usual)))
 
 
 def trial_rows(returns: Returns) -> list[dict[str, Any]]:
@@ -119,15 +95,15 @@ def write_report(
     write_results(directory / "results.json", results)
     write_rows(directory / "trials.csv", trial_rows(returns))
     for name, (title, draw) in PLOTS.items():
-        canvas, axes = titled_canvas(f"{config['family']}, {title}")
+        canvas, axes = plots.titled_canvas(f"{config['family']}, {title}")
         draw(axes, returns)
-        legend_below(canvas, axes)
-        save(canvas, directory / f"{name}.png")
+        plots.legend_below(canvas, axes)
+        plots.save(canvas, directory / f"{name}.png")
 
 
 def _curve(axes: Axes, at: Any, found: list[Interval], variant: str) -> None:
     label = "oracle" if variant == ORACLE else f"n = {variant[1:]} trials in training and context"
-    draw_intervals(axes, at, found, color=COLOURS[variant], marker="o", capsize=3, label=label)
+    plots.draw_intervals(axes, at, found, color=COLOURS[variant], marker="o", capsize=3, label=label)
 
 
 def draw_learning_curves(axes: Axes, returns: Returns) -> None:
@@ -140,8 +116,7 @@ def draw_learning_curves(axes: Axes, returns: Returns) -> None:
     if random in returns:
         value = float(returns[random].mean())
         axes.axhline(value, color=GREY, linestyle="-.", label=f"random, {value:.2f}")
-    axes.set_xlabel("trial")
-    axes.set_ylabel(f"mean return of {BLOCK} trials; bars: 95%")
+    axes.set(xlabel="trial", ylabel=f"mean return of {BLOCK} trials; bars: 95%")
     axes.set_ylim(bottom=0)
 
 
@@ -159,8 +134,7 @@ def draw_by_cues(axes: Axes, returns: Returns) -> None:
         _curve(axes, [case.cues for case in cases], found, main.variant)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlabel("cues of a task (what there is to learn)")
-    axes.set_ylabel("mean return; bars: 95%")
+    axes.set(xlabel="cues of a task (what there is to learn)", ylabel="mean return; bars: 95%")
     axes.set_ylim(bottom=0)
 
 
@@ -169,7 +143,8 @@ def draw_controls(axes: Axes, returns: Returns) -> None:
     found = [mean_return(returns[Case(LONGEST, CUES, each)].mean(axis=-1)) for each in CONTROLS]
     values = [interval.value for interval in found]
     names = [name.replace("_", "\n") for name in CONTROLS]
-    axes.bar(names, values, yerr=error_bars(found), color=[GREEN, PINK, ORANGE, SKY, GREY], capsize=4)
+    colours = [GREEN, PINK, ORANGE, SKY, GREY]
+    axes.bar(names, values, yerr=plots.error_bars(found), color=colours, capsize=4)
     axes.set_ylabel("mean return; bars: 95%")
 
 

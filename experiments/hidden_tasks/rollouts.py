@@ -21,20 +21,19 @@ Random trials are chosen without regard to any goal, so that only their rewards 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from numpy.typing import ArrayLike
 
-from agentic_ring.data.families.cue_chains import CueChainConfig
+from agentic_ring.data.families.cue_chains import CueChainConfig, read_trials
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import Family, RewardKind
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.npz_files import read_npz
@@ -42,7 +41,7 @@ from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
-from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, with_copies
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
 from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
 
@@ -91,6 +90,18 @@ class TrainedModel:
     mesh: Mesh
     scaling: Scaling
     chains: CueChainConfig
+    _made: dict[tuple[int, int, int, Sampling], InContextPolicy] = field(init=False, default_factory=dict)
+
+    def policies(self, tasks: int, decisions: int, hold: int, sampling: Sampling) -> list[InContextPolicy]:
+        """Policies without a context, for equal shares of the tasks; alike ones are compiled once."""
+        plan = RolloutPlan.choose(self.mesh, tasks, 0)
+        share, key = tasks // plan.policies, (tasks, decisions, hold, sampling)
+        if key not in self._made:
+            model, params, scaling = self.model, self.params, self.scaling
+            self._made[key] = InContextPolicy(
+                model, params, plan.mesh, scaling, None, share, decisions, sampling=sampling, hold=hold
+            )
+        return [self._made[key].fresh_copy(number * share) for number in range(plan.policies)]
 
 
 def variant_cases(variant: str, family: Family) -> list[Case]:
@@ -108,13 +119,7 @@ def variant_cases(variant: str, family: Family) -> list[Case]:
 def case_returns(
     trained: TrainedModel, config: RolloutConfig, case: Case, store: ExplorationStore
 ) -> np.ndarray:
-    """Rolls out a trained model in a case.
-
-    Args:
-      trained: the model.
-      config: tasks and trials.
-      case: condition, number of cues K, and where the goals lie.
-      store: explored trials of the family, for stored contexts.
+    """Rolls out a trained model in a case; ``store`` holds explored trials for stored contexts.
 
     Returns:
       Returns float64 [E, trials]; [E, measured] for stored contexts and "nothing".
@@ -131,17 +136,16 @@ def case_returns(
     seeds = range(config.first_seed, config.first_seed + config.tasks)
     tasks = [draw_cue_task(family, case.cues, seed, case.region) for seed in seeds]
     trials = config.measured if case.condition in (NOTHING, *STORED) else config.trials
-    shows_goal = trained.chains.shows_goal
     acting: Sequence[TrialPolicy]
     if case.condition == RANDOM:
         acting = [RandomPolicy(len(tasks), family.action_dim, config.first_seed)]
     else:
         acting = _policies(trained, config, case.condition, tasks, trials, store)
     share = len(tasks) // len(acting)
-    parts = (tasks[first : first + share] for first in range(0, len(tasks), share))
+    kind, shows_goal = trained.chains.reward_kind, trained.chains.shows_goal
     cohorts = [
-        Cohort(policy, CueEnvironments(part, trained.chains.reward_kind, shows_goal))
-        for policy, part in zip(acting, parts, strict=True)
+        Cohort(policy, CueEnvironments(tasks[number * share :][:share], kind, shows_goal))
+        for number, policy in enumerate(acting)
     ]
     label = f"{case.condition}, K = {case.cues}, {case.region}"
     return run_shown_trials(label, cohorts, trials, family.decisions)
@@ -157,28 +161,17 @@ def _policies(
 ) -> Sequence[TrialPolicy]:
     """The policies of a model, which act in equal shares of the tasks."""
     context = trained.chains.trials
-    window = {"window_32": min(32, context), "no_context": 1, NOTHING: 1}.get(condition, context)
-    plan = RolloutPlan.choose(trained.mesh, len(tasks), 0)
-    share = len(tasks) // plan.policies
-    policy = InContextPolicy(
-        trained.model,
-        trained.params,
-        plan.mesh,
-        trained.scaling,
-        None,
-        share,
-        store.family.decisions * (1 if condition in STORED else min(window, trials)),
-        sampling=Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed),
-        hold=store.family.hold,
-    )
-    policies = with_copies(policy, plan.policies)
+    ones = dict.fromkeys(("no_context", NOTHING, *STORED), 1)
+    window = {"window_32": min(32, context), **ones}.get(condition, context)
+    sampling = Sampling(0.0 if condition == "likeliest" else config.temperature, seed=config.first_seed)
+    decisions = store.family.decisions * min(window, trials)
+    policies = trained.policies(len(tasks), decisions, store.family.hold, sampling)
     if condition in STORED:
         stored = max(1, min(config.stored, context - 1))
-        kind = trained.chains.reward_kind
-        prompt = stored_context(store, tasks, stored, condition, trained.scaling, kind)
+        prompt = stored_context(store, tasks, stored, condition, trained.scaling, trained.chains.reward_kind)
+        share = len(tasks) // len(policies)
         for number, each in enumerate(policies):
             each.start_over(prompt.rows(slice(number * share, (number + 1) * share)))
-        return [StoredContextPolicy(each) for each in policies]
     windows = [TrialWindowPolicy(each, window) for each in policies]
     return [ZeroRewardPolicy(each) for each in windows] if condition == "no_rewards" else windows
 
@@ -194,12 +187,9 @@ def stored_context(
     """Draws random stored trials for each task as its context; only rewards depend on ``condition``.
 
     Args:
-      store: explored trials.
       tasks: E tasks, all with the same number of cues.
       trials: number of trials n of each task.
       condition: one of ``STORED``; "another_task" takes the rewards of the next of ``tasks``.
-      scaling: as in training.
-      reward_kind: kind of reward.
 
     Returns:
       Steps [E, n x D].
@@ -208,70 +198,32 @@ def stored_context(
       ConfigError: the store has fewer trials, or there is no other task whose rewards could be taken.
     """
     family, environments = store.family, len(tasks)
-    if trials > store.num_trials:
+    another = condition == "another_task"
+    if trials > store.num_trials or environments < 1 + another:
         raise ConfigError(
-            f"a context of {trials} trials is requested, but {store.path} has only {store.num_trials}; use a "
-            "shorter context, or explore more trials"
+            f"a context of {trials} trials of {environments} tasks is requested, but {store.path} has only "
+            f"{store.num_trials}, and rewards of another task need 2 tasks; explore or roll out more"
         )
-    if condition == "another_task" and environments < 2:
-        raise ConfigError("there is 1 task, so there are no rewards of another task; use 2 tasks or more")
-    others = [*tasks[1:], tasks[0]] if condition == "another_task" else tasks
-    number = np.empty((environments, trials), int)
-    reward = np.empty((environments, trials, family.decisions))
-    code = np.empty((environments, trials, len(tasks[0].codes[0])))
-    for row, (task, rewarding) in enumerate(zip(tasks, others, strict=True)):
+    others = [*tasks[1:], tasks[0]] if another else tasks
+    numbers = np.arange(trials * family.decisions)
+    contexts = []
+    for task, rewarding in zip(tasks, others, strict=True):
         random = np.random.default_rng((task.seed, _CONTEXT))
-        number[row] = random.choice(store.num_trials, trials, replace=False)
+        drawn = random.choice(store.num_trials, trials, replace=False)
         cue = random.integers(len(task.goals), size=trials)
-        coins = random.random(reward[row].shape)
-        code[row] = task.codes[cue]
-        found = store.rewards(number[row], rewarding.goals[cue], reward_kind)
+        coins = random.random((trials, family.decisions))
+        reward = store.rewards(drawn, rewarding.goals[cue], reward_kind)
         if reward_kind == "coin":
-            found = coins < found
+            reward = (coins < reward).astype(np.float64)
         if condition == "zeroed":
-            found = np.zeros_like(found)
+            reward = np.zeros_like(reward)
         if condition == "shuffled":
-            found = found[random.permutation(trials)]
-        reward[row] = found
-    body = store.observations(number)
-    rest = np.pad(code, ((0, 0), (0, 0), (0, family.goal_dim)))[:, :, None]
-    rest = np.broadcast_to(rest, (*body.shape[:3], rest.shape[-1]))
-    observation = np.concatenate([body, rest], axis=3, dtype=np.float32)
-    shape = environments, trials * family.decisions
-    position = np.arange(shape[1], dtype=np.int32)
-    index, timestep = np.divmod(position, family.decisions)
-    zeros = np.zeros(shape, np.float32)
-    steps: dict[str, Any] = {
-        "observation": scaling.observation(observation.reshape(*shape, -1)).astype(np.float32),
-        "action": store.actions[number].reshape(*shape, -1),
-        "reward": (reward.reshape(shape) / scaling.reward_scale).astype(np.float32),
-        "return_to_go": zeros,
-        "completion": zeros,
-        "timestep": np.broadcast_to(timestep, shape),
-        "trajectory": np.broadcast_to(index, shape),
-        "position": np.broadcast_to(position, shape),
-    }
+            reward = reward[random.permutation(trials)]
+        observed = np.pad(task.codes[cue], ((0, 0), (0, family.goal_dim)))
+        contexts.append(read_trials(store, scaling, drawn, reward, observed, numbers))
+    steps: dict[str, Any] = {name: np.stack([each[name] for each in contexts]) for name in contexts[0]}
+    steps["position"] = np.tile(numbers.astype(np.int32), (environments, 1))
     return ChainSteps(**steps)
-
-
-class StoredContextPolicy:
-    """Acts as ``policy`` does with only its prompt in context at the beginning of every trial."""
-
-    def __init__(self, policy: InContextPolicy):
-        self._policy = policy
-
-    def begin_trial(self) -> None:
-        """Removes all earlier trials from the context."""
-        self._policy.discard_trials()
-        self._policy.begin_trial()
-
-    def act(self, observation: np.ndarray) -> ArrayLike:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
-        return self._policy.act(observation)
-
-    def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on the rewards float32 [E]."""
-        self._policy.receive(reward, last)
 
 
 def returns_path(directory: Path, case: Case) -> Path:
@@ -289,11 +241,7 @@ def kept_returns(path: Path, tasks: int, roll_out: Callable[[], np.ndarray]) -> 
 
 
 def read_returns(path: Path, tasks: int) -> np.ndarray:
-    """Reads the returns [E, trials] of so many tasks from an ``.npz`` file.
-
-    Raises:
-      DataError: the file is missing or damaged.
-    """
+    """Reads the returns [E, trials] of so many tasks; a ``DataError`` if the file is missing or damaged."""
     try:
         returns = read_npz(path, _MOST_BYTES).get("returns", np.zeros(0))
         expected = returns.dtype == np.float64 and returns.ndim == 2 and len(returns) == tasks

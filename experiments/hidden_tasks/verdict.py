@@ -11,7 +11,8 @@ unseen regions.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -83,8 +84,7 @@ class Target:
     """One row of the pre-registered table.
 
     Attributes:
-      name: what is measured.
-      measure: computes it; raises ``NotMeasuredError``.
+      measure: computes what ``name`` says; raises ``NotMeasuredError``.
       required: what the claim needs.
       aim: what we hope for.
       everywhere: whether another body than point_mass, or another kind of reward, must meet it too.
@@ -99,8 +99,7 @@ class Target:
     aim_measure: Measure | None = None
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A target and what was found; ``found`` is None where a variant is missing."""
 
     target: Target
@@ -110,16 +109,12 @@ class Check:
 
     @property
     def result(self) -> str:
-        """pass, MISSED or not measured."""
+        """One of pass, MISSED and not measured."""
         return "not measured" if self.found is None else "pass" if self.met else "MISSED"
 
 
 def block(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
-    """Mean return of each seed and task [S, E] over a block of trials.
-
-    Args:
-      case: the setting.
-      first: index of the block's first trial; the default is the last block.
+    """Mean return of each seed and task [S, E] over the block of trials from index ``first`` on.
 
     Raises:
       NotMeasuredError: the case is missing, or has fewer trials.
@@ -130,7 +125,7 @@ def block(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
 
 
 def scores(returns: Returns, case: Case, first: int = -BLOCK) -> np.ndarray:
-    """Scores [S, E] over a block of trials; arguments as in ``block``."""
+    """Scores [S, E] over a block of trials, see ``block``."""
     oracle = Case(ORACLE, case.cues, region=case.region)
     if oracle not in returns:
         raise NotMeasuredError(f"{oracle} was not measured")
@@ -164,27 +159,24 @@ def _rise(first: int) -> Measure:
     return lambda returns: level(scores(returns, _long()) - scores(returns, _long(), first))
 
 
-def _distance(cues: int) -> Measure:
+def _value(value: Any, n: int) -> Interval:
+    return Interval(float(value), None, None, n)
+
+
+def _distance(cues: int, returns: Returns) -> Interval:
     """Size of the gain over n = 32, whichever sign it has."""
-
-    def measure(returns: Returns) -> Interval:
-        gain = _gain("n32", cues)(returns)
-        return Interval(abs(gain.value), None, None, gain.n)
-
-    return measure
+    gain = _gain("n32", cues)(returns)
+    return _value(abs(gain.value), gain.n)
 
 
 def _worst_seed(returns: Returns) -> Interval:
     gains = scores(returns, _long()) - scores(returns, Case("n32", CUES))
-    return Interval(float(interquartile_means(gains[:, None]).min()), None, None, len(gains))
+    return _value(interquartile_means(gains[:, None]).min(), len(gains))
 
 
-def _smallest_step(axis: int | tuple[int, int]) -> Measure:
-    def measure(returns: Returns) -> Interval:
-        means = np.stack([scores(returns, Case(name, CUES)).mean(axis=axis) for name in VARIANTS])
-        return Interval(float(np.diff(means, axis=0).min()), None, None, len(VARIANTS))
-
-    return measure
+def _smallest_step(axis: int | tuple[int, int], returns: Returns) -> Interval:
+    means = np.stack([scores(returns, Case(name, CUES)).mean(axis=axis) for name in VARIANTS])
+    return _value(np.diff(means, axis=0).min(), len(VARIANTS))
 
 
 def _right_over_corrupted(returns: Returns) -> Interval:
@@ -195,7 +187,7 @@ def _right_over_corrupted(returns: Returns) -> Interval:
 def _corrupted_from_nothing(returns: Returns) -> Interval:
     nothing = scores(returns, _long(condition=NOTHING))
     differences = (scores(returns, _long(condition=condition)) - nothing for condition in CORRUPTED)
-    return Interval(max(abs(level(each).value) for each in differences), None, None, nothing.size)
+    return _value(max(abs(level(each).value) for each in differences), nothing.size)
 
 
 def _unseen_over_seen(returns: Returns) -> Interval:
@@ -203,9 +195,10 @@ def _unseen_over_seen(returns: Returns) -> Interval:
 
 
 def _fewest(axis: int) -> Measure:
-    return lambda returns: Interval(float(min(each.shape[axis] for each in returns.values())), None, None, 1)
+    return lambda returns: _value(min(each.shape[axis] for each in returns.values()), 1)
 
 
+_CLOSE = Bound(most=0.05), Bound(most=0.02)
 TARGETS = (
     Target("training seeds", _fewest(0), Bound(least=3), Bound(least=5), everywhere=True),
     Target("tasks", _fewest(1), Bound(least=32), Bound(least=32), everywhere=True),
@@ -222,16 +215,14 @@ TARGETS = (
     Target("n=128 minus n=4", _gain("n4"), Bound(least=0.40), Bound(least=0.60)),
     Target(
         "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)",
-        _smallest_step((0, 1)),
+        partial(_smallest_step, (0, 1)),
         _ABOVE_ZERO,
         _ABOVE_ZERO,
-        aim_measure=_smallest_step(1),
+        aim_measure=partial(_smallest_step, 1),
     ),
-    Target(
-        "K=1: distance of n=128 and n=32", _distance(1), Bound(most=0.05), Bound(most=0.02), everywhere=True
-    ),
-    Target(
-        "K=4: distance of n=128 and n=32", _distance(4), Bound(most=0.05), Bound(most=0.02), everywhere=True
+    *(
+        Target(f"K={cues}: distance of n=128 and n=32", partial(_distance, cues), *_CLOSE, everywhere=True)
+        for cues in (1, 4)
     ),
     Target(
         "112 random trials: right over best spoiled",
@@ -276,8 +267,8 @@ class Verdict:
         table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for check in self.checks:
             target, aim_met = check.target, " (met)" if check.aim_met else ""
-            found = "" if check.found is None else _in_words(check.found)
-            table.add_row(target.name, found, str(target.required), f"{target.aim}{aim_met}", check.result)
+            found, aim = _in_words(check.found), f"{target.aim}{aim_met}"
+            table.add_row(target.name, found, str(target.required), aim, check.result)
         return table
 
     def figures(self) -> list[Figure]:
@@ -291,11 +282,12 @@ class Verdict:
         return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 
 
-def _in_words(interval: Interval) -> str:
+def _in_words(interval: Interval | None) -> str:
     """The value with its interval, such as "0.876 (0.76 to 0.977)"."""
-    if interval.low is None or interval.high is None:
-        return short_number(interval.value)
-    return f"{short_number(interval.value)} ({short_number(interval.low)} to {short_number(interval.high)})"
+    if interval is None:
+        return ""
+    value, low, high = map(short_number, (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high})" if low else value
 
 
 def judge(returns: Returns, family: str = "point_mass", kind: RewardKind = "dense") -> Verdict:

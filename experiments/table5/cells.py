@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.attention import padded_length
-from agentic_ring.data.tasks import DOMAINS, parse_task
+from agentic_ring.data.domains import DOMAINS, parse_task
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.folder_lock import only_writer
 from agentic_ring.files.run_folder import Stages, enter_directory, read_config

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentic_ring.data.domains import Task, parse_task
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import Task, parse_task
 from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.files.run_folder import Dataclass

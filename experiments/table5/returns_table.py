@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from agentic_ring.data.scaling import TARGET_QUANTILE
+from agentic_ring.data.store import TARGET_QUANTILE
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import (
     Interval,
@@ -18,8 +18,7 @@ from agentic_ring.results.intervals import (
     interquartile_mean_interval,
     mean_interval,
 )
-from agentic_ring.results.results_file import Results
-from agentic_ring.results.rows import origin_columns, write_rows
+from agentic_ring.results.results_file import Results, origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
 from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper

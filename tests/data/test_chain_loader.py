@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import ChainPlan, StratifiedSampler
-from agentic_ring.data.scaling import Scaling, measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import Scaling, TrajectoryStore, measure_scaling
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.data.synthetic import DOMAIN, TASK, random_store
@@ -23,7 +22,7 @@ def config(trajectories: int, action_repeat: int = 1, **changes) -> ChainConfig:
     return ChainConfig(TASK, trajectories, action_repeat=action_repeat, **changes)
 
 
-def test_a_chain_tells_each_member_the_best_return(tmp_path):
+def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [5, 3, 4])) as store:
         loader = ChainLoader(store, config(3, layout="contiguous", loss_extent="all"), UNSCALED, ring=1)
         returns = store.returns(TASK)
@@ -43,7 +42,7 @@ def test_a_chain_tells_each_member_the_best_return(tmp_path):
             np.testing.assert_array_equal(fields["action"][start : start + length], steps.action)
             np.testing.assert_allclose(fields["reward"][start : start + length], steps.reward, rtol=1e-6)
         np.testing.assert_array_equal(np.flatnonzero(fields["completion"]), [11])
-        # Ragged members stand without gaps; what is left of the capacity is padding without loss.
+        # Ragged trajectories stand without gaps; what is left of the capacity is padding without loss.
         np.testing.assert_array_equal(fields["position"], [*range(12), -1, -1, -1])
         np.testing.assert_array_equal(fields["weight"], [1.0] * 12 + [0.0] * 3)
 
@@ -59,25 +58,19 @@ def test_held_actions_become_decisions(tmp_path):
         steps = store.steps(0, 0, 10, TASK)
         np.testing.assert_array_equal(fields["observation"][:3], steps.observation[[0, 4, 8]])
         np.testing.assert_array_equal(fields["action"][:3], steps.action[[0, 4, 8]])
-
-
-def test_actions_that_are_not_held_long_enough_are_refused(tmp_path):
-    with (
-        TrajectoryStore.open(random_store(tmp_path / "s.h5", [8, 8], action_repeat=2)) as store,
-        pytest.raises(DataError, match="hold an action for 2 steps"),
-    ):
-        ChainLoader(store, config(2, action_repeat=4), UNSCALED, ring=1)
+        with pytest.raises(DataError, match="hold an action for 4 steps"):  # not for 8
+            ChainLoader(store, config(2, action_repeat=8), UNSCALED, ring=1)
 
 
 @pytest.mark.parametrize(
-    ("extent", "leaders", "expected"),
-    [("all", 1, [0, 1, 1]), ("leaders", 1, [0, 0, 1]), ("leaders", 2, [0, 1, 1]), ("leaders", 3, [0, 1, 1])],
+    ("extent", "demonstrations", "expected"),
+    [("all", 1, [0, 1, 1]), ("leaders", 1, [0, 0, 1]), ("leaders", 3, [0, 1, 1])],
 )
-def test_noise_and_all_but_leaders_bear_no_loss(tmp_path, extent, leaders, expected):
+def test_noise_and_all_but_demonstrations_bear_no_loss(tmp_path, extent, demonstrations, expected):
     path = random_store(tmp_path / "s.h5", [3, 3, 3], algorithms=["ou", "rnd", "td3"])
     with TrajectoryStore.open(path) as store:
         loader = ChainLoader(store, config(3, loss_extent=extent, layout="contiguous"), UNSCALED, ring=1)
-        fields = loader.load(ChainPlan((0, 1, 2), 3.0, leaders), slice(0, loader.length))
+        fields = loader.load(ChainPlan((0, 1, 2), 3.0, demonstrations), slice(0, loader.length))
         np.testing.assert_array_equal(fields["weight"], np.repeat(expected, 3))
 
 
@@ -90,12 +83,10 @@ def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
     path = random_store(tmp_path_factory.mktemp("store") / "s.h5", lengths, action_repeat=repeat)
     with TrajectoryStore.open(path) as store:
         plan = ChainPlan(tuple(range(len(lengths))), 5.0)
-        members = len(lengths)
-        whole_loader = ChainLoader(
-            store, config(members, layout="contiguous", action_repeat=repeat), UNSCALED, ring=1
-        )
+        count = len(lengths)
+        whole_loader = ChainLoader(store, config(count, repeat, layout="contiguous"), UNSCALED, ring=1)
         whole = whole_loader.load(plan, slice(0, whole_loader.length))
-        loader = ChainLoader(store, config(members, layout=layout, action_repeat=repeat), UNSCALED, ring)
+        loader = ChainLoader(store, config(count, repeat, layout=layout), UNSCALED, ring)
         block = loader.length // ring
         shards = [loader.load(plan, slice(i * block, (i + 1) * block)) for i in range(ring)]
         steps = int((whole["position"] >= 0).sum())
@@ -111,7 +102,7 @@ def test_batches_do_not_depend_on_the_mesh(tmp_path):
         def first_batches(shape: MeshShape, devices) -> list[dict]:
             mesh = make_mesh(shape, devices)
             loader = ChainLoader(store, config(2), UNSCALED, mesh.shape["ring"])
-            sampler = StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, seed=3)
+            sampler = StratifiedSampler(store.returns(TASK), store.learnable, 2, 0.5, seed=3)
             batches = ChainPipeline(loader, sampler, 4, mesh)
             undo = np.argsort(loader.order)
             return [jax.tree.map(lambda x: np.asarray(x)[:, undo], next(batches)) for _ in range(3)]
@@ -127,9 +118,8 @@ def test_the_iterator_goes_on_from_its_state(tmp_path):
 
         def pipeline() -> ChainPipeline:
             loader = ChainLoader(store, config(2), UNSCALED, 8)
-            return ChainPipeline(
-                loader, StratifiedSampler(store.returns(TASK), loader.learnable, 2, 0.5, 0), 2, mesh
-            )
+            sampler = StratifiedSampler(store.returns(TASK), store.learnable, 2, 0.5, seed=0)
+            return ChainPipeline(loader, sampler, 2, mesh)
 
         batches = pipeline()
         next(batches)

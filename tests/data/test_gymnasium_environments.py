@@ -1,3 +1,5 @@
+"""Registered environments, and those of trials: dm_control's own steps, in ExoRL's order."""
+
 import subprocess
 import sys
 
@@ -5,10 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import all_tasks, flatten_observation, load_environment, parse_task
-from agentic_ring.errors import UnknownNameError
+from agentic_ring.data.domains import all_tasks, flatten_observation, load_environment, parse_task
+from agentic_ring.data.gymnasium_environments import make_environment, make_environments
+from agentic_ring.errors import ArgumentError, UnknownNameError
 
 MODULE = "agentic_ring.data.gymnasium_environments"
+CARTPOLE, WALKER = parse_task("cartpole_swingup"), parse_task("walker_run")
 
 
 @pytest.mark.parametrize("name", ["jaco_reach_top_left", "walker_run_backward"])
@@ -24,21 +28,18 @@ def test_registered_environment_gives_the_tasks_own_steps(name):
     for step in range(1, domain.episode_steps + 1):
         observation, reward, terminated, truncated, _ = environment.step(action)
         expected = direct.step(action)
+        assert observation.dtype == np.float32
         np.testing.assert_array_equal(observation, flatten_observation(expected.observation))
         assert reward == expected.reward
         assert not terminated
         assert truncated == (step == domain.episode_steps)
 
 
-def test_seed_fixes_the_initial_state():
-    environment = gymnasium.make(f"{MODULE}:agentic_ring/point_mass_maze_reach_bottom_right-v0")
+def test_every_task_is_registered_beside_shimmys():
+    environment = gymnasium.make(f"{MODULE}:agentic_ring/cartpole_swingup-v0")
     first, again, other = (environment.reset(seed=seed)[0] for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-
-
-def test_every_task_is_registered_beside_shimmys():
-    gymnasium.make(f"{MODULE}:agentic_ring/cartpole_swingup-v0").close()
     assert {f"agentic_ring/{name}-v0" for name in all_tasks()} <= set(gymnasium.registry)
     assert "dm_control/walker-run-v0" in gymnasium.registry
     with pytest.raises(UnknownNameError, match="jaco_reach_middle"):
@@ -48,3 +49,76 @@ def test_every_task_is_registered_beside_shimmys():
 def test_registering_loads_no_simulator():
     code = f"import sys, {MODULE}; sys.exit('dm_control.mujoco' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_trials_take_place_in_shimmys_registered_environment():
+    ours = make_environment(WALKER, seed=0, action_repeat=1)
+    theirs = gymnasium.make("dm_control/walker-run-v0", environment_kwargs={"flat_observation": True})
+    observation, _ = ours.reset()
+    state = np.random.SeedSequence((0, 0)).generate_state(1)
+    same, _ = theirs.reset(seed=int(state[0]))
+    for action in np.random.default_rng(0).uniform(-1, 1, (10, 6)).astype(np.float32):
+        assert observation.dtype == np.float32
+        np.testing.assert_array_equal(observation, same["observations"].astype(np.float32))
+        observation, reward, *_ = ours.step(action)
+        same, same_reward, *_ = theirs.step(action.astype(np.float64))
+        assert reward == same_reward
+
+
+def test_action_repeat_sums_rewards_and_stops_at_the_episodes_end():
+    single, held = (make_environment(CARTPOLE, seed=1, action_repeat=repeat) for repeat in (1, 3))
+    np.testing.assert_array_equal(single.reset()[0], held.reset()[0])
+    lengths = []
+    for action in np.random.default_rng(0).uniform(-1, 1, (334, 1)).astype(np.float32):
+        observation, reward, terminated, truncated, info = held.step(action)
+        rewards, ended = [], False
+        while len(rewards) < 3 and not ended:
+            expected, single_reward, _, ended, _ = single.step(action)
+            rewards.append(single_reward)
+        lengths.append(len(rewards))
+        assert reward == pytest.approx(sum(rewards), rel=1e-12)
+        np.testing.assert_array_equal(observation, expected)
+        assert (terminated, truncated, info) == (False, ended, {})
+    assert sum(lengths) == 1000
+    assert lengths[-1] == 1
+    assert truncated
+
+
+def test_a_trials_start_depends_only_on_seed_and_trial():
+    environments = make_environments(WALKER, seeds=[5, 6])
+
+    def start(trial: int) -> np.ndarray:
+        return environments.reset(options={"trial": trial})[0]
+
+    second, first = start(1), start(0)
+    environments.step(np.zeros((2, 6), np.float32))
+    np.testing.assert_array_equal(start(0), first)
+    np.testing.assert_array_equal(start(1), second)
+    np.testing.assert_array_equal(make_environments(WALKER, seeds=[6]).reset()[0][0], first[1])
+    starts = np.concatenate([first, second, start(2)])
+    assert len(np.unique(starts, axis=0)) == 6
+    environments.close()
+
+
+def test_nothing_resets_by_itself():
+    environments = make_environments(CARTPOLE, seeds=[0, 1, 2], action_repeat=500)
+    start, _ = environments.reset()
+    for last in (False, True):
+        observation, reward, terminated, truncated, _ = environments.step(np.ones((3, 1), np.float32))
+        assert observation.shape == (3, 5)
+        assert reward.shape == (3,)
+        assert not terminated.any()
+        assert (truncated == last).all()
+    assert not (observation == start).all(axis=1).any()
+    with pytest.raises(AssertionError):
+        environments.step(np.ones((3, 1), np.float32))
+    environments.close()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "action_repeat", "message"),
+    [([], 1, r"seeds is \[\]"), ([0, -4], 1, "-4"), ([0], 0, "action_repeat is 0")],
+)
+def test_bad_arguments_are_named(seeds, action_repeat, message):
+    with pytest.raises(ArgumentError, match=message):
+        make_environments(CARTPOLE, seeds, action_repeat)

@@ -16,75 +16,71 @@ def test_returns_to_go_of_a_small_example():
     np.testing.assert_array_equal(returns_to_go(np.array([1.0, 0.0, 2.0]), target=5.0), [5.0, 4.0, 4.0])
 
 
-def test_completion_marks_the_last_step_alone():
+def test_completion_marks_only_the_last_step():
     rewards = np.array([1.0, 2.0, 0.5])
     np.testing.assert_array_equal(completions(rewards, target=3.5), [0, 0, 1])
     np.testing.assert_array_equal(completions(rewards, target=3.6), [0, 0, 0])
 
 
-@given(REWARDS, st.floats(-10, 1000))
-def test_return_to_go_falls_by_the_reward(rewards, target):
-    left = returns_to_go(rewards, target)
-    assert left[0] == np.float32(target)
-    np.testing.assert_allclose(left[:-1] - left[1:], rewards[:-1], atol=1e-3)
-
-
 @given(st.lists(REWARDS, min_size=1, max_size=8))
-def test_the_best_member_completes_its_chain(members):
-    returns = np.array([rewards.sum(dtype=np.float64) for rewards in members])
-    plan = plan_chain(returns, np.arange(len(members)))
+def test_the_best_trajectory_completes_its_chain(trajectories):
+    returns = np.array([rewards.sum(dtype=np.float64) for rewards in trajectories])
+    plan = plan_chain(returns, np.arange(len(trajectories)))
     assert plan.target == returns.max()
-    assert completions(members[plan.episodes[-1]], plan.target)[-1] == 1
+    assert completions(trajectories[plan.episodes[-1]], plan.target)[-1] == 1
 
 
 @given(st.data())
-def test_chains_ascend_and_every_leader_reaches_the_target(data):
+def test_chains_ascend_and_every_demonstration_reaches_the_target(data):
     count = data.draw(st.integers(4, 60))
     returns = data.draw(hnp.arrays(np.float64, count, elements=st.floats(0, 1000)))
-    may_lead = data.draw(hnp.arrays(bool, count))
-    may_lead[data.draw(st.integers(0, count - 1))] = True
+    learnable = data.draw(hnp.arrays(bool, count))
+    learnable[data.draw(st.integers(0, count - 1))] = True
     length = data.draw(st.integers(1, 4))
-    sample = StratifiedSampler(returns, may_lead, length, top_fraction=0.2, seed=data.draw(st.integers(0, 9)))
+    seed = data.draw(st.integers(0, 9))
+    sample = StratifiedSampler(returns, learnable, length, top_fraction=0.2, seed=seed)
     for index in range(5):
         plan = sample(index)
         ascending = returns[list(plan.episodes)]
         assert len(plan.episodes) == length
         assert (np.diff(ascending) >= 0).all()
-        assert 1 <= plan.leaders <= length
-        assert plan.target == ascending[-plan.leaders]
-        assert may_lead[plan.episodes[-1]]
+        assert 1 <= plan.demonstrations <= length
+        assert plan.target == ascending[-plan.demonstrations]
+        assert learnable[plan.episodes[-1]]
 
 
-def test_members_come_from_every_stratum_and_leaders_from_the_best():
+def test_trajectories_come_from_every_stratum_and_demonstrations_from_the_best():
     returns = np.arange(100.0)
     sample = StratifiedSampler(returns, np.ones(100, bool), length=5, top_fraction=0.2, seed=0)
     for index in range(50):
         plan = sample(index)
-        earlier = np.array(plan.episodes[: -plan.leaders])
-        assert min(plan.episodes[-plan.leaders :]) >= 80
-        strata = np.array_split(np.arange(80), 5 - plan.leaders) if plan.leaders < 5 else []
-        assert all(member in stratum for member, stratum in zip(earlier, strata, strict=True))
-        assert sample(index, leaders=1).leaders == 1
+        good = plan.demonstrations
+        earlier = np.array(plan.episodes[:-good])
+        assert min(plan.episodes[-good:]) >= 80
+        strata = np.array_split(np.arange(80), 5 - good) if good < 5 else []
+        assert all(episode in stratum for episode, stratum in zip(earlier, strata, strict=True))
+        assert sample(index, demonstrations=1).demonstrations == 1
 
 
-def test_every_place_of_a_chain_is_led_and_targets_do_not_depend_on_the_number_of_leaders():
+def test_every_number_of_demonstrations_is_equally_probable_and_targets_do_not_depend_on_it():
     sample = StratifiedSampler(np.arange(1000.0), np.ones(1000, bool), length=4, top_fraction=0.2, seed=0)
     plans = [sample(index) for index in range(4000)]
-    for leaders in range(1, 5):
-        targets = [plan.target for plan in plans if plan.leaders == leaders]
+    for good in range(1, 5):
+        targets = [plan.target for plan in plans if plan.demonstrations == good]
         assert 900 < len(targets) < 1100
         # Uniform over the best 200, whose mean is 899.5.
         assert abs(np.mean(targets) - 899.5) < 8
 
 
-def test_noise_never_leads():
+def test_noise_is_no_demonstration():
     returns = np.arange(100.0)
-    may_lead = returns < 50  # the best half of the data is noise
-    sample = StratifiedSampler(returns, may_lead, length=4, top_fraction=0.2, seed=0)
-    assert all(may_lead[list(plan.episodes[-plan.leaders :])].all() for plan in map(sample, range(50)))
+    learnable = returns < 50  # the best half of the data is noise
+    sample = StratifiedSampler(returns, learnable, length=4, top_fraction=0.2, seed=0)
+    plans = map(sample, range(50))
+    assert all(learnable[list(plan.episodes[-plan.demonstrations :])].all() for plan in plans)
 
 
-def test_a_chain_depends_on_seed_and_index_alone():
+def test_a_chain_depends_only_on_seed_and_index():
     returns = np.random.default_rng(0).uniform(size=40)
     one = StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed=1)
     same = StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed=1)
@@ -94,7 +90,7 @@ def test_a_chain_depends_on_seed_and_index_alone():
 
 
 @pytest.mark.parametrize(
-    ("episodes", "leaders", "length", "fraction", "error", "message"),
+    ("episodes", "policies", "length", "fraction", "error", "message"),
     [
         (3, 3, 4, 0.2, DataError, "the store has 3 and 3"),
         (8, 0, 4, 0.2, DataError, "the store has 8 and 0"),
@@ -102,7 +98,7 @@ def test_a_chain_depends_on_seed_and_index_alone():
         (8, 8, 4, 1.5, ConfigError, "top_fraction is 1.5"),
     ],
 )
-def test_impossible_chains_are_refused(episodes, leaders, length, fraction, error, message):
-    may_lead = np.arange(episodes) < leaders
+def test_impossible_chains_are_refused(episodes, policies, length, fraction, error, message):
+    learnable = np.arange(episodes) < policies
     with pytest.raises(error, match=message):
-        StratifiedSampler(np.arange(float(episodes)), may_lead, length, fraction, seed=0)
+        StratifiedSampler(np.arange(float(episodes)), learnable, length, fraction, seed=0)

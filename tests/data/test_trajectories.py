@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.trajectories import Trajectory, detect_action_repeat, is_held, make_episode
 from agentic_ring.errors import DataError
 
@@ -21,12 +21,6 @@ def arrays(length=6):
     }
 
 
-def test_episode_of_t_transitions_has_one_row_more():
-    episode = make_episode(arrays(6), DOMAIN)
-    assert len(episode) == 6
-    assert len(episode.observation) == 7
-
-
 def with_nan(array):
     array[3, 0] = np.nan
     return array
@@ -42,20 +36,15 @@ def replaced(name, change):
 BAD = {
     "missing": (lambda c: c.pop("physics"), "missing: .'physics'"),
     "unknown": (lambda c: c.update(pixels=np.zeros(3)), "unknown: .'pixels'"),
-    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32, expected float64"),
-    "integer": (replaced("reward", lambda a: a.astype(np.int64)), "reward is int64, expected float32"),
-    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward has shape \(7,\), expected \(7, 1\)"),
-    "scalar": (
-        replaced("observation", lambda a: np.float32(1)),
-        r"observation has shape \(\), expected \(0, 5\)",
+    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32 .* expected float64"),
+    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward is float32 \(7,\), expected float32 \(7, 1\)"),
+    "scalar": (replaced("observation", lambda a: np.float32(1)), r"observation is float32 \(\), .*\(0, 5\)"),
+    "shorter": (
+        replaced("action", lambda a: a[1:]),
+        r"action is float32 \(6, 1\), .*\(7, 1\)",
     ),
-    "shorter": (replaced("action", lambda a: a[1:]), r"action has shape \(6, 1\), expected \(7, 1\)"),
-    "other domain": (
-        replaced("physics", lambda a: np.zeros((7, 18))),
-        r"physics has shape \(7, 18\).*cartpole",
-    ),
+    "other domain": (replaced("physics", lambda a: np.zeros((7, 18))), r"physics is .* \(7, 18\).*cartpole"),
     "nan observation": (replaced("observation", with_nan), "observation is not finite in row 3 of 7"),
-    "nan physics": (replaced("physics", with_nan), "physics is not finite in row 3 of 7"),
     "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),
     "action range": (replaced("action", lambda a: a * 3), r"action reaches .*expected values in \[-1, 1\]"),
     "length 0": (lambda c: c.update({name: array[:1] for name, array in c.items()}), "length 0"),
@@ -66,6 +55,7 @@ BAD = {
 @pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arrays_are_named(damage, message):
     contents = arrays(6)
+    assert len(make_episode(contents, DOMAIN)) == 6
     damage(contents)
     with pytest.raises(DataError, match=message):
         make_episode(contents, DOMAIN)
@@ -84,19 +74,19 @@ def test_action_repeat_is_found_whatever_the_length(repeat, decisions, cut, seed
 
 
 def test_constant_action_says_nothing_of_its_repeat():
-    constant = np.ones((10, 1))
-    assert detect_action_repeat(constant) == 1
-    assert is_held(constant, 4)
+    assert detect_action_repeat(np.ones((10, 1))) == 1
+    assert is_held(np.ones((10, 1)), 4)
 
 
 def test_trajectory_refuses_what_is_none():
     observation, action, reward = np.zeros((3, 5)), np.zeros((3, 1)), np.zeros(3)
     assert len(Trajectory(observation, action, reward)) == 3
-    with pytest.raises(DataError, match=r"reward"):
-        Trajectory(observation, action, reward[:, None])
-    with pytest.raises(DataError, match=r"not"):
-        Trajectory(observation, action[:2], reward)
-    with pytest.raises(DataError, match=r"at least one"):
-        Trajectory(observation[:0], action[:0], reward[:0])
+    for wrong in (
+        (observation, action, reward[:, None]),
+        (observation, action[:2], reward),
+        (observation[:0], action[:0], reward[:0]),
+    ):
+        with pytest.raises(DataError, match="at least one transition, not"):
+            Trajectory(*wrong)
     with pytest.raises(DataError, match=r"action is not finite in row 1"):
         Trajectory(observation, np.array([[0], [np.nan], [0]]), reward)

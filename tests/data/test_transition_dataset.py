@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.scaling import measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.data.transition_dataset import RandomBatches, best_episodes, read_transitions
 from agentic_ring.errors import ConfigError, DataError
 from tests.data.synthetic import TASK, random_store
@@ -11,13 +10,14 @@ LENGTHS = [9, 4, 12]
 REPEAT = 2
 
 
-@pytest.fixture
-def store(tmp_path):
-    with TrajectoryStore.open(random_store(tmp_path / "store.h5", LENGTHS, action_repeat=REPEAT)) as opened:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = random_store(tmp_path_factory.mktemp("s") / "store.h5", LENGTHS, action_repeat=REPEAT)
+    with TrajectoryStore.open(path) as opened:
         yield opened
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def decisions(store):
     scaling = measure_scaling(store, TASK, REPEAT)
     return read_transitions(store, TASK, REPEAT, scaling, np.array([0, 2]))
@@ -77,11 +77,8 @@ def test_windows_end_at_a_decision_and_begin_with_its_episode(decisions, extent)
 
 def test_the_best_share_is_a_share_of_steps():
     returns, lengths = np.array([5.0, 9.0, 7.0, 8.0]), np.array([10, 10, 60, 20])
-    policy = np.array([True, True, True, True])
-    assert best_episodes(returns, lengths, policy, 0.3).tolist() == [1, 3]
-    assert best_episodes(returns, lengths, policy, 0.29).tolist() == [1]
-    assert best_episodes(returns, lengths, policy, 0.01).tolist() == [1], "one in any case"
-    assert best_episodes(returns, lengths, policy, 1.0).tolist() == [1, 3, 2, 0]
+    for share, expected in ((0.3, [1, 3]), (0.29, [1]), (0.01, [1]), (1.0, [1, 3, 2, 0])):
+        assert best_episodes(returns, lengths, np.ones(4, bool), share).tolist() == expected
     noise = np.array([True, False, True, True])
     assert best_episodes(returns, lengths, noise, 0.3).tolist() == [3], "of 90 steps; noise is not imitated"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentic_ring.data.tasks import Domain, task_named
+from agentic_ring.data.domains import Domain, task_named
 from agentic_ring.data.trajectories import Episode
 from data_prep.collection_environments import VectorEnvironments
 

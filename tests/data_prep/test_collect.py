@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError
 from data_prep.collect import PLANS, CollectConfig, collect
 from data_prep.conversion import ConvertConfig, convert

@@ -3,7 +3,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import flatten_observation, load_environment, parse_task
+from agentic_ring.data.domains import flatten_observation, load_environment, parse_task
 from agentic_ring.errors import DataError
 from data_prep.collection_environments import VectorEnvironments, open_environments
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import TrajectoryStore, store_path
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, DataError, StoreError
 from agentic_ring.files.json_files import json_row
 from data_prep import conversion

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import DOMAINS
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.trajectories import EPISODE_DTYPES, episode_widths
 from agentic_ring.errors import DataError
 from data_prep.episode_files import episode_file, read_episode

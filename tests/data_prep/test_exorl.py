@@ -12,8 +12,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import TrajectoryStore, store_path
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import DataError, UnknownNameError
 from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import collector_folder, write_episode

@@ -7,8 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import StoredEpisode, StoreDescription, write_store
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from data_prep.relabel import Relabeller
 from tests.commands import exit_status

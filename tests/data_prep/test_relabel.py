@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import DataError
 from data_prep.relabel import RelabelConfig, Relabeller, relabel
 from tests.data_prep.exploration import uniform_episodes

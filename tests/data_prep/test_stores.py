@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import stored_collectors
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.errors import DataError
 from data_prep import stores
 from data_prep.episode_files import collector_folder, write_episode

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from agentic_ring.data.tasks import parse_task
+from agentic_ring.data.domains import parse_task
 from agentic_ring.files.run_folder import Stages, write_config
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model, Params

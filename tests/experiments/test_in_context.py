@@ -11,12 +11,10 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.run_folder import write_config
-from agentic_ring.results.results_file import read_results
-from agentic_ring.results.rows import read_rows
+from agentic_ring.results.results_file import read_results, read_rows
 from data_prep.explore import ExploreConfig, explore
 from experiments import in_context
-from experiments.hidden_tasks.presets import N4, N32, N128, ORACLE, PRESETS
-from experiments.hidden_tasks.variants import resolve_variant, run_cell
+from experiments.hidden_tasks.variants import N32, N128, ORACLE, PRESETS, resolve_variant, run_cell
 from tests.experiments.conftest import TINY
 
 SMALL = replace(
@@ -50,12 +48,7 @@ def store(data):
 @pytest.fixture
 def tiny(monkeypatch):
     """Variants and cells in this process: others would not see the small preset."""
-    variants = (
-        replace(N128, trials=8, first_trials=4),
-        replace(N32, trials=4),
-        replace(N4, trials=2),
-        ORACLE,
-    )
+    variants = replace(N128, trials=4, first_trials=2), replace(N32, trials=2), ORACLE
     monkeypatch.setitem(PRESETS, "demo", replace(SMALL, variants=variants))
     ran = []
 
@@ -79,10 +72,8 @@ def test_all_variants_train_on_equally_many_tokens(preset, store):
             config = resolve_variant(preset, variant, store, seed, scaling, "coin")
             first, last = (stage.chains for stage in config.stages)
             assert config.model == preset.model(store.family)
-            tokens = [
-                stage.training.steps * stage.training.batch_size * stage.chains.trials * 8 * 2
-                for stage in config.stages
-            ]
+            updates = [(stage.training, stage.chains.trials) for stage in config.stages]
+            tokens = [each.steps * each.batch_size * trials * 8 * 2 for each, trials in updates]
             assert sum(tokens) == pytest.approx(preset.tokens, rel=0.01)
             assert tokens[0] == pytest.approx(0.3 * preset.tokens, rel=0.02)
             assert (first.trials, last.trials) == (variant.first_trials or variant.trials, variant.trials)
@@ -100,12 +91,12 @@ def test_all_variants_train_on_equally_many_tokens(preset, store):
 def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tiny, tmp_path, capsys):
     run = tmp_path / "run"
     in_context.main(data=data, output=run)
-    assert tiny == ["n128", "n32", "n4", "oracle"]
+    assert tiny == ["n128", "n32", "oracle"]
     assert "verdict: NOT shown" in capsys.readouterr().out
     results = read_results(run / "results.json")
     for name in (
-        *(f"return/{variant}/last16" for variant in ("n128", "n32", "n4")),
-        *("return/random", "return/oracle", "return/n128/unseen/last16", "return/n32/cues4/last16"),
+        *("return/n128/last16", "return/n32/last16", "return/random", "return/oracle"),
+        *("return/n128/unseen/last16", "return/n32/cues4/last16"),
         *("return/n128/likeliest/last16", "return/n128/window_32/first16"),
         *(f"control/{name}" for name in ("right_pay", "another_task", "zeroed", "shuffled", "nothing")),
     ):
@@ -114,7 +105,7 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
         assert 0 <= figure.low <= figure.value
         assert figure.n == SMALL.tasks
     rows = read_rows(run / "trials.csv")
-    assert {row["variant"] for row in rows} == {"n128", "n32", "n4", "oracle"}
+    assert {row["variant"] for row in rows} == {"n128", "n32", "oracle"}
     for plot in ("learning_curves", "by_cues", "controls"):
         assert (run / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.inference.baseline_policies import ReactivePolicy, WindowPolicy
 
 SCALING = Scaling((1.0, 2.0), (2.0, 4.0), reward_scale=8.0, return_scale=100.0)

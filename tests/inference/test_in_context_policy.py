@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import ContextBytes, InContextPolicy
 from agentic_ring.inference.sampling import Sampling

@@ -8,8 +8,7 @@ import pytest
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
-from agentic_ring.data.scaling import measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig
 from agentic_ring.models.model import Model

@@ -30,14 +30,8 @@ matrices = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_s
 def test_mean_interval_agrees_with_scipy(runs):
     values = np.random.default_rng(runs).gamma(2.0, 50.0, runs)
     ours = mean_interval(values)
-    theirs = scipy.stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=0.95,
-        method="percentile",
-        rng=np.random.default_rng(1),
-    ).confidence_interval
+    options = {"n_resamples": RESAMPLES, "confidence_level": 0.95, "method": "percentile", "rng": 1}
+    theirs = scipy.stats.bootstrap((values,), np.mean, **options).confidence_interval
     assert ours.value == pytest.approx(values.mean())
     assert ours.n == runs
     tolerance = CHANCE * scipy.stats.sem(values)
@@ -75,14 +69,14 @@ def test_stratified_interval_agrees_with_a_loop_over_tasks():
 
 
 def test_many_runs_do_not_need_memory_for_all_resamples_at_once():
-    # 10,000 resamples of 20,000 scores are 1.6 GB, so they must be drawn in chunks.
-    values = np.random.default_rng(0).normal(size=20_000)
+    # 10,000 resamples of 6,000 scores are 480 MB, so they must be drawn in chunks.
+    values = np.random.default_rng(0).normal(size=6_000)
     tracemalloc.start()
     interval = mean_interval(values)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 150e6
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 / np.sqrt(20_000), rel=0.05)
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 / np.sqrt(6_000), rel=0.05)
 
 
 @given(matrices)
@@ -92,8 +86,7 @@ def test_an_interval_lies_among_the_scores_and_is_repeatable(matrix):
     margin = 1e-9 * max(1.0, np.abs(matrix).max())
     assert matrix.min() - margin <= interval.value <= matrix.max() + margin
     if len(matrix) == 1:
-        assert interval.low is None
-        assert interval.high is None
+        assert (interval.low, interval.high) == (None, None)
     else:
         assert matrix.min() - margin <= interval.low <= interval.high <= matrix.max() + margin
 
@@ -106,6 +99,11 @@ def test_an_interval_lies_among_the_scores_and_is_repeatable(matrix):
         (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1, 0\)"),
         (lambda: interquartile_mean_interval([[1.0, float("inf")]]), "inf"),
         (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[runs, tasks\]"),
+        (lambda: improvement_interval(np.ones((4, 2)), np.ones((3, 2))), r"over \(3, 2\)"),
+        (lambda: improvement_interval(np.ones(4), np.ones(4)), r"over \(4,\)"),
+        (lambda: wilson_interval(0, 0), "0 successes of 0"),
+        (lambda: wilson_interval(5, 4), "5 successes of 4"),
+        (lambda: wilson_interval(-1, 4), "-1 successes of 4"),
     ],
 )
 def test_bad_scores_are_named(compute, message):
@@ -142,12 +140,6 @@ def test_wilson_holds_the_share_mirrors_and_agrees_with_scipy(drawn):
     assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (5, 4), (-1, 4)])
-def test_wilson_refuses_what_is_no_share(successes, trials):
-    with pytest.raises(ArgumentError, match=f"{successes} successes of {trials}"):
-        wilson_interval(successes, trials)
-
-
 @given(hnp.arrays(np.float64, (2, 4, 3), elements=scores))
 @settings(max_examples=20, deadline=None)
 def test_the_probability_of_improvement_is_mann_whitneys(both):
@@ -160,8 +152,6 @@ def test_the_probability_of_improvement_is_mann_whitneys(both):
     )
     found = improvement_interval(own, other)
     assert found.value == pytest.approx(expected)
-    assert found.low is not None
-    assert found.high is not None
     assert 0 <= found.low <= found.high <= 1
     assert improvement_interval(other, own).value == pytest.approx(1 - expected)
 
@@ -171,12 +161,5 @@ def test_a_method_that_always_wins_improves_surely():
     assert improvement_interval(own + 100, own) == Interval(1.0, 1.0, 1.0, 6)
     tied = improvement_interval(own, own)
     assert tied.value == 0.5
-    assert tied.low is not None
     assert tied.low < 0.4
     assert improvement_interval(own[:1], own[:1]) == Interval(0.5, None, None, 1)
-
-
-@pytest.mark.parametrize("other", [np.ones((3, 2)), np.ones(4)])
-def test_improvement_needs_matrices_alike(other):
-    with pytest.raises(ArgumentError, match=str(other.shape[0])):
-        improvement_interval(np.ones((4, 2)), other)

@@ -1,15 +1,10 @@
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import load_environment, parse_task
+from agentic_ring.data.domains import load_environment, parse_task
+from agentic_ring.data.gymnasium_environments import make_environments
 from agentic_ring.errors import DataError
-from agentic_ring.rollouts.environments import make_environments
-from agentic_ring.rollouts.evaluation_record import (
-    EvaluationRecord,
-    RecordingPolicy,
-    read_record,
-    write_record,
-)
+from agentic_ring.rollouts.returns import EvaluationRecord, RecordingPolicy, read_record, write_record
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, run_trials
 
 TASK = parse_task("cartpole_swingup")

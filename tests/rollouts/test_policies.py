@@ -1,18 +1,27 @@
-"""Devices and number of policies of a rollout, and the prompt before the first trial."""
+"""Devices of a rollout, the prompt before its first trial, and windows of its last trials."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
-from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import parse_task
-from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.data.domains import parse_task
+from agentic_ring.data.store import Scaling, TrajectoryStore
+from agentic_ring.errors import ConfigError
+from agentic_ring.inference.in_context_policy import InContextPolicy
+from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
+from agentic_ring.models.agentic_transformer import ChainSteps
+from agentic_ring.models.model import Model
 from agentic_ring.rollouts import policies
-from agentic_ring.rollouts.policies import RolloutPlan, read_prompt
+from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, as_prompt, read_prompt
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from tests.data.synthetic import TASK, random_store
+from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_params, tiny_config
+
+ENVIRONMENTS, DECISIONS, TRIALS = 2, 3, 5
+SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)
 
 
 def test_a_prompt_ascends_below_the_target_and_aims_at_it(tmp_path):
@@ -52,3 +61,67 @@ def test_simulated_devices_leave_a_core_to_the_environments_unless_the_prompt_is
     assert {name: plan.mesh.shape[name] for name in sizes} == sizes
     assert plan.mesh.size == sizes["data"] * sizes["ring"]
     assert plan.policies == num_policies
+
+
+@cache
+def tiny_policy() -> InContextPolicy:
+    """A policy on a ring of 2; 9 steps of context, which do not divide over it."""
+    config = replace(tiny_config(layers=2), paired_tokens=True, action_modes=3)
+    model = Model(config)
+    mesh = mesh_on_first_devices(MeshShape(ring=2))
+    return InContextPolicy(model, fresh_params(model), mesh, SCALING, 0.0, ENVIRONMENTS, TRIALS * DECISIONS)
+
+
+def run_trial(policy, trial: int) -> tuple[np.ndarray, list[ChainSteps]]:
+    """Actions of a trial whose observations and rewards depend on its number only; and its steps."""
+    random = np.random.default_rng(trial)
+    policy.begin_trial()
+    actions, steps = [], []
+    for decision in range(DECISIONS):
+        observation = random.normal(size=(ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
+        actions.append(np.asarray(policy.act(observation)))
+        policy.receive(random.uniform(0, 1, ENVIRONMENTS).astype(np.float32), decision == DECISIONS - 1)
+        steps.append(getattr(policy, "_policy", policy).last_step)
+    return np.stack(actions), steps
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_window_equals_a_fresh_policy_with_these_trials_as_prompt(window):
+    policy = tiny_policy()
+    policy.start_over(None)
+    windowed = TrialWindowPolicy(policy, window)
+    runs = [run_trial(windowed, trial) for trial in range(TRIALS)]
+    kept = [step for _, steps in runs[TRIALS - window : -1] for step in steps]
+    prompt = None
+    if kept:
+        prompt = ChainSteps.joined(kept)
+        place = np.broadcast_to(np.arange(len(kept), dtype=np.int32), prompt.position.shape)
+        prompt = replace(prompt, position=place, trajectory=place // DECISIONS)
+    policy.start_over(prompt)
+    fresh, _ = run_trial(policy, TRIALS - 1)
+    np.testing.assert_allclose(runs[-1][0], fresh, atol=1e-5)
+    # The first trials are those of a policy with everything in context; later ones are not.
+    policy.start_over(None)
+    everything = [run_trial(policy, trial)[0] for trial in range(TRIALS)]
+    for trial in range(window):
+        np.testing.assert_array_equal(runs[trial][0], everything[trial])
+    assert np.abs(runs[-1][0] - everything[-1]).max() > 1e-3
+
+
+def test_a_window_of_one_trial_keeps_the_prompt():
+    policy = tiny_policy()
+    policy.start_over(None)
+    _, steps = run_trial(policy, 0)
+    prompt = as_prompt([steps])
+    policy.start_over(prompt)
+    windowed = TrialWindowPolicy(policy, 1)
+    first, other, again = (run_trial(windowed, trial)[0] for trial in (1, 2, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+    policy.start_over(None)
+    assert np.abs(run_trial(policy, 1)[0] - first).max() > 1e-4
+
+
+def test_a_window_holds_at_least_the_current_trial():
+    with pytest.raises(ConfigError, match="the window has 0 trials"):
+        TrialWindowPolicy(tiny_policy(), 0)

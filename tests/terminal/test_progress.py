@@ -95,8 +95,8 @@ def test_help_has_colours_unless_no_color_is_set():
 
 def test_environments_load_without_a_word():
     code = """
-import data_prep.relabel, agentic_ring.data.domains.walker
-from agentic_ring.data.tasks import load_environment, parse_task
+import data_prep.relabel, agentic_ring.data.own_tasks.walker
+from agentic_ring.data.domains import load_environment, parse_task
 load_environment(parse_task("cheetah_run"), 0).reset()
 """
     command = [sys.executable, "-c", code]

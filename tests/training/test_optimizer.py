@@ -14,7 +14,7 @@ from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_sched
 from agentic_ring.training.train_step import init_state
 from experiments.exorl.presets import PRESETS as EXORL_PRESETS
 from experiments.finetune.presets import PRESETS as FINETUNE_PRESETS
-from experiments.hidden_tasks.presets import PRESETS as HIDDEN_TASK_PRESETS
+from experiments.hidden_tasks.variants import PRESETS as HIDDEN_TASK_PRESETS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.train_retriever import STAGES
 from tests.models.tiny_agentic_transformer import tiny_config

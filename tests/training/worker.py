@@ -12,8 +12,7 @@ import numpy as np
 
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
-from agentic_ring.data.scaling import measure_scaling
-from agentic_ring.data.store import TrajectoryStore
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.distributed import join_processes
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -59,7 +58,7 @@ def train_tiny(
             chains = ChainConfig(task=TASK, trajectories=2, action_repeat=1)
             scaling = measure_scaling(opened, TASK, chains.action_repeat)
             loader = ChainLoader(opened, chains, scaling, mesh.shape["ring"])
-            sampler = StratifiedSampler(opened.returns(TASK), loader.learnable, 2, 0.5, seed=0)
+            sampler = StratifiedSampler(opened.returns(TASK), opened.learnable, 2, 0.5, seed=0)
             model = Model(
                 AgenticTransformerConfig(
                     STACK, DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())

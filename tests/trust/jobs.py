@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.families.ranked_trials import RankingConfig
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal import cli
 from data_prep import collect, exorl, relabel, sharegpt
@@ -29,8 +29,7 @@ from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.finetune.stage_data import write_demo_conversations
-from experiments.hidden_tasks import presets as hidden_presets
-from experiments.hidden_tasks.variants import run_cell as run_hidden_cell
+from experiments.hidden_tasks import variants as hidden_tasks
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
@@ -98,12 +97,12 @@ def _evaluate_in_two_environments(module: Any) -> None:
 
 
 def shrink_in_context() -> None:
-    demo = hidden_presets.PRESETS["demo"]
-    hidden_presets.PRESETS["demo"] = replace(
+    demo = hidden_tasks.PRESETS["demo"]
+    hidden_tasks.PRESETS["demo"] = replace(
         demo,
         variants=(
-            replace(hidden_presets.N128, trials=4, first_trials=2),
-            replace(hidden_presets.ORACLE, cues=(1,)),
+            replace(hidden_tasks.N128, trials=4, first_trials=2),
+            replace(hidden_tasks.ORACLE, cues=(1,)),
         ),
         transformer=TINY["transformer"],
         tokens=4096,
@@ -114,7 +113,7 @@ def shrink_in_context() -> None:
         trials=3,
         measured=1,
     )
-    cells.run_cells = _runs_here(run_hidden_cell)
+    cells.run_cells = _runs_here(hidden_tasks.run_cell)
 
 
 def _runs_here(run: Callable[[Any, Path], None]) -> Any:

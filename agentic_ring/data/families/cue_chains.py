@@ -20,7 +20,7 @@ from agentic_ring.data.families.cue_task import check_cues, draw_codes
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.family import CODE_BITS, REWARD_KINDS, RewardKind
 from agentic_ring.data.families.ranked_trials import RankedTrials
-from agentic_ring.data.scaling import MINIMUM_STD, Scaling
+from agentic_ring.data.store import MINIMUM_STD, Scaling
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 
 _CHAIN, _COIN, _MISLEADING = range(3)
@@ -32,7 +32,6 @@ class CueChainConfig:
     """Composition of the chains of a family.
 
     Attributes:
-      family: name of the family.
       trials: number of trials n in a chain.
       cues: numbers of cues K, of which each chain draws one.
       poor: largest number of poor trials of a cue. A cue that occurs m times in a chain has 0 to
@@ -66,18 +65,18 @@ class CueChainConfig:
         check_at_least_one(self, "trials", "action_repeat")
         check_choice(self, "reward_kind", REWARD_KINDS)
         check_positive(self, "first_demonstration_weight")
-        if not 0 <= self.misleading <= 1:
-            raise ConfigError(f"misleading is {self.misleading}; as a share of the cues it must be 0 to 1")
-        if not self.cues:
-            raise ConfigError("cues is empty; name at least one number of cues")
+        if self.seed < 0 or self.poor < 0 or not self.cues:
+            raise ConfigError(
+                f"seed is {self.seed}, poor is {self.poor} and cues is {self.cues}; the first two must be 0 "
+                "or more, and at least one number of cues is needed"
+            )
         for cues in self.cues:
             check_cues(cues)
-        if self.seed < 0 or self.poor < 0:
-            raise ConfigError(f"seed is {self.seed} and poor is {self.poor}; both must be 0 or more")
-        if min(self.graded, self.distractors) < 0 or self.graded + self.distractors > 1:
+        shares = self.misleading, self.graded, self.distractors
+        if min(shares) < 0 or max(self.misleading, self.graded + self.distractors) > 1:
             raise ConfigError(
-                f"graded is {self.graded} and distractors is {self.distractors}; as shares of the poor "
-                "trials they must be 0 or more and at most 1 together"
+                f"misleading is {self.misleading}, graded is {self.graded}, distractors {self.distractors}; "
+                "shares must be 0 or more and at most 1, the last two together"
             )
 
 
@@ -107,15 +106,9 @@ class CueChainPlan:
 
 
 class CueChains:
-    """Makes chains; a ``ChainReader`` for ``ChainPipeline``. Chain k is a function of the seed and k.
+    """Makes chains of ranked trials; a ``ChainReader``. Chain k is a function of the seed and k.
 
-    Args:
-      store: explored trials.
-      ranked: their ranking.
-      config: composition of the chains.
-      scaling: see ``measure_cue_scaling``.
-      ring: number of devices that share a sequence.
-      layout: order of the steps over the ring.
+    ``scaling`` is that of ``measure_cue_scaling``; ``ring`` is the number of devices that share a sequence.
 
     Raises:
       ConfigError: store and configuration are of different families, a chain has more trials than the store,
@@ -148,17 +141,12 @@ class CueChains:
                 f"action_repeat is {config.action_repeat}, but explored actions of {store.family.name} are "
                 f"held for {hold} decisions; use a divisor of {hold}"
             )
-        self.store = store
-        self.ranked = ranked
-        self.config = config
-        self._scaling = scaling
+        self.store, self.ranked, self.config, self._scaling = store, ranked, config, scaling
         self.layout: Layout = layout
         self._steps = store.family.decisions // config.action_repeat
         """Steps in a trial."""
         self.length = padded_length(config.trials * self._steps, ring, layout)
-        """Number of steps S in every chain, padding included."""
-        self.order = order(layout, self.length, ring)
-        """int [S]: the step of the chain at each position of the layout."""
+        self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
 
     def plan(self, number: int) -> CueChainPlan:
         """Draws the chain with this number."""
@@ -168,9 +156,9 @@ class CueChains:
         goals = random.choice(len(ranked.goals), cues, replace=False)
         codes = draw_codes(random, cues)
         cue = random.integers(cues, size=config.trials)
-        count = np.bincount(cue, minlength=cues)
-        poor = random.integers(np.minimum(config.poor, np.maximum(count - 1, 0)) + 1)
-        occurrence = _occurrence(cue, count)
+        shown = np.eye(cues, dtype=int)[cue]
+        poor = random.integers(np.minimum(config.poor, np.maximum(shown.sum(axis=0) - 1, 0)) + 1)
+        occurrence = np.cumsum(shown, axis=0)[np.arange(config.trials), cue] - 1
         demonstration = occurrence >= poor[cue]
         goal = goals[cue]
         rewarded = np.where(demonstration, goal, self._mislead(goals, number)[cue])
@@ -191,7 +179,7 @@ class CueChains:
         return CueChainPlan(trial, goal, rewarded, cue, codes[cue], demonstration, first, reward)
 
     def _mislead(self, goals: np.ndarray, number: int) -> np.ndarray:
-        """Returns the goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
+        """The goals [K] that poor trials of each cue are rewarded for: of some cues not ``goals``."""
         random = np.random.default_rng((self.config.seed, _MISLEADING, number))
         others = self._draw_others(random, goals)
         return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
@@ -208,54 +196,68 @@ class CueChains:
         graded = _draw_from(random, self.ranked.graded, goal)
         anything = random.integers(self.store.num_trials, size=size)
         kind = random.random(size)
-        below = config.graded, config.graded + config.distractors
-        return np.where(kind < below[0], graded, np.where(kind < below[1], distractors, anything))
+        below = [kind < config.graded, kind < config.graded + config.distractors]
+        return np.select(below, [graded, distractors], anything)
 
     def load(self, plan: CueChainPlan, columns: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
-        store, config = self.store, self.config
-        family = store.family
+        config, family = self.config, self.store.family
         positions = self.order[columns]
         held = positions < len(plan.trial) * self._steps
+        shown = self.ranked.goals[plan.goal] / family.goal_scale * config.shows_goal
+        observed = np.concatenate([plan.code, shown], axis=1)
         step = np.where(held, positions, 0)
-        index, timestep = np.divmod(step * config.action_repeat, family.decisions)
-        reward = plan.reward.reshape(-1, config.action_repeat)[step].mean(axis=1)
-        state = store.physics[plan.trial[index], timestep * family.substeps]
-        shown = self.ranked.goals[plan.goal[index]] / family.goal_scale * config.shows_goal
-        observation = np.concatenate([family.observe(state), plan.code[index], shown.astype(np.float32)], 1)
+        steps = read_trials(
+            self.store, self._scaling, plan.trial, plan.reward, observed, step, config.action_repeat
+        )
         weight = np.where(plan.first, config.first_demonstration_weight, plan.demonstration)
-        chosen = timestep % family.hold == 0
-        zeros = np.zeros(len(positions), np.float32)
-        return {
-            "observation": _where(held, self._scaling.observation(observation)),
-            "action": _where(held, store.actions[plan.trial[index], timestep]),
-            "reward": _where(held, reward / self._scaling.reward_scale),
-            "return_to_go": zeros,
-            "completion": zeros,
-            "weight": _where(held & chosen, weight[index]),
-            "timestep": np.where(held, timestep, 0).astype(np.int32),
-            "trajectory": np.where(held, index, 0).astype(np.int32),
-            "position": np.where(held, positions, -1).astype(np.int32),
-        }
+        chosen = steps["timestep"] % family.hold == 0
+        steps["weight"] = (weight[steps["trajectory"]] * chosen).astype(np.float32)
+        for values in steps.values():
+            values[~held] = 0
+        return {**steps, "position": np.where(held, positions, -1).astype(np.int32)}
 
 
-def _occurrence(cue: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Returns how often each trial's cue occurred before, from cues [n] and their counts [K]: int [n]."""
-    by_cue = np.argsort(cue, kind="stable")
-    before = np.empty_like(cue)
-    before[by_cue] = np.arange(len(cue)) - (np.cumsum(count) - count)[cue[by_cue]]
-    return before
+def read_trials(
+    store: ExplorationStore,
+    scaling: Scaling,
+    trials: np.ndarray,
+    rewards: np.ndarray,
+    observed: np.ndarray,
+    steps: np.ndarray,
+    action_repeat: int = 1,
+) -> dict[str, np.ndarray]:
+    """Reads explored trials one after another, as steps that span ``action_repeat`` decisions each.
+
+    Args:
+      trials: numbers of the trials, int [n].
+      rewards: of each decision, [n, D].
+      observed: what is observed beside the body: code, and goal or zeros, [n, 4 + G].
+      steps: numbers of the steps to read, int [S].
+
+    Returns:
+      Fields of ``ChainSteps`` but the position, [S, ...].
+    """
+    family = store.family
+    index, timestep = np.divmod(steps * action_repeat, family.decisions)
+    reward = rewards.reshape(-1, action_repeat)[steps].mean(axis=1)
+    body = family.observe(store.physics[trials[index], timestep * family.substeps])
+    observation = np.concatenate([body, observed[index].astype(np.float32)], axis=1)
+    return {
+        "observation": scaling.observation(observation).astype(np.float32),
+        "action": store.actions[trials[index], timestep],
+        "reward": (reward / scaling.reward_scale).astype(np.float32),
+        "return_to_go": np.zeros(len(steps), np.float32),
+        "completion": np.zeros(len(steps), np.float32),
+        "timestep": timestep.astype(np.int32),
+        "trajectory": index.astype(np.int32),
+    }
 
 
 def _draw_from(random: np.random.Generator, table: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """Draws one of the entries [A, B] of ``table`` [M, A, B] for each goal [n]."""
     _, groups, ranks = table.shape
     return table[goal, random.integers(groups, size=len(goal)), random.integers(ranks, size=len(goal))]
-
-
-def _where(held: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns ``values`` [S, ...] as float32, 0 in padding."""
-    return np.where(held.reshape(-1, *(1,) * (values.ndim - 1)), values, 0).astype(np.float32)
 
 
 def measure_cue_scaling(store: ExplorationStore) -> Scaling:

@@ -17,10 +17,8 @@ class CueTask:
     """A task of K cues, and all that is random in its trials: functions of ``seed`` and the trial's number.
 
     Attributes:
-      family: body and goals.
       codes: float32 [K, 4], the observed code of each cue, all different.
       goals: float64 [K, G], the goal of each cue.
-      seed: seed of the trials.
     """
 
     family: Family
@@ -50,13 +48,7 @@ def draw_codes(random: np.random.Generator, cues: int) -> np.ndarray:
 
 
 def draw_cue_task(family: Family, cues: int, seed: int, region: Region = "seen") -> CueTask:
-    """Draws a task: codes and goals.
-
-    Args:
-      family: body and goals.
-      cues: number of cues K.
-      seed: determines the task and its trials.
-      region: draw all goals in seen or in unseen regions.
+    """Draws a task of ``cues`` cues: codes and goals, all of these in seen or all in unseen regions.
 
     Raises:
       ConfigError: there are not 1 to 16 cues, the seed is negative, or no region is unseen.

@@ -23,28 +23,23 @@ with needs_extra("rl"):
 
 
 class CueEnvironments(VectorEnv):
-    """One environment for each of E tasks, whose trials run in lock-step.
+    """One environment for each of E tasks of one family, whose trials run in lock-step.
 
     An observation is the body's (``family.body_dim`` entries), the code of the trial's cue (4), and the
-    cue's goal divided by ``family.goal_scale`` if ``shows_goal``, else zeros (``family.goal_dim``).
-
-    Args:
-      tasks: E tasks of one family.
-      reward_kind: kind of reward.
-      shows_goal: whether each cue's goal is observed, for the oracle.
+    cue's goal divided by ``family.goal_scale`` if ``shows_goal`` (for the oracle), else zeros
+    (``family.goal_dim``).
 
     Raises:
-      ArgumentError: there is no task.
-      ConfigError: the tasks are of several families.
+      ConfigError: there is no task, or the tasks are of several families.
       UnknownNameError: there is no such kind of reward.
     """
 
     def __init__(self, tasks: Sequence[CueTask], reward_kind: RewardKind = "dense", shows_goal: bool = False):
-        if not tasks:
-            raise ArgumentError("there are no tasks; give one for each environment")
         families = dict.fromkeys(task.family.name for task in tasks)
-        if len(families) > 1:
-            raise ConfigError(f"the tasks are of {', '.join(families)}; environments need one family")
+        if len(families) != 1:
+            raise ConfigError(
+                f"the tasks are of {', '.join(families) or 'no family'}; give tasks of one family"
+            )
         if reward_kind not in REWARD_KINDS:
             raise UnknownNameError("kind of reward", reward_kind, REWARD_KINDS)
         self.family = family = tasks[0].family
@@ -64,20 +59,17 @@ class CueEnvironments(VectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts a trial in all environments.
+        """Starts a trial in all environments; returns observations float32 [E, O], and no infos.
 
         Args:
           seed: not used; all that is random is a function of a task's seed and the trial.
           options: ``{"trial": k}`` starts trial k, counted from 0; the default is trial 0.
-
-        Returns:
-          Observations float32 [E, O], and no infos.
         """
         self._trial = (options or {}).get("trial", 0)
         self._decision = 0
-        cues = [task.cue(self._trial) for task in self.tasks]
-        self._goals = np.stack([task.goals[cue] for task, cue in zip(self.tasks, cues, strict=True)])
-        codes = [task.codes[cue] for task, cue in zip(self.tasks, cues, strict=True)]
+        shown_cues = [(task, task.cue(self._trial)) for task in self.tasks]
+        self._goals = np.stack([task.goals[cue] for task, cue in shown_cues])
+        codes = [task.codes[cue] for task, cue in shown_cues]
         shown = self._goals / self.family.goal_scale if self._shows_goal else np.zeros_like(self._goals)
         self._shown = np.concatenate([codes, shown], axis=1).astype(np.float32)
         self._states = np.stack([task.start(self._trial) for task in self.tasks])
@@ -93,10 +85,7 @@ class CueEnvironments(VectorEnv):
 
         Returns:
           Observations float32 [E, O], rewards float64 [E] in [0, 1], terminated bool [E] (never), truncated
-          bool [E] (after a trial's last decision), and no infos.
-
-        Raises:
-          ArgumentError: the trial is over, or not begun.
+          bool [E] (after a trial's last decision, and then an ``ArgumentError``), and no infos.
         """
         family = self.family
         if self._decision == family.decisions:
@@ -127,12 +116,7 @@ class CueEnvironments(VectorEnv):
 
 
 class PhysicsRollout:
-    """Steps bodies through decisions; the results do not depend on the number of threads.
-
-    Args:
-      family: the body.
-      threads: number of threads; 0 steps in the calling one.
-    """
+    """Steps bodies through decisions in threads (0: in the calling one); results do not depend on them."""
 
     def __init__(self, family: Family, threads: int = 0):
         self._family = family
@@ -143,9 +127,7 @@ class PhysicsRollout:
     def paths(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Returns the states at the start and after each reward sub-step, float64 [N, D x substeps + 1, P].
 
-        Args:
-          states: initial states [N, P].
-          actions: actions [N, D, A] in [-1, 1], held for a decision each.
+        ``states`` [N, P] are initial ones; ``actions`` [N, D, A] in [-1, 1] are held for a decision each.
         """
         every = self._family.physics_steps
         states = np.asarray(states, np.float64)

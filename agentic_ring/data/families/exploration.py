@@ -38,8 +38,7 @@ class ExplorationStore(SealedReader):
     """Read access to a store of exploration; a context manager. Trials are read into memory when needed.
 
     Attributes:
-      family: body of the trials.
-      seed: seed of their initial states and actions.
+      seed: seed of the initial states and actions of the trials.
       num_trials: number of trials N.
     """
 
@@ -50,12 +49,8 @@ class ExplorationStore(SealedReader):
         self.seed = int(np.asarray(self._file.attrs["seed"]))
         family = self.family
         self.num_trials: int = self._file["actions"].shape[0]  # pyright: ignore[reportAttributeAccessIssue]
-        states = family.decisions * family.substeps + 1
-        for name, inner in (
-            ("physics", (states, family.physics_dim)),
-            ("actions", (family.decisions, family.action_dim)),
-        ):
-            shape, expected = self._file[name].shape, (self.num_trials, *inner)  # pyright: ignore[reportAttributeAccessIssue]
+        for name, expected in _shapes(family, self.num_trials).items():
+            shape = self._file[name].shape  # pyright: ignore[reportAttributeAccessIssue]
             if shape != expected:
                 raise ValueError(f"its {name} have shape {shape}, those of {family.name} have {expected}")
 
@@ -68,16 +63,11 @@ class ExplorationStore(SealedReader):
     def _trials(self) -> ExploredTrials:
         """All trials; HDF5 has no checksums of them, so the file's digest is compared first."""
         self.verify()
-        arrays = [np.asarray(self._file[name]) for name in ("physics", "actions")]
-        return ExploredTrials(*arrays)
+        return ExploredTrials(np.asarray(self._file["physics"]), np.asarray(self._file["actions"]))
 
     @property
     def physics(self) -> np.ndarray:
-        """States of all trials, float32 [N, D x substeps + 1, P].
-
-        Raises:
-          StoreError: a byte of the file has changed.
-        """
+        """States of all trials, float32 [N, D x substeps + 1, P]; a ``StoreError`` if a byte has changed."""
         return self._trials.physics
 
     @property
@@ -90,15 +80,9 @@ class ExplorationStore(SealedReader):
         return self.family.observe(self.physics[trials][..., : -1 : self.family.substeps, :])
 
     def rewards(self, trials: np.ndarray, goals: np.ndarray, kind: RewardKind = "dense") -> np.ndarray:
-        """Returns exactly the rewards that the environments give for the same starts and actions.
+        """Returns exactly the rewards that the environments give for the same starts and actions: [..., D].
 
-        Args:
-          trials: int [...].
-          goals: float64 [..., G], one for each trial.
-          kind: kind of reward; for "coin" the result holds the probabilities of a reward of 1.
-
-        Returns:
-          float64 [..., D].
+        ``trials`` are numbers [...] and ``goals`` [..., G]; see ``Family.rewards``.
         """
         return self.family.rewards(self.physics[trials], goals, kind)
 
@@ -111,17 +95,20 @@ class ExplorationStore(SealedReader):
             )
 
 
+def _shapes(family: Family, trials: int) -> dict[str, tuple[int, int, int]]:
+    states = family.decisions * family.substeps + 1
+    return {
+        "physics": (trials, states, family.physics_dim),
+        "actions": (trials, family.decisions, family.action_dim),
+    }
+
+
 def write_exploration(
     path: Path, family: Family, trials: int, seed: int, parts: Iterable[ExploredTrials]
 ) -> None:
     """Writes a store of exploration, or replaces the one at ``path`` once all parts are written.
 
-    Args:
-      path: file to write.
-      family: body of the trials.
-      trials: number of trials of all parts together.
-      seed: seed of the trials.
-      parts: trials in order; memory holds one part at a time.
+    ``trials`` is the number of trials of all parts together; memory holds one part at a time.
 
     Raises:
       OSError: the disk is full.
@@ -129,9 +116,9 @@ def write_exploration(
     with write_sealed(path, EXPLORATION) as (file, check_disk):
         file.attrs["family"] = family.name
         file.attrs["seed"] = seed
-        states = family.decisions * family.substeps + 1
-        physics = file.create_dataset("physics", (trials, states, family.physics_dim), np.float32)
-        actions = file.create_dataset("actions", (trials, family.decisions, family.action_dim), np.float32)
+        physics, actions = (
+            file.create_dataset(name, shape, np.float32) for name, shape in _shapes(family, trials).items()
+        )
         first = 0
         for part in parts:
             rows = slice(first, first + len(part.actions))

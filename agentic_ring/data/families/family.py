@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from agentic_ring.data.tasks import suite_environment
+from agentic_ring.data.domains import suite_environment
 from agentic_ring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,15 +99,10 @@ class Family(ABC):
                 f"{self.body} cannot have trials of {self.decisions} decisions; use a multiple of "
                 f"{TRIAL_DECISIONS}, as explored actions are drawn {TRIAL_DECISIONS} times in a trial"
             )
-        unknown = sorted(set(self.held_out) - set(range(self.regions)))
-        if unknown:
+        if not set(self.held_out) < set(range(self.regions)):
             raise ConfigError(
-                f"held-out regions {unknown} of {self.name} do not exist; choose from 0 to {self.regions - 1}"
-            )
-        if len(set(self.held_out)) == self.regions:
-            raise ConfigError(
-                f"all {self.regions} regions of {self.name} are held out, which leaves no goal to train on; "
-                "hold out fewer"
+                f"held_out is {self.held_out}; the regions of {self.name} are 0 to {self.regions - 1}, and "
+                "at least one must be left to train on"
             )
 
     @abstractmethod
@@ -163,11 +158,7 @@ class Family(ABC):
         return self.body_dim + CODE_BITS + self.goal_dim
 
     def draw_goals(self, random: np.random.Generator, count: int, region: Region) -> np.ndarray:
-        """Draws goals of seen or of unseen regions, float64 [count, G].
-
-        Raises:
-          ConfigError: unseen regions are requested and none is held out.
-        """
+        """Draws goals of seen or unseen regions, float64 [count, G]; a ``ConfigError`` if none is unseen."""
         if region == "unseen" and not self.held_out:
             raise ConfigError(f"no region of {self.name} is held out, so there are no unseen goals to draw")
         drawn = np.zeros((0, self.goal_dim))
@@ -184,7 +175,6 @@ class Family(ABC):
           paths: states float32 [..., T x substeps + 1, P] of T consecutive decisions, from the first
             decision's start to the last one's end.
           goals: float64 [..., G].
-          kind: kind of reward.
         """
         error = self.error(self.outcomes(paths), goals[..., None, :])
         reward = (error <= self.near) if kind == "sparse" else self.dense(error)

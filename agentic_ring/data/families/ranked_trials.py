@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ class RankingConfig:
     """Settings of a ranking.
 
     Attributes:
-      goals: number of goals in the pool.
+      goals: number of goals in the pool, at least 2: distractors are good at another goal.
       demonstrations: number of best trials for each goal and start cell.
       seed: seed of the pool and of the choice of graded trials.
     """
@@ -50,9 +49,7 @@ class RankingConfig:
     def __post_init__(self) -> None:
         check_at_least_one(self, "goals", "demonstrations")
         if self.goals < 2:
-            raise ConfigError(
-                f"goals is {self.goals}; distractors are good at another goal, so use 2 or more"
-            )
+            raise ConfigError(f"goals is {self.goals}; use 2 or more")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +77,12 @@ def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()
     Raises:
       DataError: a start cell has too few trials, no trial comes near a goal, or the stored result is damaged.
     """
-    path = _cache_path(store, config)
+    family = store.family
+    of_family = (family.held_out, family.start_cells, family.near, family.far)
+    of_ranking = (config.goals, config.demonstrations, config.seed)
+    named = json.dumps([_VERSION, store.digest, *of_family, BANDS, _GRADED, *of_ranking])
+    digest = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+    path = store.path.with_name(f"{store.path.stem}-ranked-{digest}.npz")
     if path.exists():
         try:
             return RankedTrials(**read_npz(path, _MOST_BYTES))
@@ -90,15 +92,6 @@ def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()
     with replacing(path) as beside, beside.open("wb") as file:
         np.savez(file, **vars(ranked))
     return ranked
-
-
-def _cache_path(store: ExplorationStore, config: RankingConfig) -> Path:
-    family = store.family
-    of_family = (family.held_out, family.start_cells, family.near, family.far)
-    of_ranking = (config.goals, config.demonstrations, config.seed)
-    named = json.dumps([_VERSION, store.digest, *of_family, BANDS, _GRADED, *of_ranking])
-    digest = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
-    return store.path.with_name(f"{store.path.stem}-ranked-{digest}.npz")
 
 
 def _rank(store: ExplorationStore, config: RankingConfig) -> RankedTrials:
@@ -133,12 +126,9 @@ def _cells(store: ExplorationStore, least: int) -> tuple[np.ndarray, np.ndarray]
 
 def _returns(store: ExplorationStore, order: np.ndarray, goals: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the dense returns of the trials in ``order`` for one goal after another, float32 [N]."""
-    parts = [
-        jnp.asarray(
-            store.family.outcomes(store.physics[order[first : first + _TRIALS_AT_A_TIME]]), jnp.float32
-        )
-        for first in range(0, len(order), _TRIALS_AT_A_TIME)
-    ]
+    cuts = range(_TRIALS_AT_A_TIME, len(order), _TRIALS_AT_A_TIME)
+    paths = (store.physics[some] for some in np.split(order, cuts))
+    parts = [jnp.asarray(store.family.outcomes(path), jnp.float32) for path in paths]
     for first in range(0, len(goals), _GOALS_AT_A_TIME):
         some = jnp.asarray(goals[first : first + _GOALS_AT_A_TIME], jnp.float32)
         yield from np.concatenate([_dense_returns(store.family, part, some) for part in parts], axis=1)

@@ -1,5 +1,7 @@
 """Chains of cue tasks: composition, loss and layouts."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -157,16 +159,17 @@ def test_batches_hold_the_same_chains_on_any_ring(layout):
 
 def test_plans_are_functions_of_seed_and_number():
     one, same, other = chains(9), chains(9), chains(9, seed=1)
-    for name in ("trial", "goal", "cue", "code", "reward"):
-        np.testing.assert_array_equal(getattr(one.plan(4), name), getattr(same.plan(4), name))
-    assert any((one.plan(4).trial != changed.trial).any() for changed in (other.plan(4), one.plan(5)))
+    for name, field in vars(one.plan(4)).items():
+        np.testing.assert_array_equal(field, getattr(same.plan(4), name))
+    for changed in (other.plan(4), one.plan(5)):
+        assert (one.plan(4).trial != changed.trial).any()
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"cues": (4, 17)}, "cues is 17"),
-        ({"cues": ()}, "cues is empty"),
+        ({"cues": ()}, r"cues is \(\)"),
         ({"trials": 0}, "trials is 0"),
         ({"trials": 2001}, "2001 trials"),
         ({"action_repeat": 2}, "action_repeat is 2"),
@@ -183,7 +186,10 @@ def test_bad_settings_are_named(changes, named: str):
         chains(**{"trials": 4} | changes)
 
 
-def test_a_store_of_another_family_is_refused():
-    store = explored("point_mass")
+def test_a_store_of_another_family_and_a_small_pool_are_refused():
+    store, config = explored("point_mass"), CueChainConfig("point_mass", 4)
+    scaling, pool = measure_cue_scaling(store), ranked("point_mass")
     with pytest.raises(AgenticRingError, match="point_mass, but chains of reacher"):
-        CueChains(store, ranked("point_mass"), CueChainConfig("reacher", 4), measure_cue_scaling(store), 1)
+        CueChains(store, pool, replace(config, family="reacher"), scaling, ring=1)
+    with pytest.raises(AgenticRingError, match="only 15 goals"):
+        CueChains(store, replace(pool, goals=pool.goals[:15]), config, scaling, ring=1)

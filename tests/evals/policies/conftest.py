@@ -18,7 +18,7 @@ def finished_run(tmp_path_factory) -> Path:
     store = random_store(directory.parent / "s.h5", [1000] * 6, action_repeat=50)
     preset = replace(
         PRESETS["demo"],
-        transformer=TransformerConfig(width=16, layers=2, heads=2, ffn_width=16),
+        transformer=TransformerConfig(width=16, layers=1, heads=2, ffn_width=16),
         trajectories=2,
         trials=2,
         action_repeat={"cartpole": 50},

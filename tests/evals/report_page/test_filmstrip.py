@@ -3,7 +3,7 @@ from ctypes.util import find_library
 import numpy as np
 import pytest
 
-from agentic_ring.data.tasks import load_environment, parse_task
+from agentic_ring.data.domains import load_environment, parse_task
 from evals.report_page.filmstrip import HEIGHT, WIDTH, RenderingError, data_uri, evenly_spaced, render
 
 TASK = parse_task("cartpole_swingup")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.results.results_file import read_results
-from agentic_ring.results.rows import read_rows
+from agentic_ring.results.results_file import read_results, read_rows
 from evals import ladder, line_retrieval
 from evals.retrieval.command import RunFlags
 from evals.retrieval.documents import plan_lines

@@ -46,12 +46,9 @@ def test_returns_that_meet_every_target_are_claimed():
     assert verdict.claimed
     assert not missed(verdict)
     assert {check.result for check in verdict.checks} == {"pass"}
-    last = next(check for check in verdict.checks if check.target.name == LAST)
-    assert last.found is not None
-    assert last.found.value == pytest.approx(0.9086, abs=0.01)
-    assert last.found.low is not None
-    assert last.found.high is not None
-    assert last.found.low < last.found.value < last.found.high
+    (last,) = (check.found for check in verdict.checks if check.target.name == LAST)
+    assert last.value == pytest.approx(0.9086, abs=0.01)
+    assert last.low < last.value < last.high
     assert "NOT" not in str(verdict)
     assert verdict.figures()[-1].value == 1
 
@@ -113,8 +110,6 @@ def test_the_hierarchical_interval_has_the_chance_of_seeds():
         scores = between * random.standard_normal((1, 5, 1)) + within * random.standard_normal((1, 5, 64))
         found = hierarchical_interval(scores, lambda drawn: interquartile_means(drawn[..., 0, :, :]))
         assert found.n == 5 * 64
-        assert found.low is not None
-        assert found.high is not None
         return found.high - found.low
 
     assert width(between=0.0, within=1.0) < 0.4

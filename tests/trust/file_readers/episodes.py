@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.data.store import TrajectoryStore
-from agentic_ring.data.tasks import DOMAINS
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, write_json

@@ -8,15 +8,14 @@ import numpy as np
 from jax.profiler import ProfileData
 
 from agentic_ring.data.chain_loader import ChainConfig
-from agentic_ring.data.scaling import Scaling
+from agentic_ring.data.store import Scaling
 from agentic_ring.files.json_files import write_json
 from agentic_ring.files.run_folder import Stages, read_config, write_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.results.results_file import Figure, Results, read_results, write_results
-from agentic_ring.results.rows import write_rows
-from agentic_ring.rollouts.evaluation_record import EvaluationRecord, Rollout, read_record, write_record
+from agentic_ring.results.results_file import Figure, Results, read_results, write_results, write_rows
+from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, read_record, write_record
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from agentic_ring.training.train_config import TrainConfig

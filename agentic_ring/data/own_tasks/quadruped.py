@@ -6,7 +6,7 @@ from dm_control.rl.control import Environment
 from dm_control.suite import common, quadruped
 from dm_control.utils.rewards import tolerance
 
-from agentic_ring.data.domains import UnitActions
+from agentic_ring.data.own_tasks import UnitActions
 
 _TIME_LIMIT_SECONDS = 20.0
 _CONTROL_TIMESTEP_SECONDS = 0.02
@@ -29,17 +29,15 @@ class _Quadruped(UnitActions, quadruped.Move):
         upright = tolerance(
             physics.torso_upright(), (1, float("inf")), margin=2, value_at_margin=0, sigmoid="linear"
         )
-        return upright * self._height(physics) if self._task == "jump" else upright
-
-    @staticmethod
-    def _height(physics: quadruped.Physics):
+        if self._task == "stand":
+            return upright
         height = physics.named.data.sensordata["center_of_mass"][2]
         bounds = (_JUMP_HEIGHT, float("inf"))
-        return tolerance(height, bounds, margin=_JUMP_HEIGHT, value_at_margin=0.5, sigmoid="linear")
+        return upright * tolerance(height, bounds, _JUMP_HEIGHT, value_at_margin=0.5, sigmoid="linear")
 
 
 def load(task: str, seed: int) -> Environment:
-    """The environment of ``task``; its initial states come from ``seed``."""
+    """Makes the environment of ``task``."""
     model = quadruped.make_model(floor_size=_FLOOR_SIZE)
     return Environment(
         quadruped.Physics.from_xml_string(model, common.ASSETS),

@@ -18,7 +18,7 @@ from dm_control.manipulation.shared import arenas, constants, observations, robo
 from dm_control.rl.control import Environment
 from dm_control.utils.rewards import tolerance
 
-from agentic_ring.data.domains import UnitActions
+from agentic_ring.data.own_tasks import UnitActions
 
 _TIME_LIMIT_SECONDS = 10.0
 _TARGET_RADIUS = 0.05
@@ -33,23 +33,11 @@ _START_LOWER, _START_UPPER = (-0.2, -0.2, 0.02), (0.2, 0.2, 0.4)
 
 
 class _Reach(UnitActions):
-    """Rewards the closeness of the point between the fingers to the target.
+    """Rewards the closeness of the point between the fingers to the target; arm and hand are in ``scene``."""
 
-    Args:
-      scene: arena that contains the arm and the hand.
-      target: position in metres.
-    """
-
-    def __init__(
-        self,
-        scene: composer.Entity,
-        arm: RobotArm,
-        hand: RobotHand,
-        target: tuple[float, float, float],
-        random: int,
-    ):
+    def __init__(self, scene: composer.Entity, arm: RobotArm, hand: RobotHand, task: str, random: int):
         super().__init__(random=random)
-        self._target = np.array(target)
+        self._target = np.array(_TARGETS[task])
         self._hand = hand
         self._hand_site = hand.tool_center_point.full_identifier  # pyright: ignore[reportAttributeAccessIssue]
         start = Uniform(_START_LOWER, _START_UPPER)  # pyright: ignore[reportArgumentType]
@@ -74,8 +62,7 @@ class _Reach(UnitActions):
 
 
 def load(task: str, seed: int) -> Environment:
-    """The environment of ``task``; its initial states come from ``seed``."""
-    target = _TARGETS[task]
+    """Makes the environment of ``task``."""
     scene = arenas.Standard()
     arm = robots.make_arm(obs_settings=observations.PERFECT_FEATURES)
     hand = robots.make_hand(obs_settings=observations.PERFECT_FEATURES)
@@ -87,11 +74,11 @@ def load(task: str, seed: int) -> Environment:
         visible=True,
         rgba=constants.RED,
         name="target",
-        pos=target,
+        pos=_TARGETS[task],
     )
     return Environment(
         mjcf.Physics.from_mjcf_model(scene.mjcf_model),
-        _Reach(scene, arm, hand, target, random=seed),
+        _Reach(scene, arm, hand, task, random=seed),
         time_limit=_TIME_LIMIT_SECONDS,
         control_timestep=constants.CONTROL_TIMESTEP,
     )

@@ -1,15 +1,14 @@
-"""Environments of tasks that dm_control's suite does not have: ExoRL's and some of our own.
+"""Tasks that dm_control's suite does not have: ExoRL's and some of our own, one module for each domain.
 
-To add a domain or a task, enter it in ``DOMAINS`` of ``agentic_ring/data/tasks.py``, in ``PLANS`` of
-``data_prep/collect.py``. If it is not in dm_control's suite, add a module here, named after the domain, with
-``load(task, seed)``.
-
+``load(task, seed)`` of each makes the environment of a task, whose initial states come from ``seed``.
 ``get_reward`` must read only the simulator it is given, so that one simulator serves all tasks of a domain.
+They are entered in ``DOMAINS`` of ``agentic_ring/data/domains.py``; how they are explored in ``PLANS`` of
+``data_prep/collect.py``.
 """
 
 import numpy as np
 
-from agentic_ring.data.tasks import disable_graphics
+from agentic_ring.data.domains import disable_graphics
 from agentic_ring.extras import needs_extra
 
 disable_graphics()  # without a display GLFW would warn when dm_control's modules are imported

@@ -50,28 +50,18 @@ class _Reach(base.Task):
 def _model(target: tuple[float, float, float]) -> str:
     """XML of the maze, made from dm_control's ``point_mass``."""
     model = ET.fromstring(point_mass.get_model_and_assets()[0])
-    del _found(model, "option/flag").attrib["contact"]
-    world = _found(model, "worldbody")
-    shown = _found(world, "geom[@name='target']")
-    shown.attrib.update({"pos": _numbers(target), "contype": "0", "conaffinity": "0"})
+    paths = "option/flag", "worldbody", "worldbody/geom[@name='target']"
+    flag, world, shown = (next(model.iterfind(path)) for path in paths)
+    del flag.attrib["contact"]
+    shown.attrib.update({"pos": " ".join(map(str, target)), "contype": "0", "conaffinity": "0"})
     for name, size in _WALLS.items():
-        attributes = {"type": "box", "pos": "0 0 .02", "size": _numbers(size), "material": "decoration"}
-        ET.SubElement(world, "geom", attributes, name=name)
+        shape = {"type": "box", "pos": "0 0 .02", "size": " ".join(map(str, size)), "material": "decoration"}
+        ET.SubElement(world, "geom", shape, name=name)
     return ET.tostring(model, encoding="unicode")
 
 
-def _found(element: ET.Element, path: str) -> ET.Element:
-    child = element.find(path)
-    assert child is not None, f"dm_control's point_mass has no {path}"
-    return child
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(map(str, values))
-
-
 def load(task: str, seed: int) -> Environment:
-    """The environment of ``task``; its initial states come from ``seed``."""
+    """Makes the environment of ``task``."""
     target = _TARGETS[task]
     physics = point_mass.Physics.from_xml_string(_model(target), common.ASSETS)
     return Environment(physics, _Reach(target, random=seed), time_limit=_TIME_LIMIT_SECONDS)

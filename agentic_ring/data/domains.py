@@ -1,4 +1,8 @@
-"""The table of domains and tasks, their environments, and ExoRL's flattening of observations."""
+"""The table of domains and tasks, their environments, and ExoRL's flattening of observations.
+
+To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/schedule.py``. Tasks that
+dm_control's suite lacks are in ``own_tasks/``, in a module named after the domain with ``load(task, seed)``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class Domain:
       episode_steps: control steps per episode; no task ends early.
       control_timestep_seconds: simulated time of one control step.
       tasks: names of the tasks that share this physics.
-      own_tasks: those defined in ``agentic_ring.data.domains``; dm_control's suite has the others.
+      own_tasks: those defined in ``own_tasks/``; dm_control's suite has the others.
       recorded_rewards: number of reward columns in ExoRL's files.
       force_entries: names of the observation entries that hold forces or accelerations, which do not follow
         from the stored physics.
@@ -84,55 +88,45 @@ class Task:
         return f"{self.domain.name}_{self.name}"
 
 
+_TASKS = [Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
+_BY_FULL_NAME = {task.full_name: task for task in _TASKS}
+
+
 def all_tasks() -> tuple[str, ...]:
     """Returns the full names of the tasks of all domains."""
-    return tuple(Task(domain, name).full_name for domain in DOMAINS.values() for name in domain.tasks)
+    return tuple(_BY_FULL_NAME)
 
 
 def domain_named(name: str) -> Domain:
-    """Returns the domain with this name.
-
-    Raises:
-      UnknownNameError: there is no such domain.
-    """
+    """Returns the domain with this name; raises an ``UnknownNameError`` if there is none."""
     if name not in DOMAINS:
         raise UnknownNameError("domain", name, tuple(DOMAINS))
     return DOMAINS[name]
 
 
 def task_named(domain: Domain, name: str) -> Task:
-    """Returns the task of ``domain`` with this short name, such as ``run``.
-
-    Raises:
-      UnknownNameError: the domain has no such task.
-    """
+    """Returns the task of ``domain`` with this short name; an ``UnknownNameError`` if there is none."""
     if name not in domain.tasks:
         raise UnknownNameError(f"task of {domain.name}", name, domain.tasks)
     return Task(domain, name)
 
 
 def parse_task(full_name: str) -> Task:
-    """Returns the task with this full name, such as ``cartpole_swingup``.
-
-    Raises:
-      UnknownNameError: no domain has such a task.
-    """
-    tasks = [Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
-    known = {task.full_name: task for task in tasks}
-    if full_name not in known:
-        raise UnknownNameError("task", full_name, tuple(known))
-    return known[full_name]
+    """Returns the task with this full name, such as ``walker_run``; an ``UnknownNameError`` if none."""
+    if full_name not in _BY_FULL_NAME:
+        raise UnknownNameError("task", full_name, all_tasks())
+    return _BY_FULL_NAME[full_name]
 
 
 def load_environment(task: Task, seed: int) -> Environment:
     """Makes a new dm_control environment; ``seed`` determines its initial states."""
     if task.name not in task.domain.own_tasks:
         return suite_environment(task.domain.name, task.name, seed)
-    return importlib.import_module(f"agentic_ring.data.domains.{task.domain.name}").load(task.name, seed)
+    return importlib.import_module(f"agentic_ring.data.own_tasks.{task.domain.name}").load(task.name, seed)
 
 
 def suite_environment(domain: str, task: str, seed: int) -> Environment:
-    """Makes a new environment of dm_control's suite; ``seed`` determines its initial states."""
+    """Makes a new environment of dm_control's suite; ``seed`` is as above."""
     disable_graphics()
     with needs_extra("rl"):
         from dm_control import suite  # slow, and must come after the line above
@@ -158,9 +152,5 @@ def _is_actionable(record: logging.LogRecord) -> bool:
 
 
 def flatten_observation(observation: Mapping[str, np.ndarray | float]) -> np.ndarray:
-    """Concatenates an observation's entries in their own order, as ExoRL does (``dmc.py``).
-
-    Returns:
-      float32 [O].
-    """
+    """Concatenates an observation's entries in their own order, as ExoRL does (``dmc.py``): float32 [O]."""
     return np.concatenate([np.ravel(entry) for entry in observation.values()]).astype(np.float32)

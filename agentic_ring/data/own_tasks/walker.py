@@ -1,0 +1,41 @@
+"""Tasks of the walker that dm_control lacks: ExoRL's ``flip``, and our ``run_backward``."""
+
+from typing import Any
+
+from dm_control.rl.control import Environment
+from dm_control.suite import walker
+from dm_control.utils.rewards import tolerance
+
+_TIME_LIMIT_SECONDS = 25.0
+_CONTROL_TIMESTEP_SECONDS = 0.025
+_RUN_SPEED = 8.0
+_FLIP_MOMENTUM = 5.0
+
+
+class _Walker(walker.PlanarWalker):
+    """A walker task that rewards standing and a movement."""
+
+    def __init__(self, task: str, random: int):
+        super().__init__(move_speed=0, random=random)  # its reward is that for standing
+        self._task = task
+
+    def get_reward(self, physics: walker.Physics) -> Any:
+        if self._task == "flip":  # angular momentum about the axis perpendicular to the plane
+            value, goal = physics.named.data.subtree_angmom["torso"][1], _FLIP_MOMENTUM
+            margin, value_at_margin = goal, 0.0
+        else:  # dm_control's reward for running, in the opposite direction
+            value, goal = -physics.horizontal_velocity(), _RUN_SPEED
+            margin, value_at_margin = goal / 2, 0.5
+        bounds = (goal, float("inf"))
+        movement = tolerance(value, bounds, margin, value_at_margin=value_at_margin, sigmoid="linear")
+        return super().get_reward(physics) * (5 * movement + 1) / 6
+
+
+def load(task: str, seed: int) -> Environment:
+    """Makes the environment of ``task``."""
+    return Environment(
+        walker.Physics.from_xml_string(*walker.get_model_and_assets()),
+        _Walker(task, random=seed),
+        time_limit=_TIME_LIMIT_SECONDS,
+        control_timestep=_CONTROL_TIMESTEP_SECONDS,
+    )
