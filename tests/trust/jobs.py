@@ -28,7 +28,6 @@ from experiments.common import cells
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
-from experiments.finetune.stage_data import write_demo_conversations
 from experiments.hidden_tasks import presets as hidden_presets
 from experiments.hidden_tasks.variants import run_cell as run_hidden_cell
 from experiments.table5 import methods
@@ -36,6 +35,7 @@ from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
+from tests.experiments.chats import write_chats
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -71,7 +71,7 @@ def write_inputs(folder: Path) -> None:
     for number in range(24):
         write_episode(buffer_in(source), number, explored[number % 4])
     explore(ExploreConfig("point_mass", trials=400, data=folder))
-    write_demo_conversations(folder / "chats.jsonl", count=120)
+    write_chats(folder / "chats.jsonl")
     byte_level().save(folder / "tokenizer")
 
 
