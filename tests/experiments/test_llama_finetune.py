@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,32 +27,15 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from evals.compile.llama_step import Shape
 from evals.retrieval.local_reader import EMBEDDED
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions
 from experiments.finetune import stage_data
-from experiments.finetune.presets import PRESETS, FinetuneConfig, FinetunePreset, Stage
-from experiments.finetune.stage_data import (
-    given_rows,
-    pack_rows,
-    prepare_rows,
-    write_record_conversations,
-)
+from experiments.finetune.presets import PRESETS, FinetuneConfig, Stage
 from experiments.retriever.lessons import UNKNOWN, retriever_tokenizer
 from tests.data.text.tokenizers_for_tests import byte_level
-from tests.experiments.chats import write_chats
+from tests.experiments.tiny_finetuning import FRESH, write_chats
 
-FRESH = FinetunePreset(
-    stages=(
-        Stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1),
-        Stage(128, 40_000.0, 1e-2, steps=4, batch_tokens=256, warmup_steps=1),
-    ),
-    shape=Shape(16, 32, 2, 2, vocab_size=300),
-    checkpoint_every=2,
-    base="fresh",
-    frugal=False,
-)
 RECORDS = replace(
     PRESETS["demo"], stages=(Stage(512, 1e16, 1e-3, steps=2, batch_tokens=512, warmup_steps=1),)
 )
@@ -164,7 +148,7 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     folder, adapted = run / "model", tmp_path / "adapted"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     rows = tuple(run / "rows" / length for length in ("128", "64"))
-    llama_finetune.main(LaunchOptions(output=adapted), model=folder, data=rows, preset="tiny", lora=4)
+    llama_finetune.main(LaunchOptions(output=adapted, ring=2), model=folder, data=rows, preset="tiny", lora=4)
     assert not (adapted / "rows").exists()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
@@ -177,19 +161,19 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
 def test_rows_that_do_not_fit_are_refused(run, tmp_path):
     tokenizer, folders = Tokenizer.load(run / "model"), [run / "rows" / "64", run / "rows" / "128"]
     with pytest.raises(DataError, match=r"rows of 256 tokens, .* rows of 64, 128; .*--length 256"):
-        given_rows(folders, [64, 256], tokenizer)
+        stage_data.given_rows(folders, [64, 256], tokenizer)
     with pytest.raises(StoreError, match="another tokenizer"):
-        given_rows(folders, [64], byte_level())
+        stage_data.given_rows(folders, [64], byte_level())
     row = PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
     for split in ("train", "test"):
         description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
         with packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
             writer.add(row)
     with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
-        given_rows([tmp_path], [64], tokenizer)
+        stage_data.given_rows([tmp_path], [64], tokenizer)
 
 
-def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path):
+def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
         finetune(run, chats, seed=1, ring=2)
     output = tmp_path / "run"
@@ -202,6 +186,9 @@ def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path
         (folder / name).write_bytes((run / "model" / name).read_bytes())
     with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
         finetune(output, chats, model=folder)
+    with pytest.raises(ConfigError, match="preset tiny"):
+        monkeypatch.setitem(PRESETS, "demo", RECORDS)
+        finetune(output, chats)
     assert not output.exists()
 
 
@@ -266,7 +253,7 @@ def test_a_stop_between_any_two_files_of_the_data_changes_nothing(tmp_path, monk
     stages, chats = FRESH.stages[:1], tmp_path / "chats.jsonl"
     write_chats(chats, count=40)
     config = FinetuneConfig("demo", None, (), (str(chats),), "plain", stages, None, 0, MeshShape(), (4,))
-    tokenizer, rows = prepare_rows(config, 300, tmp_path / "undisturbed", None)
+    tokenizer, rows = stage_data.prepare_rows(config, 300, tmp_path / "undisturbed", None)
     assert tokenizer.bos_id is not None
     assert tokenizer.eos_ids
     renames = stopped = 0
@@ -287,11 +274,11 @@ def test_a_stop_between_any_two_files_of_the_data_changes_nothing(tmp_path, monk
             patch.setattr(os, "replace", counted(os.replace))
             patch.setattr(Path, "rename", counted(Path.rename))
             try:
-                prepare_rows(config, 300, folder, None)
+                stage_data.prepare_rows(config, 300, folder, None)
                 break
             except Killed:
                 pass
-        again, found = prepare_rows(config, 300, folder, None)
+        again, found = stage_data.prepare_rows(config, 300, folder, None)
         assert again.digest == tokenizer.digest, f"another tokenizer after a stop at rename {stopped}"
         for split in ("train.h5", "test.h5"):
             with PackedRows.open(found[64] / split) as ours, PackedRows.open(rows[64] / split) as theirs:
@@ -304,36 +291,26 @@ def test_a_stop_between_any_two_files_of_the_data_changes_nothing(tmp_path, monk
 def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines(tmp_path):
     tokenizer, path = retriever_tokenizer(), tmp_path / "records.jsonl"
     tokenizer.save(tmp_path / "base")
-    write_record_conversations(path, 512, rows=40)
-    turns = [json.loads(line)["conversations"] for line in path.read_text().splitlines()]
-    assert len(turns) == 30 + 2 * 10
-    expected = set()
-    for conversation in turns:
-        lines = dict(
-            line.removesuffix(">").split(": REGISTER_CONTENT is <")
-            for line in conversation[0]["value"].splitlines()
-            if line.startswith("line ")
-        )
-        answers = ""
-        for question, answer in zip(conversation[::2], conversation[1::2], strict=True):
-            key = question["value"].split(" in line ")[-1].split("? I need")[0]
-            assert lines[f"line {key}"] == answer["value"]
-            answers += f"{answer['value']}>\n<end>"
-        expected.add(answers)
+    stage_data.write_record_conversations(path, 512, rows=40)
+    conversations = [json.loads(line)["conversations"] for line in path.read_text().splitlines()]
+    assert len(conversations) == 30 + 2 * 10
+    expected, found = set(), set()
+    for turns in conversations:
+        values = dict(re.findall(r"\nline (.+): REGISTER_CONTENT is <(\d+)>", turns[0]["value"]))
+        keys = [turn["value"].split(" in line ")[-1].split("? I need")[0] for turn in turns[::2]]
+        assert [turn["value"] for turn in turns[1::2]] == [values[key] for key in keys]
+        expected.add("".join(f"{values[key]}>\n<end>" for key in keys))
 
-    folder = pack_rows([path], [512], "tokenizer", tmp_path / "base", tmp_path / "rows")[512]
-    found = set()
-    for split in ("train", "test"):
-        partly_filled = 0
-        with PackedRows.open(folder / f"{split}.h5") as rows:
-            for row in (rows[number] for number in range(len(rows))):
-                assert tokenizer.token_id(UNKNOWN) not in row.tokens
-                filled = row.segment_ids >= 0
-                partly_filled += filled.sum() < 480
-                for segment in np.unique(row.segment_ids[filled]):
-                    answers = row.tokens[row.counts & (row.segment_ids == segment)]
-                    found.add("".join(tokenizer.token(token) for token in answers))
-        assert partly_filled <= 1
+    folder = stage_data.pack_rows([path], [512], "tokenizer", tmp_path / "base", tmp_path / "rows")[512]
+    for split in ("train.h5", "test.h5"):
+        with PackedRows.open(folder / split) as file:
+            rows = [file[number] for number in range(len(file))]
+        assert sum((row.segment_ids >= 0).sum() < 480 for row in rows) <= 1
+        for row in rows:
+            assert tokenizer.token_id(UNKNOWN) not in row.tokens
+            for segment in set(row.segment_ids[row.segment_ids >= 0]):
+                answers = row.tokens[row.counts & (row.segment_ids == segment)]
+                found.add("".join(str(tokenizer.token(token)) for token in answers))
     assert found == expected
 
 
@@ -350,10 +327,10 @@ def test_the_demo_asks_before_and_after_and_goes_on_where_it_stopped(tmp_path, m
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(llama_finetune, "prepare_rows", stopped)
-        llama_finetune.main(LaunchOptions(output=run))
+        llama_finetune.main(LaunchOptions(output=run, ring=2))
     with monkeypatch.context() as patch:
         patch.setattr(stage_data, "train_retriever", None)  # the base is there
-        llama_finetune.main(LaunchOptions(output=run))
+        llama_finetune.main(LaunchOptions(output=run, ring=2))
     results = read_results(run / "results.json")
     for when in ("before", "after"):
         for length in ("256", "512"):
@@ -361,9 +338,3 @@ def test_the_demo_asks_before_and_after_and_goes_on_where_it_stopped(tmp_path, m
     assert json.loads((run / "model" / "config.json").read_text())["trained_on_task"] is True
     before = weights(run / "base")
     assert any((before[name] != weight).any() for name, weight in weights(run).items())
-
-
-def test_the_demo_takes_no_conversations(chats, tmp_path, monkeypatch):
-    monkeypatch.setitem(PRESETS, "demo", RECORDS)
-    with pytest.raises(ConfigError, match="preset tiny"):
-        finetune(tmp_path / "run", chats)

@@ -28,8 +28,8 @@ from experiments.retriever.training import _crowd
 TOKENIZER = retriever_tokenizer()
 
 
-def stage(tokens: int, rows: int, questions: int, crowding: float = 1.0, steps: int = 2) -> LessonStage:
-    return LessonStage(tokens, rows, questions, steps, learning_rate=1e-3, crowding=crowding)
+def stage(tokens: int, rows: int, questions: int, crowding: float = 1.0) -> LessonStage:
+    return LessonStage(tokens, rows, questions, steps=2, learning_rate=1e-3, crowding=crowding)
 
 
 def test_the_shipped_retriever_asks_as_one_trained_now_does():
@@ -53,12 +53,9 @@ def test_every_word_and_every_number_is_known_and_comes_back():
     written = [TOKENIZER.encode(f": REGISTER_CONTENT is <{n}>\n") for n in (7, 42, 100, LARGEST_VALUE)]
     assert [len(ids) for ids in written] == [3, 2, 3, 3]
     assert len(ids) == TOKENS_A_LINE * len(lines) - sum(10 <= 1 + 5 * n < 100 for n in range(len(lines)))
-
-
-def test_a_document_of_the_test_is_read_without_an_unknown_word():
     document = LinePlan("LRT-NL", "4k", 0, 0, (0,), 1).build(200)
     ids = TOKENIZER.encode(document.text + document.questions[0].text)
-    assert TOKENIZER.token_id("<unknown>") not in ids
+    assert unknown not in ids
     assert len(ids) <= 1 + TOKENS_A_LINE * 200 + 4
 
 
@@ -70,15 +67,10 @@ def test_a_lesson_asks_what_its_record_says(number):
         text = TOKENIZER.decode(lesson.tokens[row].tolist(), skip_special=False)
         record, *questions = re.split(r"\nNow the record is over", text)
         values = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", record))
-        weight = lesson.weight[row].reshape(-1, ANSWER) > 0
+        fields = (lesson.weight[row] > 0, lesson.answer_places[row], lesson.answers[row])
+        weight, answer_places, answers = (field.reshape(-1, ANSWER) for field in fields)
         assert weight[:, 0].sum() == len(questions) >= 2
-        for question, counts, places, answer in zip(
-            questions,
-            weight,
-            lesson.answer_places[row].reshape(-1, ANSWER),
-            lesson.answers[row].reshape(-1, ANSWER),
-            strict=False,
-        ):
+        for question, counts, places, answer in zip(questions, weight, answer_places, answers, strict=False):
             (key,) = re.findall(r"in line (.+)\? I need", question)
             answered = TOKENIZER.decode(answer[counts].tolist(), skip_special=False)
             assert answered == f"{values[key]}>\n<end>"
@@ -102,17 +94,13 @@ def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed():
     assert (next(replace(lessons, seed=1, drawn=0)).tokens != first.tokens).any()
 
 
-def test_positions_rise_and_reach_far_but_not_beyond_the_farthest():
-    positions = next(Lessons(stage(256, rows=64, questions=4), seed=0)).positions
+def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed():
+    lesson, alone = (next(Lessons(stage(256, 64, 4, crowding), seed=0)) for crowding in (2.0, 0.0))
+    asked_token, positions = vocabulary().signs[2], lesson.positions
+    assert (alone.crowd == 0).all()
     assert (np.diff(positions, axis=1) >= 0).all()
     assert FARTHEST_POSITION / 2 < positions.max() < FARTHEST_POSITION
     assert (positions[:, -1] < 256).sum() >= 10  # rows as they are
-
-
-def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed():
-    lesson, alone = (next(Lessons(stage(256, 64, 4, crowding), seed=0)) for crowding in (2.0, 0.0))
-    asked_token = vocabulary().signs[2]
-    assert (alone.crowd == 0).all()
     for row in range(64):
         tokens, lines, crowd = lesson.tokens[row], lesson.lines[row], lesson.crowd[row]
         asked = (tokens == asked_token).argmax()
@@ -126,7 +114,7 @@ def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed()
         assert (crowd[asked:] == 0).all()
         assert len(np.unique(crowd[1:asked])) == 1
         # Rows whose words are drawn from all: each token stands for an equal part of what was removed.
-        removed = (lesson.positions[row, asked] - asked) / TOKENS_A_LINE
+        removed = (positions[row, asked] - asked) / TOKENS_A_LINE
         most = 1 + 2 * removed / (lines[asked - 1] + 1)
         assert crowd[1] <= np.log(most) * (1 + 1e-5)
         assert (crowd[1] > 0) == (removed > 0)

@@ -1,9 +1,22 @@
-"""Conversations from which a tiny model learns something in seconds."""
+"""A finetuning run of seconds: conversations, and a model from scratch that learns something from them."""
 
 import json
 import random
 from pathlib import Path
 
+from evals.compile.llama_step import Shape
+from experiments.finetune.presets import FinetunePreset, Stage
+
+FRESH = FinetunePreset(
+    stages=(
+        Stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1),
+        Stage(128, 40_000.0, 1e-2, steps=4, batch_tokens=256, warmup_steps=1),
+    ),
+    shape=Shape(16, 32, 2, 2, vocab_size=300),
+    checkpoint_every=2,
+    base="fresh",
+    frugal=False,
+)
 WORDS = ("river", "stone", "lantern", "maple", "copper", "meadow", "window", "harbour", "pepper", "button")
 
 
