@@ -53,13 +53,16 @@ clean: ## removes the environment and caches; data/ and runs/ stay
 	rm -rf $(VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis
 	find agentic_ring data_prep evals experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/usable
+# The extra dev holds scripts.
+$(VENV)/installed: EXTRA := scripts
+$(VENV)/installed-dev: EXTRA := dev
+$(VENV)/installed $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/usable
 	@echo "installing the versions of constraints.txt into $(VENV)"
-	$(PIP_INSTALL) -e '.[scripts]'
-	@touch $@
+	$(PIP_INSTALL) -e '.[$(EXTRA)]'
+	@touch $@ $(VENV)/installed
 
-$(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/installed
-	$(PIP_INSTALL) -e '.[$*]'
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 # An environment that is there already and has pip is kept. Else the first Python of a right version makes it.

@@ -9,49 +9,227 @@ the model's own tokenizer and trains it through a published recipe. Run the same
 interruption: it continues where it stopped.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import rich
 import tyro
+from flax import nnx
 from jax.sharding import Mesh
 
 from agentic_ring.data.text.chat import TEMPLATES
+from agentic_ring.data.text.packing import PackedBatches, PackedRows
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.distributed import first_process_first
+from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
-from agentic_ring.mesh import MeshShape, shape_with_ring
-from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
+from agentic_ring.models.llama import LlamaConfig, save_pretrained
+from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.config_file import read_config
-from agentic_ring.models.lora import LoraConfig
-from agentic_ring.models.model import Model
-from agentic_ring.results.results_file import figure_table
+from agentic_ring.models.llama.pretrained import load_weights
+from agentic_ring.models.lora import LoraConfig, LoraModel
+from agentic_ring.models.model import Model, Params
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
+from agentic_ring.training.loop import train
+from agentic_ring.training.losses import token_loss
+from agentic_ring.training.metrics_log import read_metrics
+from evals.compile.llama_step import token_batch
 from evals.compile.machines import NamedMachine
-from evals.compile.step_memory import print_memory
-from experiments.common.launch import LaunchOptions, default_preset, print_pipeline
-from experiments.finetune.pipeline import FinetuneConfig, Finetuning, stage_step
-from experiments.finetune.presets import PRESETS, FinetunePreset
-from experiments.finetune.records import ask_lines, line_figures, train_base
-from experiments.finetune.stage_data import check_inputs, prepare_rows
-from experiments.retriever.lessons import Vocabulary, retriever_tokenizer
-from experiments.retriever.model import retriever_config
+from evals.compile.step_memory import TrainStep, print_memory
+from evals.plots import plot_loss
+from experiments.common.launch import (
+    LaunchOptions,
+    default_preset,
+    print_pipeline,
+    read_stage_metrics,
+    train_stages,
+    training_outputs,
+)
+from experiments.finetune.presets import PRESETS, FinetuneConfig, FinetunePreset, Stage
+from experiments.finetune.stage_data import ask_lines, check_inputs, prepare_rows, train_base
+from experiments.retriever.training import retriever_llama, write_beside_weights
+
+TEST_ROWS = 64
+"""Maximum number of held-out rows on which the loss is measured."""
+RULES = ShardingRules()
+
+
+@dataclass(frozen=True)
+class _InitialLoss:
+    """Contents of ``initial_loss.json``, in nats per answer token."""
+
+    loss: float
+
+
+def trained_model(config: LlamaConfig, lora: LoraConfig | None) -> Model:
+    """The model that is trained: all weights, or LoRA adapters of weights frozen in the compute dtype."""
+    return Model(config) if lora is None else LoraModel(config, lora, config.transformer.dtype)
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """A finetuning run.
+
+    Attributes:
+      base: configuration of the model before finetuning.
+      start: folder of that model; None starts from fresh weights.
+      rows: folder of the packed rows, by context length.
+      directory: folder of the run.
+    """
+
+    config: FinetuneConfig
+    preset: FinetunePreset
+    base: LlamaConfig
+    start: Path | None
+    tokenizer: Tokenizer
+    rows: dict[int, Path]
+    mesh: Mesh
+    directory: Path
+
+    @cached_property
+    def frozen(self) -> Params | None:
+        """The weights that LoRA adapts; None where all weights are trained."""
+        return None if self.config.lora is None else self._loaded(self.base.transformer.dtype)
+
+    @property
+    def _last_stage(self) -> Stage:
+        return self.config.stages[-1]
+
+    def train(self, wandb_project: str | None) -> Params:
+        """Trains all stages, from the newest checkpoint if there is one; returns the trained parameters."""
+        stages = self.config.stages
+
+        def train_stage(number: int, folder: Path, params: Params | None) -> Params:
+            stage = stages[number]
+            say(
+                f"stage {number + 1} of {len(stages)}: rows of {short_tokens(stage.context)} tokens, "
+                f"rotary base {stage.rope_theta:,.0f}"
+            )
+            seed, batch_rows = self.config.seed, self.config.batch_rows[number]
+            with (
+                training_outputs(folder, self.config, wandb_project) as outputs,
+                PackedRows.open(self.rows[stage.context] / "train.h5") as rows,
+            ):
+                return train(
+                    self.preset.training(stage, self.mesh, seed, batch_rows),
+                    self._model(stage),
+                    token_loss,
+                    PackedBatches(rows, batch_rows, self.mesh, seed),
+                    self.mesh,
+                    *outputs,
+                    rules=RULES,
+                    start=lambda: self.starting_params() if params is None else params,
+                    frozen=self.frozen,
+                ).params
+
+        return train_stages(self.directory, len(stages), train_stage)
+
+    def _model(self, stage: Stage) -> Model:
+        return trained_model(self.preset.model(self.base, stage, self.mesh), self.config.lora)
+
+    def starting_params(self) -> Params:
+        """Parameters at the start of the first stage: the folder's weights, fresh ones, or LoRA's zeros."""
+        if self.config.lora is None and self.start is not None:
+            return self._loaded("float32")
+        with jax.set_mesh(self.mesh):
+            return self._init_params(jax.random.key(self.config.seed))
+
+    @cached_property
+    def _init_params(self) -> Callable[[jax.Array], Params]:
+        """Compiled once for the loss before training and for training."""
+        model = self._model(self.config.stages[0])
+        return jax.jit(model.init_params, out_shardings=model.param_shardings(self.mesh, RULES))
+
+    def _loaded(self, dtype: Any) -> Params:
+        assert self.start is not None
+        llama = load_weights(self.start, self.base, self.mesh, dtype)
+        return nnx.to_pure_dict(nnx.split(llama)[1])
+
+    def initial_loss(self) -> float:
+        """Loss before training on the last stage's test rows, at the model's rotary base; kept on disk."""
+        path = self.directory / "initial_loss.json"
+        if path.exists():
+            return read_json(path, _InitialLoss, "delete it to compute it again").loss
+        config, own = self.preset.model(self.base, self._last_stage, self.mesh), self.base.transformer
+        stack = replace(config.transformer, rope_theta=own.rope_theta, rope_scaling=own.rope_scaling)
+        model = trained_model(replace(config, transformer=stack), self.config.lora)
+        loss = self._test_loss(model, self.starting_params())
+        if jax.process_index() == 0:
+            write_json(path, asdict(_InitialLoss(loss)))
+        return loss
+
+    def final_loss(self, params: Params) -> float:
+        """Loss after training on the last stage's test rows."""
+        return self._test_loss(self._model(self._last_stage), params)
+
+    def _test_loss(self, model: Model, params: Params) -> float:
+        """Nats per answer token over the test rows, at most ``TEST_ROWS``; the same rows on any mesh."""
+
+        @jax.jit
+        def sums(params: Params, frozen: Params | None, batch: Any, left: jax.Array) -> jax.Array:
+            counts = jnp.arange(rows_at_once) < left  # the last batch may be longer than what is left
+            batch = replace(batch, weight=jnp.where(counts[:, None], batch.weight, 0))
+            return jnp.stack([token_loss(model.bind(params, frozen), batch), batch.weight.sum()])
+
+        rows_at_once = batch_shards(self.mesh)
+        with self._rows("test") as rows, jax.set_mesh(self.mesh):
+            batches = PackedBatches(rows, rows_at_once, self.mesh)
+            lefts = range(min(len(rows), TEST_ROWS), 0, -rows_at_once)
+            measured = [np.asarray(sums(params, self.frozen, next(batches), left)) for left in lefts]
+        loss, weight = np.array(measured, np.float64).sum(axis=0)
+        return float(loss / weight)
+
+    def _rows(self, split: str) -> PackedRows:
+        return PackedRows.open(self.rows[self._last_stage.context] / f"{split}.h5")
+
+    def export(self, params: Params) -> Path:
+        """Writes the trained model, LoRA merged, as a folder for ``transformers``; returns the folder."""
+        stack = replace(self.base.transformer, rope_theta=self._last_stage.rope_theta, rope_scaling=None)
+        model, folder = self._model(self._last_stage), self.directory / "model"
+        with jax.set_mesh(self.mesh):
+            if isinstance(model, LoraModel):
+                assert self.frozen is not None
+                params = model.merged(params, self.frozen)
+            weights = jax.tree.map(lambda leaf: leaf.astype(stack.dtype), params)
+            llama = Model(replace(self.base, transformer=stack)).bind(weights)
+            save_pretrained(llama, folder, self.config.contexts[-1], self._write_beside_weights)
+        return folder
+
+    def _write_beside_weights(self, folder: Path) -> None:
+        # What was trained on line retrieval stays so.
+        if self.start is not None and read_fields(self.start / "config.json").get("trained_on_task") is True:
+            write_beside_weights(self.tokenizer, folder)
+        else:
+            self.tokenizer.save(folder)
+
+    def figures(self, initial: float, final: float) -> list[Figure]:
+        """Every figure of ``results.json``, from the losses before and after training."""
+        metrics = read_metrics(self.directory / f"stage{len(self.config.stages)}" / "metrics.jsonl")
+        speed = float(np.median([row["tokens_per_second"] for row in metrics]))
+        with self._rows("test") as test, self._rows("train") as trained:
+            tested = min(len(test), TEST_ROWS)
+            return [
+                Figure("loss/initial", initial, "nats/token", n=tested),
+                Figure("loss/final", final, "nats/token", n=tested),
+                Figure("tokens_per_second", speed, "tokens/s", n=len(metrics)),
+                Figure("answer_tokens", float(trained.answer_tokens()), "tokens", n=len(trained)),
+            ]
 
 
 def mesh_shape(ring: int | None, devices: int, stages: int) -> MeshShape:
     """A ring of this size in each stage; the remaining devices process other rows and share the weights."""
     shape = shape_with_ring(ring, devices, stages)
     return replace(shape, data=1, fsdp=shape.data)
-
-
-def preset_model(preset: FinetunePreset) -> LlamaConfig:
-    """Configuration of the model of a preset, where no other is given."""
-    if preset.shape is None:
-        return retriever_config(Vocabulary.of(retriever_tokenizer())).llama
-    return preset.shape.llama(dtype="bfloat16" if preset.frugal else "float32")
 
 
 def print_plan(
@@ -71,10 +249,13 @@ def print_plan(
             f"learning rate {stage.learning_rate:g}"
         )
     longest = max(preset.stages, key=lambda stage: stage.context)
-    print_pipeline(preset.training(longest, mesh, seed=0), mesh)
-    step = stage_step(preset, base, longest, lora, mesh)
+    training = preset.training(longest, mesh, seed=0)
+    print_pipeline(training, mesh)
+    model = trained_model(preset.model(base, longest, mesh), lora)
+    batch = token_batch(training.batch_size, longest.context, packed=True)
+    step = TrainStep(model, token_loss, training.optimizer, batch, mesh, RULES)
     if lora is not None:
-        print(f"trained by LoRA     {step.model.parameter_count():,}")
+        print(f"trained by LoRA     {model.parameter_count():,}")
     say(f"compiling a step at {short_tokens(longest.context)} tokens, which takes minutes for a large model")
     print_memory(step, absent)
 
@@ -99,8 +280,8 @@ def main(
         lines, which the run trains on short records first; with tiny a LLaMA from scratch, whose tokenizer is
         trained on the conversations; with --dry-run the preset's model.
       data: Folders that data_prep.sharegpt wrote with the model's tokenizer, one per length of rows.
-      conversations: ShareGPT files, JSON or jsonl, which are packed into the run's folder. Default without
-        --model: made-up ones.
+      conversations: ShareGPT files, JSON or jsonl, which are packed into the run's folder. Default with demo:
+        those that it makes.
       template: Chat template of --conversations; "tokenizer" is the model's own.
       preset: The recipe: demo or tiny (a laptop), small (one accelerator), lwm-512k, prolong-512k,
         gradient-1m or paper-13b-512k. Default: demo on a CPU, small on anything else.
@@ -111,7 +292,12 @@ def main(
     name = preset or default_preset()
     chosen = PRESETS[name]
     adapters = None if lora is None else LoraConfig(lora)
-    base = preset_model(chosen) if model is None else read_config(model)
+    if model is not None:
+        base = read_config(model)
+    elif chosen.shape is None:
+        base = retriever_llama()
+    else:
+        base = chosen.shape.llama(dtype="bfloat16" if chosen.frugal else "float32")
     mesh = launch.mesh(name, base.transformer.layers, mesh_shape)
     if launch.dry_run:
         print_plan(chosen, base, adapters, mesh, launch.absent_machine)
@@ -131,7 +317,10 @@ def main(
         lora=adapters,
         seed=launch.seed,
         mesh=MeshShape(**mesh.shape),
-        batch_rows=chosen.batch_rows(mesh, kept),
+        batch_rows=tuple(
+            chosen.training(stage, mesh, launch.seed, kept[number] if kept else None).batch_size
+            for number, stage in enumerate(chosen.stages)
+        ),
     )
     check_inputs(config, base.vocab_size)
     stages = Stages()
@@ -141,7 +330,7 @@ def main(
             with stages.stage("base"):
                 made = train_base(directory / "base", launch.seed)
             with stages.stage("ladder before"):
-                before = ask_lines(made, config.contexts, directory / "ladder-before", launch.seed)
+                before = ask_lines("before", made, config.contexts, directory, launch.seed)
         with stages.stage("data"), first_process_first("data"):
             tokenizer, rows = prepare_rows(config, base.vocab_size, directory, made)
         run = Finetuning(config, chosen, base, made or model, tokenizer, rows, mesh, directory)
@@ -158,9 +347,12 @@ def main(
         figures = run.figures(initial, final)
         if made is not None:
             with stages.stage("ladder after"):
-                after = ask_lines(exported, config.contexts, directory / "ladder-after", launch.seed)
-            figures += line_figures("before", before) + line_figures("after", after)
-        run.write_report(figures, stages)
+                after = ask_lines("after", exported, config.contexts, directory, launch.seed)
+            figures += before + after
+        results = Results.of_this_process(asdict(config), stages.seconds, figures)
+        write_results(directory / "results.json", results)
+        metrics = read_stage_metrics(directory, [stage.steps for stage in config.stages])
+        plot_loss(directory / "loss.png", directory.name, metrics, "nats per answer token")
         rich.print(figure_table(figures, f"{directory.name}: loss on answers of held-out rows, answers"))
         print(f"written to {directory}: config.json, results.json, loss.png, checkpoints")
         print(f"the model is in {exported}")

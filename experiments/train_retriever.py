@@ -25,33 +25,35 @@ from agentic_ring.terminal import cli
 from agentic_ring.token_units import short_tokens
 from evals.plots import plot_loss
 from experiments.common.launch import read_stage_metrics
-from experiments.retriever.lessons import ANSWER, Lesson, Vocabulary, retriever_tokenizer
-from experiments.retriever.model import answer_logits, retriever_config
-from experiments.retriever.training import STAGES, LessonStage, RetrieverRun, export, train_retriever
+from experiments.retriever.lessons import ANSWER, Lesson, Lessons, LessonStage
+from experiments.retriever.training import (
+    STAGES,
+    RetrieverConfig,
+    RetrieverRun,
+    answer_logits,
+    export,
+    train_retriever,
+)
 
 TESTED_ROWS = 64
 
 
-def share_answered(params: Params, stage: LessonStage, vocabulary: Vocabulary, seed: int) -> Figure:
+def share_answered(params: Params, stage: LessonStage, seed: int) -> Figure:
     """Share of questions about new records of a stage's length that are answered without an error."""
+    model, lessons, each = Model(RetrieverConfig()), Lessons(stage, seed), []
 
     @jax.jit
     def right(params: Params, lesson: Lesson) -> jax.Array:
         logits = answer_logits(model.bind(params), lesson)
         return (logits.argmax(-1) == lesson.answers) | (lesson.weight == 0)
 
-    model = Model(retriever_config(vocabulary))
-    lessons = stage.lessons(vocabulary, seed)
-    answered = total = 0
     for _ in range(TESTED_ROWS):
         lesson = next(lessons)
-        tokens = np.asarray(right(params, lesson)).reshape(stage.rows, stage.questions, ANSWER)
-        asked = lesson.weight.reshape(tokens.shape)[..., 0] > 0
-        answered += int((tokens.all(axis=-1) & asked).sum())
-        total += int(asked.sum())
-    return Figure.from_interval(
-        f"answered/{short_tokens(stage.tokens)}", wilson_interval(answered, total), "share"
-    )
+        tokens = np.asarray(right(params, lesson)).reshape(-1, ANSWER)
+        each.append(np.all(tokens, axis=-1)[lesson.weight.reshape(-1, ANSWER)[:, 0] > 0])
+    answered = np.concatenate(each)
+    interval = wilson_interval(int(answered.sum()), len(answered))
+    return Figure.from_interval(f"answered/{short_tokens(stage.tokens)}", interval, "share")
 
 
 def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever")) -> None:
@@ -62,18 +64,15 @@ def main(seed: int = 0, resume: bool = True, output: Path = Path("runs/retriever
       resume: Continue the run in the output folder; --no-resume moves it aside and starts anew.
       output: Folder of the run.
     """
-    run = RetrieverRun(STAGES, seed)
+    run, stages = RetrieverRun(STAGES, seed), Stages()
     with enter_directory(output, run, resume):
-        stages = Stages()
         stages.keep_in(output)
-        tokenizer = retriever_tokenizer()
-        vocabulary = Vocabulary.of(tokenizer)
         mesh = make_mesh(devices=jax.devices()[:1])
         with stages.stage("training"):
-            params = train_retriever(run, vocabulary, mesh, output)
+            params = train_retriever(run, mesh, output)
         with stages.stage("test"), jax.set_mesh(mesh):
-            figures = [share_answered(params, stage, vocabulary, seed + 1) for stage in run.stages]
-        export(params, vocabulary, tokenizer, output / "model")
+            figures = [share_answered(params, stage, seed + 1) for stage in run.stages]
+        export(params, output / "model")
         write_results(output / "results.json", Results.of_this_process(asdict(run), stages.seconds, figures))
         rows = read_stage_metrics(output, [stage.steps for stage in run.stages])
         plot_loss(output / "loss.png", "retriever", rows, "nats per answer token")

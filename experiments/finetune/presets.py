@@ -3,16 +3,15 @@
 Each recipe is as published, with its source beside it. Context lengths are in tokens, 1k = 1024.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from jax.sharding import Mesh
 
-from agentic_ring.errors import ConfigError
-from agentic_ring.mesh import batch_shards, rows_per_shard
+from agentic_ring.mesh import MeshShape, batch_shards, rows_per_shard
 from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.lora import LoraConfig
 from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.training.optimizer import OptimizerConfig
 from agentic_ring.training.train_config import TrainConfig
@@ -24,27 +23,23 @@ _M = 1024**2
 
 @dataclass(frozen=True)
 class Stage:
-    """Training at one context length."""
+    """Training at one context length.
+
+    Attributes:
+      context: tokens per row.
+      rope_theta: rotary base (theta); a scaling of positions in the model's own configuration is dropped.
+      learning_rate: peak learning rate.
+      batch_tokens: tokens per update, rounded to whole rows; padding included.
+      final_fraction: learning rate at the last step, as a share of the peak; 1 is a constant rate.
+    """
 
     context: int
-    """Tokens per row."""
     rope_theta: float
-    """Rotary base (theta); a scaling of positions in the model's own configuration is dropped."""
     learning_rate: float
-    """Peak learning rate."""
     steps: int
     batch_tokens: int
-    """Tokens per update, rounded to whole rows; padding included."""
     warmup_steps: int = 0
     final_fraction: float = 0.1
-    """Learning rate at the last step, as a share of the peak; 1 is a constant rate."""
-
-    def __post_init__(self) -> None:
-        if self.context < 2 or self.steps < 1 or self.rope_theta <= 0:
-            raise ConfigError(
-                f"a stage of {self.steps} steps at {self.context} tokens with rotary base {self.rope_theta}; "
-                "expected at least 1 step, 2 tokens and a positive base"
-            )
 
 
 @dataclass(frozen=True)
@@ -94,32 +89,16 @@ class FinetunePreset:
         )
         return TrainConfig(stage.steps, batch_rows, optimizer, self.checkpoint_every, seed=seed)
 
-    def batch_rows(self, mesh: Mesh, kept: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Rows per update of each stage; ``kept`` are those of a run that is continued.
-
-        Raises:
-          MeshError: the batch of a continued run does not divide over the mesh.
-        """
-        rows = [None] * len(self.stages) if kept is None else kept
-        return tuple(
-            self.training(stage, mesh, 0, batch).batch_size
-            for stage, batch in zip(self.stages, rows, strict=True)
-        )
-
     def model(self, config: LlamaConfig, stage: Stage, mesh: Mesh) -> LlamaConfig:
         """The model's configuration in a stage on this mesh."""
         stack = replace(config.transformer, rope_theta=stage.rope_theta, rope_scaling=None)
-        if not self.frugal:
-            return replace(config, transformer=replace(stack, remat="none"), loss_chunk=CHUNK)
-        groups = Shape(stack.width, stack.ffn_width, stack.layers, stack.heads, stack.kv_heads).head_groups
-        ring = mesh.shape["ring"] > 1
-        stack = replace(
-            stack,
-            remat="full",
-            ffn_chunk=CHUNK,
-            head_groups=groups if ring else 1,
-            attention_strategy="ring" if ring else "auto",
-        )
+        if self.frugal:
+            stack = replace(stack, remat="full", ffn_chunk=CHUNK, head_groups=1, attention_strategy="auto")
+        else:
+            stack = replace(stack, remat="none")
+        if self.frugal and mesh.shape["ring"] > 1:
+            sizes = Shape(stack.width, stack.ffn_width, stack.layers, stack.heads, stack.kv_heads)
+            stack = replace(stack, head_groups=sizes.head_groups, attention_strategy="ring")
         return replace(config, transformer=stack, loss_chunk=CHUNK)
 
 
@@ -205,3 +184,26 @@ PRESETS = {
         beta2=0.999,
     ),
 }
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Everything that decides a run's result, except for the contents of the files it names."""
+
+    preset: str
+    model: str | None
+    """Folder of a model; None finetunes one that the run makes itself, see ``FinetunePreset.base``."""
+    data: tuple[str, ...]
+    conversations: tuple[str, ...]
+    template: str
+    stages: tuple[Stage, ...]
+    lora: LoraConfig | None
+    seed: int
+    mesh: MeshShape
+    batch_rows: tuple[int, ...]
+    """Rows per update of each stage, summed over all devices."""
+
+    @property
+    def contexts(self) -> list[int]:
+        """Context lengths of the stages, in ascending order."""
+        return sorted({stage.context for stage in self.stages})

@@ -1,8 +1,14 @@
-"""Packed rows of each finetuning stage: given folders, or conversations packed into the run's folder."""
+"""Packed rows of each finetuning stage, and the demo, which learns to find lines in ever longer records.
+
+Rows are in given folders, or conversations are packed into the run's folder. The demo's model before
+finetuning is the small retriever after its first stage, on records of up to 49 lines. It is finetuned on
+conversations about records that fill a row, and asked for lines of others before and after.
+"""
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,21 +17,30 @@ from agentic_ring.data.text.packing import PackedRows
 from agentic_ring.data.text.tokenizer import SAVED_FILES, Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from agentic_ring.files.atomic import replacing, replacing_folder
+from agentic_ring.mesh import make_mesh
+from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
 from data_prep.conversations import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
-from experiments.finetune.pipeline import FinetuneConfig
-from experiments.finetune.presets import PRESETS
-from experiments.finetune.records import conversations_file
+from evals.retrieval.documents import LinePlan
+from evals.retrieval.ladder_report import LadderReport
+from evals.retrieval.local_reader import open_reader
+from evals.retrieval.run import RetrievalConfig, RetrievalRun
+from experiments.finetune.presets import PRESETS, FinetuneConfig
+from experiments.retriever.lessons import ANSWER, TOKENS_A_LINE, TOKENS_A_QUESTION
+from experiments.retriever.training import STAGES, RetrieverRun, export, train_retriever
 
 TEST_SHARE = 0.05
 """Share of the conversations packed here that is held out for the test."""
-
-_WORDS = (
-    *("river", "stone", "lantern", "maple", "copper", "meadow", "window", "harbour", "pepper", "button"),
-    *("garden", "silver", "thunder", "pocket", "velvet", "candle", "orchard", "whistle", "marble", "feather"),
-)
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+ROWS = 256
+"""Rows of conversations about records of each length, of which some are held out."""
+SHORT_SHARE = 0.25
+"""Share of the rows that hold conversations as short as the records that the base has seen. Without them it
+forgets how to read those: 30 of 50 lines instead of 50 of 50."""
+TOKENS_PER_QUESTION = 128
+"""Tokens of a conversation for each question in it."""
+ASKED_LINES = 50
+"""Questions of the ladder at each length."""
 
 
 def given_rows(
@@ -34,8 +49,8 @@ def given_rows(
     """The folder with rows of each context length, among those that data_prep.sharegpt wrote.
 
     Raises:
-      DataError: a length is missing, or a file is of another tokenizer, empty, or without answers.
-      StoreError: a file is missing or damaged.
+      DataError: a length is missing, or a file has no answers.
+      StoreError: a file is of another tokenizer, missing or damaged.
     """
     lengths = {}
     for folder in folders:
@@ -48,7 +63,7 @@ def given_rows(
                 f"{', '.join(f'{length:,}' for length in sorted(lengths))}; pack them with `python -m "
                 f"data_prep.sharegpt FILE... --tokenizer MODEL --length {short_tokens(context)}`"
             )
-        check_rows(lengths[context], tokenizer)
+        _check_rows(lengths[context], tokenizer)
     return {context: lengths[context] for context in contexts}
 
 
@@ -66,29 +81,18 @@ def pack_rows(
     """
     tokenizer = Tokenizer.load(tokenizer_folder)
     folders = {context: directory / short_tokens(context) for context in contexts}
-    for context, folder in folders.items():
+    for folder in folders.values():
         if not all((folder / f"{split}.h5").exists() for split in SPLITS):
+            inputs, length = tuple(conversations), folder.name
             prepare(
-                ConversationsConfig(
-                    tuple(conversations),
-                    tokenizer_folder,
-                    length=short_tokens(context),
-                    template=template,
-                    test_share=TEST_SHARE,
-                    output=folder,
-                )
+                ConversationsConfig(inputs, tokenizer_folder, length, template, TEST_SHARE, output=folder)
             )
-        check_rows(folder, tokenizer)
+        _check_rows(folder, tokenizer)
     return folders
 
 
-def check_rows(folder: Path, tokenizer: Tokenizer) -> None:
-    """Checks that both splits contain answers, as ids of this tokenizer.
-
-    Raises:
-      DataError: they have none.
-      StoreError: they are of another tokenizer, missing or damaged.
-    """
+def _check_rows(folder: Path, tokenizer: Tokenizer) -> None:
+    """Checks that both splits contain answers, as ids of this tokenizer."""
     for split in SPLITS:
         with PackedRows.open(folder / f"{split}.h5") as rows:
             rows.check_tokenizer(tokenizer)
@@ -111,28 +115,22 @@ def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
       ArgumentError: a file of conversations is missing.
       DataError: the tokenizer is not the model's, or the packed rows do not fit.
     """
+    base = PRESETS[config.preset].base
     if config.data and config.conversations:
         raise ConfigError("give either --data, which is packed, or --conversations, which will be")
-    if config.model is None:
-        if config.data:
-            raise ConfigError("--data holds ids of a model's tokenizer; name that model's folder by --model")
-        base = PRESETS[config.preset].base
-        if base == "given":
+    if config.model is None and (config.data or config.lora is not None or base == "given"):
+        raise ConfigError(
+            f"--data, --lora and every preset but demo and tiny (here {config.preset}) need a model; name "
+            "its folder by --model, or add --dry-run to ask for its memory"
+        )
+    if config.model is None and base == "records":
+        if config.conversations or jax.process_count() > 1:
             raise ConfigError(
-                f"the preset {config.preset} finetunes a model; name its folder by --model, or add --dry-run "
-                "to ask for its memory. Only the presets demo and tiny need no model"
+                f"the preset {config.preset} makes its own conversations, in one process; to train on others "
+                "name a model by --model, or give --preset tiny, which trains one from scratch"
             )
-        if base == "records" and jax.process_count() > 1:
-            raise ConfigError(f"the preset {config.preset} runs in one process; name a model by --model")
-        if base == "records" and config.conversations:
-            raise ConfigError(
-                f"the preset {config.preset} makes its own conversations; to train on others name a model by "
-                "--model, or give --preset tiny, which trains one from scratch"
-            )
-        if config.lora is not None:
-            raise ConfigError("--lora adapts a model that is there; name its folder by --model")
     elif not config.data and not config.conversations:
-        raise ConfigError("nothing to train on: give --conversations FILE..., or packed folders by --data")
+        raise ConfigError("nothing to train on: give --conversations FILE... or packed folders by --data")
     for path in config.conversations:
         if not Path(path).is_file():
             raise ArgumentError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl")
@@ -156,18 +154,16 @@ def prepare_rows(
     if base is not None:
         rows = {}
         for context in config.contexts:
-            path = conversations_file(directory, context)
+            path = directory / f"records-{short_tokens(context)}.jsonl"
+            if not path.exists():
+                write_record_conversations(path, context, ROWS)
             rows |= pack_rows([path], [context], "tokenizer", base, directory / "rows")
         return Tokenizer.load(base), rows
-    if config.data and config.model is not None:
-        tokenizer = Tokenizer.load(Path(config.model))
+    folder = directory / "tokenizer" if config.model is None else Path(config.model)
+    if config.data:
+        tokenizer = Tokenizer.load(folder)
         return tokenizer, given_rows(config.data, config.contexts, tokenizer)
     conversations = [Path(path) for path in config.conversations]
-    if not conversations:
-        conversations = [directory / "conversations.jsonl"]
-        if not conversations[0].exists():
-            write_demo_conversations(conversations[0])
-    folder = directory / "tokenizer" if config.model is None else Path(config.model)
     if config.model is None and not all((folder / name).exists() for name in SAVED_FILES):
         with replacing_folder(folder) as beside:
             train_tokenizer(conversation_texts(conversations), vocab_size).save(beside)
@@ -175,40 +171,58 @@ def prepare_rows(
     return Tokenizer.load(folder), rows
 
 
-def write_demo_conversations(path: Path, count: int = 1500, seed: int = 0) -> None:
-    """Writes a jsonl of ``count`` made-up conversations of two to five questions each, as a seed decides.
-
-    A tiny model learns something from them in minutes; they are nothing like real ones.
-    """
-    draw = random.Random(seed)
+def write_record_conversations(path: Path, context: int, rows: int) -> None:
+    """Writes a jsonl of conversations about records, which nearly fill so many rows of ``context`` tokens."""
+    short, short_rows = STAGES[0].tokens, round(rows * SHORT_SHARE)
+    counts = ((context, rows - short_rows), (short, short_rows * (context // short)))
     with replacing(path) as beside, beside.open("w") as file:
-        for number in range(count):
-            turns = []
-            for _ in range(draw.randrange(2, 6)):
-                question, answer = draw.choice(_QUESTIONS)(draw)
-                turns += [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-            file.write(json.dumps({"id": f"demo-{number}", "conversations": turns}) + "\n")
+        for tokens, count in counts:
+            for name in (f"finetune-{context}-{tokens}-{number}" for number in range(count)):
+                file.write(json.dumps({"id": name, "conversations": _conversation(name, tokens)}) + "\n")
 
 
-def _spelling(draw: random.Random) -> tuple[str, str]:
-    word = draw.choice(_WORDS)
-    return f"Spell the word {word}.", f"The word {word} is spelled {', '.join(word)}."
+def _conversation(name: str, tokens: int) -> list[dict[str, str]]:
+    """Turns of questions about a record, which precedes the first, and answers, of nearly so many tokens."""
+    count = max(1, tokens // TOKENS_PER_QUESTION)
+    # Between two questions the template adds one token.
+    lines = (tokens - 2 - count * (TOKENS_A_QUESTION + ANSWER + 1)) // TOKENS_A_LINE
+    document = LinePlan("LRT-NL", name, 0, 0, tuple(range(count)), count).build(lines)
+    turns = []
+    for question in random.Random(f"{name}/0").sample(document.questions, count):
+        turns += [{"from": "human", "value": question.text}, {"from": "gpt", "value": question.expected[0]}]
+    turns[0]["value"] = document.text + turns[0]["value"]
+    return turns
 
 
-def _counting(draw: random.Random) -> tuple[str, str]:
-    first, count = draw.randrange(1, 90), draw.randrange(3, 8)
-    numbers = ", ".join(str(first + step) for step in range(count))
-    return f"Count {count} numbers from {first}.", f"Here they are: {numbers}."
+def train_base(folder: Path, seed: int) -> Path:
+    """Trains the demo's model before finetuning, unless ``folder`` has it; returns its folder."""
+    model = folder / "model"
+    if not (model / "config.json").exists():
+        mesh = make_mesh(devices=jax.local_devices()[:1])
+        export(train_retriever(RetrieverRun(STAGES[:1], seed), mesh, folder), model)
+    return model
 
 
-def _days(draw: random.Random) -> tuple[str, str]:
-    day = draw.randrange(7)
-    return f"Which day follows {_DAYS[day]}?", f"After {_DAYS[day]} comes {_DAYS[(day + 1) % 7]}."
+def ask_lines(when: str, model: Path, contexts: list[int], directory: Path, seed: int) -> list[Figure]:
+    """Asks a model for single lines of a record of each length; resumes in ``directory``/ladder-``when``.
 
+    The length of the rows that the model before finetuning has seen is asked, too: what it could do already.
 
-def _repeating(draw: random.Random) -> tuple[str, str]:
-    words = " ".join(draw.sample(_WORDS, 5))
-    return f"Repeat after me: {words}", f"You said: {words}"
-
-
-_QUESTIONS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_spelling, _counting, _days, _repeating)
+    Returns:
+      Shares of right answers, as figures of ``results.json``.
+    """
+    contexts, folder = sorted({STAGES[0].tokens, *contexts}), directory / f"ladder-{when}"
+    reader, report = open_reader(str(model), contexts, None, allow_extrapolation=False), LadderReport()
+    config = RetrievalConfig(
+        "ladder", folder.name, reader.trained_on_task, "line", "LRT-NL", ASKED_LINES, seed, ANSWER
+    )
+    run = RetrievalRun(folder, config, reader, report)
+    with run.prepare(contexts, resume=True) as lengths:
+        for length in lengths:
+            run.ask(length)
+        figures = report.figures(run.score())
+    return [
+        replace(figure, name=f"{when}/{figure.name}")
+        for figure in figures
+        if figure.name.startswith("score/line/")
+    ]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.train_config import TrainConfig
 from evals.retrieval.documents import HEADER, LARGEST_VALUE, QUESTION_START
 from evals.retrieval.keys import START_OF_VALUE, word_lists
 
@@ -43,9 +46,49 @@ FARTHEST_POSITION = 2**19
 """Range of positions over which some rows spread their lines, as if other lines were between them."""
 
 
-def adjective_token(adjective: str) -> str:
-    """Token of the first half of a key."""
-    return f"line {adjective}-"
+@dataclass(frozen=True)
+class Vocabulary:
+    """The retriever's tokens; those of a kind have adjacent ids.
+
+    Attributes:
+      words: all tokens, by id.
+      adjectives, nouns: ids of the words of keys.
+      hundreds: ids of a number's digits except the last two, from 1 on.
+      units: ids of the last two digits, with the line's end.
+      signs: ids of what is neither a word nor a part of a number: the header, what precedes a value, the two
+        texts around the key of a question, a new line, the end of a line, and the end of an answer.
+    """
+
+    words: tuple[str, ...]
+    adjectives: range
+    nouns: range
+    hundreds: range
+    units: range
+    signs: tuple[int, ...]
+
+    def written(self, value: int) -> list[int]:
+        """The tokens of a number and its line's end; two of them, or one for numbers from 10 to 99."""
+        hundreds, units = divmod(value, 100)
+        if value < 10:
+            return [self.hundreds[value - 1], self.signs[5]]
+        return ([self.hundreds[hundreds - 1]] if hundreds else []) + [self.units[units]]
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """The tokens of all lines and questions."""
+    adjectives, nouns = word_lists()
+    kinds = (
+        [END, UNKNOWN],
+        [f"line {adjective}-" for adjective in adjectives],
+        nouns,
+        [str(number) for number in range(1, LARGEST_VALUE // 100 + 1)],
+        [f"{number:02}>\n" for number in range(100)],
+        [HEADER, START_OF_VALUE, ASKED, ASK, "\n", ">\n"],
+    )
+    ends = np.cumsum([len(kind) for kind in kinds]).tolist()
+    _, *words, signs = (range(end - len(kind), end) for kind, end in zip(kinds, ends, strict=True))
+    return Vocabulary(tuple(word for kind in kinds for word in kind), *words, signs=(*signs, 0))
 
 
 def retriever_tokenizer() -> Tokenizer:
@@ -53,20 +96,11 @@ def retriever_tokenizer() -> Tokenizer:
 
     They are ``line adjective-``, ``noun``, ``: REGISTER_CONTENT is <``, ``123`` and ``45>\n``.
     """
-    adjectives, nouns = word_lists()
-    words = [
-        *(END, UNKNOWN),
-        *map(adjective_token, adjectives),
-        *nouns,
-        *map(str, range(1, LARGEST_VALUE // 100 + 1)),
-        *(f"{number:02}>\n" for number in range(100)),
-        *(HEADER, START_OF_VALUE, ASKED, ASK, "\n", ">\n"),
-    ]
     # Adjectives that contain hyphens are not cut at them.
-    compound = "|".join(re.escape(word) for word in sorted(adjectives, key=len, reverse=True) if "-" in word)
+    compound = sorted((word for word in word_lists()[0] if "-" in word), key=len, reverse=True)
     patterns = [
         HEADER,
-        rf"line (?:{compound}|[\p{{L}} ]{{1,{LONGEST_WORD}}})-",
+        rf"line (?:{'|'.join(map(re.escape, compound))}|[\p{{L}} ]{{1,{LONGEST_WORD}}})-",
         START_OF_VALUE,
         rf"[\p{{L}} \-']{{1,{LONGEST_WORD}}}(?={START_OF_VALUE}|\{ASK})",
         r"\d{1,3}(?=\d\d>\n)",
@@ -77,71 +111,12 @@ def retriever_tokenizer() -> Tokenizer:
         r">\n",
         r"\n",
     ]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    ids = {word: number for number, word in enumerate(vocabulary().words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("|".join(patterns)), behavior="isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([END])
     return Tokenizer(backend, eos=[END], add_bos=False, chat_template=CHAT_TEMPLATE)
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Ids of the tokens of lessons.
-
-    Attributes:
-      adjectives, nouns: int32, one per word.
-      hundreds: int32 [501], by a number's digits except the last two; the first is not used.
-      units: int32 [100], by the last two digits, with the line's end.
-      size: number of tokens of the whole vocabulary.
-    """
-
-    adjectives: np.ndarray
-    nouns: np.ndarray
-    hundreds: np.ndarray
-    units: np.ndarray
-    header: int
-    start: int
-    asked: int
-    ask: int
-    newline: int
-    line_end: int
-    end: int
-    size: int
-
-    @property
-    def signs(self) -> tuple[int, ...]:
-        """Tokens that are neither words nor parts of numbers."""
-        return self.header, self.start, self.asked, self.ask, self.newline, self.line_end, self.end
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """The ids in the tokenizer of ``retriever_tokenizer``."""
-
-        def numbers(words: Sequence[str]) -> np.ndarray:
-            return np.array([tokenizer.token_id(word) for word in words], np.int32)
-
-        adjectives, nouns = word_lists()
-        special = numbers([HEADER, START_OF_VALUE, ASKED, ASK, "\n", ">\n", END]).tolist()
-        return cls(
-            numbers([adjective_token(word) for word in adjectives]),
-            numbers(nouns),
-            np.concatenate([[0], numbers([str(n) for n in range(1, LARGEST_VALUE // 100 + 1)])]),
-            numbers([f"{number:02}>\n" for number in range(100)]),
-            *special,
-            size=tokenizer.vocab_size,
-        )
-
-    def partners(self, lines: float) -> float:
-        """Average number of lines, among ``lines`` random ones, that share a word with a key."""
-        return lines * (1 / len(self.adjectives) + 1 / len(self.nouns))
-
-    def written(self, value: int) -> list[int]:
-        """The tokens of a number and its line's end; two of them, or one for numbers from 10 to 99."""
-        hundreds, units = divmod(value, 100)
-        if value < 10:
-            return [int(self.hundreds[value]), self.line_end]
-        return ([int(self.hundreds[hundreds])] if hundreds else []) + [int(self.units[units])]
 
 
 @jax.tree_util.register_dataclass
@@ -153,9 +128,9 @@ class Lesson:
       tokens, positions: int32 [B, T].
       lines: int32 [B, T], line of the record that each token belongs to or asks for; -1 for neither.
       crowd: float32 [B, T], log of the number of tokens that each token stands for.
+      weight: float32 [B, A], 0 where a row has fewer questions, or an answer fewer tokens.
       answer_places: int32 [B, A], places directly before the answers' tokens, ``ANSWER`` per question.
       answers: int32 [B, A], these tokens.
-      weight: float32 [B, A], 0 where a row has fewer questions, or an answer fewer tokens.
       word_places: int32 [B, W], places after a key's words in its line.
       adjectives, nouns: int32 [B, W], indices of these keys' words in the word lists.
     """
@@ -172,33 +147,47 @@ class Lesson:
     nouns: Any
 
 
-@dataclass
-class Lessons:
-    """An endless iterator of batches.
+@dataclass(frozen=True)
+class LessonStage:
+    """Training on rows of one length.
 
     Attributes:
-      vocabulary: vocabulary of the tokenizer.
       tokens: tokens per row.
-      rows: rows per batch.
+      rows: rows per update.
       questions: maximum number of questions per row.
+      steps: number of updates.
+      learning_rate: peak learning rate.
       crowding: factor on the lines that each line stands for; 0 lets each stand for itself only.
-      seed: seed of all random draws.
-      drawn: number of batches drawn so far.
     """
 
-    vocabulary: Vocabulary
     tokens: int
     rows: int
     questions: int
+    steps: int
+    learning_rate: float
     crowding: float
+
+    def training(self, seed: int) -> TrainConfig:
+        """The training settings of this stage."""
+        optimizer = OptimizerConfig(
+            self.learning_rate, warmup_steps=50, weight_decay=0.0, clip_norm=1.0, beta2=0.99
+        )
+        return TrainConfig(self.steps, self.rows, optimizer, checkpoint_every=500, log_every=10, seed=seed)
+
+
+@dataclass
+class Lessons:
+    """An endless iterator of a stage's batches; ``drawn`` of them were drawn so far."""
+
+    stage: LessonStage
     seed: int
     drawn: int = 0
 
     def __next__(self) -> Lesson:
         """The next batch."""
-        random = np.random.default_rng([self.seed, self.tokens, self.drawn])
+        random = np.random.default_rng([self.seed, self.stage.tokens, self.drawn])
         self.drawn += 1
-        rows = [self._row(random) for _ in range(self.rows)]
+        rows = [_row(random, self.stage) for _ in range(self.stage.rows)]
         return Lesson(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def get_state(self) -> dict[str, Any]:
@@ -209,96 +198,80 @@ class Lessons:
         """Continues after this number of batches."""
         self.drawn = state["drawn"]
 
-    def _row(self, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        known = self.vocabulary
-        a_question = TOKENS_A_QUESTION + ANSWER
-        most = (self.tokens - 1 - a_question) // TOKENS_A_LINE
-        # The number of lines is uniform on a logarithmic scale, from two on.
-        lines = int(np.exp(random.uniform(np.log(2), np.log(most + 1))))
-        questions = min(self.questions, lines, (self.tokens - 1 - lines * TOKENS_A_LINE) // a_question)
-        adjectives, nouns, partners = _keys(random, lines, known)
-        small = random.random(lines) < SMALL_NUMBERS
-        values = np.where(small, random.integers(1, 100, lines), random.integers(1, LARGEST_VALUE + 1, lines))
 
-        tokens, positions, line_of = [known.header], [0], [-1]
-        words: list[tuple[int, int]] = []  # a place, and the line whose key stands before it
-        answers: list[tuple[int, list[int]]] = []  # a place, and the tokens after it
-        gaps = _gaps(random, lines)
-        place = 1
+def _row(random: np.random.Generator, stage: LessonStage) -> tuple[np.ndarray, ...]:
+    """The fields of a lesson for one row."""
+    known, a_question = vocabulary(), TOKENS_A_QUESTION + ANSWER
+    header, start, asked, ask, newline, _, end = known.signs
+    most = (stage.tokens - 1 - a_question) // TOKENS_A_LINE
+    # The number of lines is uniform on a logarithmic scale, from two on.
+    lines = int(np.exp(random.uniform(np.log(2), np.log(most + 1))))
+    questions = min(stage.questions, lines, (stage.tokens - 1 - lines * TOKENS_A_LINE) // a_question)
+    adjectives, nouns, partners = _keys(random, lines)
+    keys = [[known.adjectives[one], known.nouns[other]] for one, other in zip(adjectives, nouns, strict=True)]
+    small = random.random(lines) < SMALL_NUMBERS
+    values = np.where(small, random.integers(1, 100, lines), random.integers(1, LARGEST_VALUE + 1, lines))
+    written = [known.written(value) for value in values.tolist()]
+    gaps = _gaps(random, lines)
 
-        def put(pieces: list[int], line: int) -> None:
-            nonlocal place
-            tokens.extend(pieces)
-            line_of.extend([line] * len(pieces))
-            positions.extend(range(place, place + len(pieces)))
-            place += len(pieces)
+    tokens, positions, line_of = [header], [0], [-1]
+    words: list[tuple[int, int]] = []  # a place, and the line whose key stands before it
+    place = 1
 
-        for line in range(lines):
-            place += gaps[line]
-            key = [int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]])]
-            put([*key, known.start], line)
-            written = known.written(int(values[line]))
-            words += [(len(tokens) - 1 + number, line) for number in range(1 + len(written))]
-            put(written, line)
-        # An average key then shares a word with as many lines as it does in a record without gaps.
-        stands_for = known.partners(gaps.sum() / TOKENS_A_LINE) / partners
-        crowd = np.zeros(self.tokens, np.float32)
-        crowd[1 : len(tokens)] = np.log1p(self.crowding * stands_for)
-        place += gaps[lines]
-        for line in random.choice(lines, questions, replace=False):
-            key = [int(known.adjectives[adjectives[line]]), int(known.nouns[nouns[line]])]
-            put([known.asked, *key, known.ask, known.newline, *key, known.start], line)
-            answer = [*known.written(int(values[line])), known.end]
-            first = len(tokens) - 1
-            answers.append((first, answer))
-            words += [(first, line), (first + 1, line)] * 4
-            put(answer, line)
+    def put(pieces: list[int], line: int) -> None:
+        nonlocal place
+        tokens.extend(pieces)
+        line_of.extend([line] * len(pieces))
+        positions.extend(range(place, place + len(pieces)))
+        place += len(pieces)
 
-        return (
-            _filled(tokens, self.tokens, 0),
-            _filled(positions, self.tokens, place),
-            _filled(line_of, self.tokens, -1),
-            crowd,
-            *self._answers(answers),
-            *self._words(random, words, adjectives, nouns),
-        )
-
-    def _answers(self, answers: list[tuple[int, list[int]]]) -> tuple[np.ndarray, ...]:
-        weight = np.zeros((self.questions, ANSWER), np.float32)
-        places, tokens = np.zeros((2, self.questions, ANSWER), np.int32)
-        for question, (first, answer) in enumerate(answers):
-            size = len(answer)
-            weight[question, :size] = 1.0
-            places[question, :size] = first + np.arange(size)
-            tokens[question, :size] = answer
-        return weight.ravel(), places.ravel(), tokens.ravel()
-
-    def _words(
-        self,
-        random: np.random.Generator,
-        words: list[tuple[int, int]],
-        adjectives: np.ndarray,
-        nouns: np.ndarray,
-    ) -> tuple[np.ndarray, ...]:
-        picked = random.choice(len(words), 2 * self.questions)
-        places, lines = np.array(words, np.int32)[picked].T
-        return places, adjectives[lines].astype(np.int32), nouns[lines].astype(np.int32)
+    for line in range(lines):
+        place += gaps[line]
+        put([*keys[line], start], line)
+        words += [(len(tokens) - 1 + number, line) for number in range(1 + len(written[line]))]
+        put(written[line], line)
+    # An average key then shares a word with as many lines as it does in a record without gaps.
+    removed = gaps.sum() / TOKENS_A_LINE
+    stands_for = removed * (1 / len(known.adjectives) + 1 / len(known.nouns)) / partners
+    crowd = np.zeros(stage.tokens, np.float32)
+    crowd[1 : len(tokens)] = np.log1p(stage.crowding * stands_for)
+    place += gaps[lines]
+    weight = np.zeros((stage.questions, ANSWER), np.float32)
+    answer_places, answers = np.zeros((2, stage.questions, ANSWER), np.int32)
+    for question, line in enumerate(random.choice(lines, questions, replace=False)):
+        put([asked, *keys[line], ask, newline, *keys[line], start], line)
+        answer, first = [*written[line], end], len(tokens) - 1
+        weight[question, : len(answer)] = 1.0
+        answer_places[question, : len(answer)] = first + np.arange(len(answer))
+        answers[question, : len(answer)] = answer
+        words += [(first, line), (first + 1, line)] * 4
+        put(answer, line)
+    picked = random.choice(len(words), 2 * stage.questions)
+    word_places, word_lines = np.array(words, np.int32)[picked].T
+    return (
+        _filled(tokens, stage.tokens, 0),
+        _filled(positions, stage.tokens, place),
+        _filled(line_of, stage.tokens, -1),
+        crowd,
+        *(array.ravel() for array in (weight, answer_places, answers)),
+        word_places,
+        *(indices[word_lines].astype(np.int32) for indices in (adjectives, nouns)),
+    )
 
 
-def _keys(
-    random: np.random.Generator, count: int, vocabulary: Vocabulary
-) -> tuple[np.ndarray, np.ndarray, float]:
+def _keys(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Draws distinct pairs of words, as indices, and says how many share a word with an average one.
 
     Half of the draws use few words, so that many keys share one, as in long records.
     """
-    adjectives, nouns = len(vocabulary.adjectives), len(vocabulary.nouns)
+    known = vocabulary()
+    adjectives, nouns = len(known.adjectives), len(known.nouns)
     if random.random() < 0.5:
         adjectives = int(random.integers(2, min(adjectives, count + 2) + 1))
         nouns = min(nouns, -(-4 * count // adjectives))
     pairs = random.choice(adjectives * nouns, count, replace=False)
-    first = random.choice(len(vocabulary.adjectives), adjectives, replace=False)
-    second = random.choice(len(vocabulary.nouns), nouns, replace=False)
+    first = random.choice(len(known.adjectives), adjectives, replace=False)
+    second = random.choice(len(known.nouns), nouns, replace=False)
     return first[pairs // nouns], second[pairs % nouns], count * (1 / adjectives + 1 / nouns)
 
 
@@ -316,6 +289,4 @@ def _gaps(random: np.random.Generator, lines: int) -> np.ndarray:
 
 
 def _filled(values: Sequence[int], size: int, rest: int) -> np.ndarray:
-    filled = np.full(size, rest, np.int32)
-    filled[: len(values)] = values
-    return filled
+    return np.array([*values, *[rest] * (size - len(values))], np.int32)

@@ -1,11 +1,15 @@
-"""Finetuning from flags to files, on written conversations, with a LLaMA that trains in seconds."""
+"""Finetuning from flags to files, on written conversations, with a LLaMA that trains in seconds; the demo."""
 
 import json
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
 from agentic_ring.data.text.packing import (
@@ -23,49 +27,40 @@ from agentic_ring.models.llama import load_pretrained
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from data_prep.sharegpt import ConversationsConfig, prepare
-from evals.compile.llama_step import Shape
 from evals.retrieval.local_reader import EMBEDDED
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions
-from experiments.finetune import presets
-from experiments.finetune.pipeline import FinetuneConfig
-from experiments.finetune.presets import PRESETS, FinetunePreset, Stage
-from experiments.finetune.stage_data import given_rows, write_demo_conversations
+from experiments.finetune import stage_data
+from experiments.finetune.presets import PRESETS, FinetuneConfig, Stage
+from experiments.retriever.lessons import UNKNOWN, retriever_tokenizer
 from tests.data.text.tokenizers_for_tests import byte_level
+from tests.experiments.tiny_finetuning import FRESH, write_chats
 
-TINY = FinetunePreset(
-    stages=(
-        Stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1),
-        Stage(128, 40_000.0, 1e-2, steps=4, batch_tokens=256, warmup_steps=1),
-    ),
-    shape=Shape(16, 32, 2, 2, vocab_size=300),
-    checkpoint_every=2,
-    base="fresh",
-    frugal=False,
+RECORDS = replace(
+    PRESETS["demo"], stages=(Stage(512, 1e16, 1e-3, steps=2, batch_tokens=512, warmup_steps=1),)
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tiny_demo():
-    """The demo preset with a model and lengths for tests."""
+def small_presets():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(presets.PRESETS, "demo", TINY)
+        patch.setitem(PRESETS, "demo", FRESH)
+        patch.setitem(PRESETS, "tiny", replace(FRESH, stages=FRESH.stages[1:]))
         yield
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    write_demo_conversations(path, count=120)
+    write_chats(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def run(chats, tmp_path_factory) -> Path:
-    """A finished run from scratch."""
+    """A finished run from scratch, on four rings of 2."""
     folder = tmp_path_factory.mktemp("runs") / "scratch"
-    finetune(folder, chats)
+    finetune(folder, chats, ring=2)
     return folder
 
 
@@ -78,6 +73,11 @@ def finetune(
 
 def weights(run: Path) -> dict[str, np.ndarray]:
     return load_file(run / "model" / "model.safetensors")
+
+
+def losses(run: Path) -> list[float]:
+    logs = [run / f"stage{number}" / "metrics.jsonl" for number in (1, 2)]
+    return [row["loss"] for log in logs for row in read_metrics(log)]
 
 
 def test_the_loss_falls_through_both_stages(run):
@@ -94,23 +94,6 @@ def test_the_loss_falls_through_both_stages(run):
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_a_pipeline_trains_the_same_model(run, chats, tmp_path):
-    """Two stages of a ring of 4 against one ring of 8: the same losses and the same weights."""
-    finetune(tmp_path / "staged", chats, stages=2)
-    assert json.loads((tmp_path / "staged" / "config.json").read_text())["mesh"]["stage"] == 2
-    for number in (1, 2):
-        found, expected = (
-            [row["loss"] for row in read_metrics(folder / f"stage{number}" / "metrics.jsonl")]
-            for folder in (tmp_path / "staged", run)
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-    # Adam's first updates divide gradients by their size, so rounding counts where a gradient is almost 0.
-    for name, weight in weights(run).items():
-        deviation = np.linalg.norm(weights(tmp_path / "staged")[name] - weight)
-        assert deviation < 1e-3 * np.linalg.norm(weight), name
-
-
 def test_the_exported_folder_is_the_trained_model(run):
     """Its loss on the held-out rows is the one that was reported, to rounding."""
     fields = json.loads((run / "model" / "config.json").read_text())
@@ -121,80 +104,51 @@ def test_the_exported_folder_is_the_trained_model(run):
     with PackedRows.open(run / "rows" / "128" / "test.h5") as rows, jax.set_mesh(mesh):
         rows.check_tokenizer(Tokenizer.load(run / "model"))
         batches = PackedBatches(rows, 1, mesh)
-        each = [next(batches) for _ in range(len(rows))]
-        loss = sum(float(token_loss(model, batch)) for batch in each)
+        each, loss_of = [next(batches) for _ in range(len(rows))], nnx.jit(token_loss)
+        loss = sum(float(loss_of(model, batch)) for batch in each)
         count = sum(float(batch.weight.sum()) for batch in each)
     reported = read_results(run / "results.json").figure("loss/final").value
     assert loss / count == pytest.approx(reported, rel=1e-5)
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_its_second_stage_goes_on_bit_for_bit(run, chats, tmp_path, monkeypatch):
-    write = MetricsLog.write
-
-    def stop(self, step, values):
-        if self._path.parent.name == "stage2" and step == 4:
-            raise KeyboardInterrupt
-        write(self, step, values)
-
-    folder = tmp_path / "stopped"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(MetricsLog, "write", stop)
-        finetune(folder, chats)
-    assert not (folder / "results.json").exists()
-    first_stage = (folder / "stage1" / "metrics.jsonl").read_text()
-    (folder / "stage1" / "checkpoints" / "removed.2.partial").mkdir()  # left by a kill
-    finetune(folder, chats)
-    assert not [*(folder / "stage1" / "checkpoints").glob("*.partial")]
-    assert (folder / "stage1" / "metrics.jsonl").read_text() == first_stage
-    resumed, undisturbed = weights(folder), weights(run)
-    assert resumed.keys() == undisturbed.keys()
-    for name, values in undisturbed.items():
-        np.testing.assert_array_equal(resumed[name], values, err_msg=name)
-
-    with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
-        finetune(folder, chats, seed=1)
-
-
-@pytest.mark.slow
-def test_a_run_keeps_its_batches_and_losses_on_another_ring(chats, tmp_path, monkeypatch):
-    write = MetricsLog.write
+def test_a_run_stopped_in_its_second_stage_goes_on_as_a_pipeline(run, chats, tmp_path, monkeypatch):
+    """On two stages of a ring of 4 it keeps its batches and ends with the losses and weights of ``run``."""
+    write, folder = MetricsLog.write, tmp_path / "moved"
 
     def stop(self, step, values):
         write(self, step, values)
         if self._path.parent.name == "stage2" and step == 3:
             raise KeyboardInterrupt
 
-    def losses(name: str) -> list[float]:
-        logs = [tmp_path / name / f"stage{number}" / "metrics.jsonl" for number in (1, 2)]
-        return [row["loss"] for log in logs for row in read_metrics(log)]
-
-    finetune(tmp_path / "undisturbed", chats, ring=2)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MetricsLog, "write", stop)
-        finetune(tmp_path / "moved", chats, ring=2)
-    finetune(tmp_path / "moved", chats, ring=4)
-    config = read_config(tmp_path / "moved", FinetuneConfig)
-    assert config.mesh == MeshShape(fsdp=2, ring=4)
-    assert config.batch_rows == (4, 4), "on this ring a second stage would begin with 2 rows"
-    np.testing.assert_allclose(losses("moved"), losses("undisturbed"), rtol=1e-5)
-    moved, undisturbed = (read_results(tmp_path / name / "results.json") for name in ("moved", "undisturbed"))
+        finetune(folder, chats, ring=2)
+    assert not (folder / "results.json").exists()
+    first_stage = (folder / "stage1" / "metrics.jsonl").read_bytes()
+    (folder / "stage1" / "checkpoints" / "removed.2.partial").mkdir()  # left by a kill
+    finetune(folder, chats, stages=2)
+    assert not [*(folder / "stage1" / "checkpoints").glob("*.partial")]
+    assert (folder / "stage1" / "metrics.jsonl").read_bytes() == first_stage
+    config = read_config(folder, FinetuneConfig)
+    assert config.mesh == MeshShape(ring=4, stage=2)
+    assert config.batch_rows == (4, 4), "on this mesh a second stage would begin with 2 rows"
+    np.testing.assert_allclose(losses(folder), losses(run), rtol=1e-4)
     for when in ("loss/initial", "loss/final"):
-        assert moved.figure(when).value == pytest.approx(undisturbed.figure(when).value, rel=1e-5)
+        values = [read_results(each / "results.json").figure(when).value for each in (folder, run)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)
+    # Adam's first updates divide gradients by their size, so rounding counts where a gradient is almost 0.
+    for name, weight in weights(run).items():
+        deviation = np.linalg.norm(weights(folder)[name] - weight)
+        assert deviation < 1e-3 * np.linalg.norm(weight), name
 
 
 @pytest.mark.slow
-def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run, chats, tmp_path):
-    folder, folders = run / "model", []
-    for length in ("64", "128"):
-        folders.append(tmp_path / length)
-        config = ConversationsConfig(
-            (chats,), folder, length=length, template="plain", test_share=0.05, output=folders[-1]
-        )
-        prepare(config)
+def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run, tmp_path):
+    folder, adapted = run / "model", tmp_path / "adapted"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    adapted = tmp_path / "adapted"
-    llama_finetune.main(LaunchOptions(output=adapted), model=folder, data=tuple(folders[::-1]), lora=4)
+    rows = tuple(run / "rows" / length for length in ("128", "64"))
+    llama_finetune.main(LaunchOptions(output=adapted, ring=2), model=folder, data=rows, preset="tiny", lora=4)
     assert not (adapted / "rows").exists()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     results = read_results(adapted / "results.json")
@@ -204,39 +158,38 @@ def test_lora_on_rows_packed_beforehand_changes_projections_alone_and_learns(run
     assert changed == {name for name in base if "_proj" in name}
 
 
-def test_a_length_that_no_folder_has_is_named(run):
-    folders = [run / "rows" / "64", run / "rows" / "128"]
-    message = r"rows of 256 tokens, but --data has rows of 64, 128; .*--length 256"
-    with pytest.raises(DataError, match=message):
-        given_rows(folders, [64, 256], Tokenizer.load(run / "model"))
-
-
-def test_rows_of_another_tokenizer_are_refused(run, tmp_path):
-    byte_level().save(tmp_path / "other")
-    with pytest.raises(StoreError, match="packed with another tokenizer"):
-        given_rows([run / "rows" / "64"], [64], Tokenizer.load(tmp_path / "other"))
-
-
-def test_rows_without_answers_are_refused(run, tmp_path):
-    tokenizer = Tokenizer.load(run / "model")
+def test_rows_that_do_not_fit_are_refused(run, tmp_path):
+    tokenizer, folders = Tokenizer.load(run / "model"), [run / "rows" / "64", run / "rows" / "128"]
+    with pytest.raises(DataError, match=r"rows of 256 tokens, .* rows of 64, 128; .*--length 256"):
+        stage_data.given_rows(folders, [64, 256], tokenizer)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        stage_data.given_rows(folders, [64], byte_level())
     row = PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
     for split in ("train", "test"):
         description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
         with packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
             writer.add(row)
     with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
-        given_rows([tmp_path], [64], tokenizer)
+        stage_data.given_rows([tmp_path], [64], tokenizer)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_path):
+def test_settings_that_do_not_fit_what_is_there_are_refused(run, chats, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
+        finetune(run, chats, seed=1, ring=2)
+    output = tmp_path / "run"
+    with pytest.raises(MeshError, match=r"2 layers do not divide over 4 stages; choose .* from 1, 2"):
+        finetune(output, chats, stages=4)
     folder = tmp_path / "model"
     folder.mkdir()
     byte_level().save(folder)
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((run / "model" / name).read_bytes())
     with pytest.raises(DataError, match="the model's vocabulary has 300 entries"):
-        finetune(tmp_path / "run", chats, model=folder)
-    assert not (tmp_path / "run").exists()
+        finetune(output, chats, model=folder)
+    with pytest.raises(ConfigError, match="preset tiny"):
+        monkeypatch.setitem(PRESETS, "demo", RECORDS)
+        finetune(output, chats)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
@@ -253,72 +206,135 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run, chats, tmp_pat
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags, error, message, tmp_path):
+    launch = {name: flags.pop(name) for name in ("dry_run", "hardware") if name in flags}
     with pytest.raises(error, match=message):
-        launch = {name: flags[name] for name in ("dry_run", "hardware") if name in flags}
-        rest = {name: value for name, value in flags.items() if name not in launch}
-        llama_finetune.main(LaunchOptions(output=tmp_path / "run", **launch), **rest)
+        llama_finetune.main(LaunchOptions(output=tmp_path / "run", **launch), **flags)
     assert not (tmp_path / "run").exists()
 
 
-def test_conversations_without_answers_are_refused(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    turn = {"from": "human", "value": "Is anybody there at all?"}
-    path.write_text(json.dumps({"conversations": [turn]}) + "\n")
-    with pytest.raises(DataError, match="no conversation is left to train on"):
-        llama_finetune.main(LaunchOptions(output=tmp_path / "run"), conversations=(path,))
-
-
 def test_a_dry_run_counts_without_data(tmp_path, capsys):
-    llama_finetune.main(LaunchOptions(dry_run=True, ring=4, output=tmp_path / "run"), lora=2)
+    llama_finetune.main(LaunchOptions(dry_run=True, stages=2, output=tmp_path / "run"), lora=2)
     printed = capsys.readouterr().out
     assert "parameters          14," in printed
     assert "stage 2             4 steps of 2 rows of 128 tokens, rotary base 40,000" in printed
+    assert "pipeline            2 stages, 2 microbatches, bubble 33.3% of 3 ticks" in printed
     assert "trained by LoRA" in printed
     assert "bytes per device" in printed
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_dry_run_prints_the_bubble_of_a_pipeline(tmp_path, capsys):
-    launch = LaunchOptions(dry_run=True, stages=2, output=tmp_path / "run")
-    llama_finetune.main(launch)
-    printed = capsys.readouterr().out
-    assert "pipeline            2 stages, 2 microbatches, bubble 33.3% of 3 ticks" in printed
-    assert "bytes per device" in printed
-
-
-def test_layers_that_do_not_divide_over_the_stages_are_refused(tmp_path):
-    with pytest.raises(MeshError, match=r"2 layers do not divide over 4 stages; choose .* from 1, 2"):
-        llama_finetune.main(LaunchOptions(stages=4, output=tmp_path / "run"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_microbatches_take_the_place_of_accumulated_rows():
-    """A batch is as large as without stages, and a stage has up to four microbatches at a time."""
-    preset, mesh = PRESETS["prolong-512k"], make_mesh(MeshShape(stage=4, ring=2))
-    for stage in preset.stages:
-        training = preset.training(stage, mesh, seed=3)
-        rows = training.batch_size // 4
-        assert training.batch_size * stage.context == stage.batch_tokens
-        assert rows // training.optimizer.accumulation == min(rows, 4)
-
-
+@pytest.mark.parametrize("shape", [MeshShape(fsdp=2, ring=4), MeshShape(stage=4, ring=2)])
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.frugal])
-def test_a_recipes_batches_have_the_tokens_it_names(name):
-    preset = PRESETS[name]
-    mesh = make_mesh(MeshShape(fsdp=2, ring=4))
+def test_a_recipes_batches_have_the_tokens_it_names(name, shape):
+    """One row at a time, or with stages up to four microbatches."""
+    preset, mesh = PRESETS[name], make_mesh(shape)
     for stage in preset.stages:
         training = preset.training(stage, mesh, seed=3)
-        assert training.batch_size * stage.context == max(stage.batch_tokens, 2 * stage.context)
-        assert training.optimizer.accumulation == training.batch_size // 2
+        shards = shape.fsdp * shape.stage
+        rows = training.batch_size // shards
+        assert training.batch_size * stage.context == max(stage.batch_tokens, shards * stage.context)
+        assert rows // training.optimizer.accumulation == (1 if shape.stage == 1 else min(rows, 4))
         assert training.steps == stage.steps
 
 
 def test_a_frugal_stage_drops_the_models_scaling_and_works_in_parts():
     preset = PRESETS["prolong-512k"]
     base = preset.shape.llama(dtype="bfloat16")
-    mesh = make_mesh(MeshShape(ring=8))
-    config = preset.model(base, preset.stages[1], mesh)
-    stack = config.transformer
+    stack = preset.model(base, preset.stages[1], make_mesh(MeshShape(ring=8))).transformer
     assert (stack.rope_theta, stack.rope_scaling, stack.remat) == (1.28e8, None, "full")
     assert (stack.ffn_chunk, stack.head_groups, stack.attention_strategy) == (2048, 8, "ring")
+
+
+class Killed(BaseException):
+    """Ends the process, as far as the code under test can tell."""
+
+
+def test_a_stop_between_any_two_files_of_the_data_changes_nothing(tmp_path, monkeypatch):
+    stages, chats = FRESH.stages[:1], tmp_path / "chats.jsonl"
+    write_chats(chats, count=40)
+    config = FinetuneConfig("demo", None, (), (str(chats),), "plain", stages, None, 0, MeshShape(), (4,))
+    tokenizer, rows = stage_data.prepare_rows(config, 300, tmp_path / "undisturbed", None)
+    assert tokenizer.bos_id is not None
+    assert tokenizer.eos_ids
+    renames = stopped = 0
+
+    def counted(original):
+        def wrapper(*arguments):
+            nonlocal renames
+            if renames == stopped:
+                raise Killed
+            renames += 1
+            return original(*arguments)
+
+        return wrapper
+
+    while True:
+        folder, renames = tmp_path / f"stopped-{stopped}", 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted(os.replace))
+            patch.setattr(Path, "rename", counted(Path.rename))
+            try:
+                stage_data.prepare_rows(config, 300, folder, None)
+                break
+            except Killed:
+                pass
+        again, found = stage_data.prepare_rows(config, 300, folder, None)
+        assert again.digest == tokenizer.digest, f"another tokenizer after a stop at rename {stopped}"
+        for split in ("train.h5", "test.h5"):
+            with PackedRows.open(found[64] / split) as ours, PackedRows.open(rows[64] / split) as theirs:
+                assert len(ours) == len(theirs)
+        assert Tokenizer.load(folder / "tokenizer").eos_ids == tokenizer.eos_ids
+        stopped += 1
+    assert stopped > 5
+
+
+def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines(tmp_path):
+    tokenizer, path = retriever_tokenizer(), tmp_path / "records.jsonl"
+    tokenizer.save(tmp_path / "base")
+    stage_data.write_record_conversations(path, 512, rows=40)
+    conversations = [json.loads(line)["conversations"] for line in path.read_text().splitlines()]
+    assert len(conversations) == 30 + 2 * 10
+    expected, found = set(), set()
+    for turns in conversations:
+        values = dict(re.findall(r"\nline (.+): REGISTER_CONTENT is <(\d+)>", turns[0]["value"]))
+        keys = [turn["value"].split(" in line ")[-1].split("? I need")[0] for turn in turns[::2]]
+        assert [turn["value"] for turn in turns[1::2]] == [values[key] for key in keys]
+        expected.add("".join(f"{values[key]}>\n<end>" for key in keys))
+
+    folder = stage_data.pack_rows([path], [512], "tokenizer", tmp_path / "base", tmp_path / "rows")[512]
+    for split in ("train.h5", "test.h5"):
+        with PackedRows.open(folder / split) as file:
+            rows = [file[number] for number in range(len(file))]
+        assert sum((row.segment_ids >= 0).sum() < 480 for row in rows) <= 1
+        for row in rows:
+            assert tokenizer.token_id(UNKNOWN) not in row.tokens
+            for segment in set(row.segment_ids[row.segment_ids >= 0]):
+                answers = row.tokens[row.counts & (row.segment_ids == segment)]
+                found.add("".join(str(tokenizer.token(token)) for token in answers))
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_the_demo_asks_before_and_after_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setitem(PRESETS, "demo", RECORDS)
+    monkeypatch.setattr(stage_data, "STAGES", (replace(stage_data.STAGES[0], steps=2),))
+    monkeypatch.setattr(stage_data, "ASKED_LINES", 4)
+    monkeypatch.setattr(stage_data, "ROWS", 40)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(llama_finetune, "prepare_rows", stopped)
+        llama_finetune.main(LaunchOptions(output=run, ring=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_data, "train_retriever", None)  # the base is there
+        llama_finetune.main(LaunchOptions(output=run, ring=2))
+    results = read_results(run / "results.json")
+    for when in ("before", "after"):
+        for length in ("256", "512"):
+            assert results.figure(f"{when}/score/line/{length}").n == 4
+    assert json.loads((run / "model" / "config.json").read_text())["trained_on_task"] is True
+    before = weights(run / "base")
+    assert any((before[name] != weight).any() for name, weight in weights(run).items())

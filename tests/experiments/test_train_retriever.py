@@ -19,110 +19,94 @@ from experiments.retriever.lessons import (
     TOKENS_A_LINE,
     Lesson,
     Lessons,
-    Vocabulary,
+    LessonStage,
     retriever_tokenizer,
+    vocabulary,
 )
-from experiments.retriever.model import _crowd
+from experiments.retriever.training import _crowd
+
+TOKENIZER = retriever_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return retriever_tokenizer()
+def stage(tokens: int, rows: int, questions: int, crowding: float = 1.0) -> LessonStage:
+    return LessonStage(tokens, rows, questions, steps=2, learning_rate=1e-3, crowding=crowding)
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer) -> Vocabulary:
-    return Vocabulary.of(tokenizer)
-
-
-def test_the_shipped_retriever_asks_as_one_trained_now_does(tokenizer):
+def test_the_shipped_retriever_asks_as_one_trained_now_does():
     shipped = Tokenizer.load(EMBEDDED)
-    assert shipped.chat_template == tokenizer.chat_template == CHAT_TEMPLATE
-    assert shipped.vocab_size == tokenizer.vocab_size
+    assert shipped.chat_template == TOKENIZER.chat_template == CHAT_TEMPLATE
+    assert shipped.vocab_size == TOKENIZER.vocab_size
 
 
-def test_every_word_and_every_number_is_known_and_comes_back(tokenizer):
+def test_every_word_and_every_number_is_known_and_comes_back():
     adjectives, nouns = word_lists()
-    unknown = tokenizer.token_id("<unknown>")
+    unknown = TOKENIZER.token_id("<unknown>")
     keys = [
         *(f"{adjective}-{nouns[0]}" for adjective in adjectives),
         *(f"{adjectives[0]}-{n}" for n in nouns),
     ]
     lines = [f"line {key}: REGISTER_CONTENT is <{1 + 5 * number}>\n" for number, key in enumerate(keys)]
     text = "".join(lines)
-    ids = tokenizer.encode(text)
+    ids = TOKENIZER.encode(text)
     assert unknown not in ids
-    assert tokenizer.decode(ids) == text
-    written = [tokenizer.encode(f": REGISTER_CONTENT is <{n}>\n") for n in (7, 42, 100, LARGEST_VALUE)]
+    assert TOKENIZER.decode(ids) == text
+    written = [TOKENIZER.encode(f": REGISTER_CONTENT is <{n}>\n") for n in (7, 42, 100, LARGEST_VALUE)]
     assert [len(ids) for ids in written] == [3, 2, 3, 3]
     assert len(ids) == TOKENS_A_LINE * len(lines) - sum(10 <= 1 + 5 * n < 100 for n in range(len(lines)))
-
-
-def test_a_document_of_the_test_is_read_without_an_unknown_word(tokenizer):
     document = LinePlan("LRT-NL", "4k", 0, 0, (0,), 1).build(200)
-    ids = tokenizer.encode(document.text + document.questions[0].text)
-    assert tokenizer.token_id("<unknown>") not in ids
+    ids = TOKENIZER.encode(document.text + document.questions[0].text)
+    assert unknown not in ids
     assert len(ids) <= 1 + TOKENS_A_LINE * 200 + 4
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_lesson_asks_what_its_record_says(tokenizer, vocabulary, number):
-    lesson = next(Lessons(vocabulary, tokens=512, rows=3, questions=8, crowding=1.0, seed=3, drawn=number))
+def test_a_lesson_asks_what_its_record_says(number):
+    lesson = next(Lessons(stage(512, rows=3, questions=8), seed=3, drawn=number))
     adjectives, nouns = word_lists()
     for row in range(3):
-        text = tokenizer.decode(lesson.tokens[row].tolist(), skip_special=False)
+        text = TOKENIZER.decode(lesson.tokens[row].tolist(), skip_special=False)
         record, *questions = re.split(r"\nNow the record is over", text)
         values = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", record))
-        weight = lesson.weight[row].reshape(-1, ANSWER) > 0
+        fields = (lesson.weight[row] > 0, lesson.answer_places[row], lesson.answers[row])
+        weight, answer_places, answers = (field.reshape(-1, ANSWER) for field in fields)
         assert weight[:, 0].sum() == len(questions) >= 2
-        for question, counts, places, answer in zip(
-            questions,
-            weight,
-            lesson.answer_places[row].reshape(-1, ANSWER),
-            lesson.answers[row].reshape(-1, ANSWER),
-            strict=False,
-        ):
+        for question, counts, places, answer in zip(questions, weight, answer_places, answers, strict=False):
             (key,) = re.findall(r"in line (.+)\? I need", question)
-            answered = tokenizer.decode(answer[counts].tolist(), skip_special=False)
+            answered = TOKENIZER.decode(answer[counts].tolist(), skip_special=False)
             assert answered == f"{values[key]}>\n<end>"
             # Each token of the answer is what stands after its place.
             np.testing.assert_array_equal(lesson.tokens[row, places[counts] + 1], answer[counts])
         before = [
-            tokenizer.decode(lesson.tokens[row, max(place - 4, 0) : place + 1].tolist())
+            TOKENIZER.decode(lesson.tokens[row, max(place - 4, 0) : place + 1].tolist())
             for place in lesson.word_places[row]
         ]
         for words, adjective, noun in zip(before, lesson.adjectives[row], lesson.nouns[row], strict=True):
             assert f"line {adjectives[adjective]}-{nouns[noun]}" in words
 
 
-def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed(vocabulary):
-    lessons = Lessons(vocabulary, tokens=128, rows=2, questions=4, crowding=1.0, seed=0)
+def test_lessons_go_on_where_they_stopped_and_keep_to_their_seed():
+    lessons = Lessons(stage(128, rows=2, questions=4), seed=0)
     first, second = next(lessons), next(lessons)
-    again = Lessons(vocabulary, tokens=128, rows=2, questions=4, crowding=1.0, seed=0)
+    again = Lessons(lessons.stage, seed=0)
     again.set_state({"drawn": 1})
     np.testing.assert_array_equal(next(again).tokens, second.tokens)
     assert (first.tokens != second.tokens).any()
     assert (next(replace(lessons, seed=1, drawn=0)).tokens != first.tokens).any()
 
 
-def test_positions_rise_and_reach_far_but_not_beyond_the_farthest(vocabulary):
-    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, crowding=1.0, seed=0)
-    positions = next(lessons).positions
+def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed():
+    lesson, alone = (next(Lessons(stage(256, 64, 4, crowding), seed=0)) for crowding in (2.0, 0.0))
+    asked_token, positions = vocabulary().signs[2], lesson.positions
+    assert (alone.crowd == 0).all()
     assert (np.diff(positions, axis=1) >= 0).all()
     assert FARTHEST_POSITION / 2 < positions.max() < FARTHEST_POSITION
     assert (positions[:, -1] < 256).sum() >= 10  # rows as they are
-
-
-def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed(tokenizer, vocabulary):
-    lessons = Lessons(vocabulary, tokens=256, rows=64, questions=4, crowding=2.0, seed=0)
-    lesson, alone = next(lessons), next(replace(lessons, crowding=0.0, drawn=0))
-    assert (alone.crowd == 0).all()
     for row in range(64):
         tokens, lines, crowd = lesson.tokens[row], lesson.lines[row], lesson.crowd[row]
-        asked = (tokens == vocabulary.asked).argmax()
+        asked = (tokens == asked_token).argmax()
         assert lines[0] == -1
         assert (np.diff(lines[1:asked]) >= 0).all()
-        for start in np.flatnonzero(tokens == vocabulary.asked):
+        for start in np.flatnonzero(tokens == asked_token):
             (key,) = (line for line in range(lines[asked - 1] + 1) if lines[start] == line)
             first = (lines == key).argmax()
             np.testing.assert_array_equal(tokens[first : first + 2], tokens[start + 1 : start + 3])
@@ -130,7 +114,7 @@ def test_each_token_belongs_to_its_line_and_stands_for_those_that_were_removed(t
         assert (crowd[asked:] == 0).all()
         assert len(np.unique(crowd[1:asked])) == 1
         # Rows whose words are drawn from all: each token stands for an equal part of what was removed.
-        removed = (lesson.positions[row, asked] - asked) / TOKENS_A_LINE
+        removed = (positions[row, asked] - asked) / TOKENS_A_LINE
         most = 1 + 2 * removed / (lines[asked - 1] + 1)
         assert crowd[1] <= np.log(most) * (1 + 1e-5)
         assert (crowd[1] > 0) == (removed > 0)
@@ -148,31 +132,24 @@ def test_tokens_of_other_lines_compete_as_many_and_those_nearby_or_of_the_same_l
 
 
 @pytest.mark.slow
-def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(tmp_path, monkeypatch):
-    stages = (
-        train_retriever.LessonStage(128, 2, 4, steps=2, learning_rate=1e-3, crowding=1.0),
-        train_retriever.LessonStage(192, 1, 4, steps=2, learning_rate=1e-3, crowding=1.0),
-    )
-    monkeypatch.setattr(train_retriever, "STAGES", stages)
+def test_a_stopped_training_goes_on_and_ends_with_a_reader_of_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_retriever, "STAGES", (stage(128, 2, 4), stage(192, 1, 4)))
     monkeypatch.setattr(train_retriever, "TESTED_ROWS", 2)
-    train_retriever.main(output=tmp_path / "whole")
 
     def stopped(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train_retriever, "share_answered", stopped)
-        train_retriever.main(output=tmp_path / "stopped")
-    train_retriever.main(output=tmp_path / "stopped")
-    weights = [
-        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "stopped")
-    ]
-    assert weights[0] == weights[1]
-    figures = read_results(tmp_path / "whole" / "results.json").figures
+        train_retriever.main(output=tmp_path)
+    logs = [tmp_path / f"stage{number}" / "metrics.jsonl" for number in (1, 2)]
+    trained = [log.read_text() for log in logs]
+    train_retriever.main(output=tmp_path)
+    assert [log.read_text() for log in logs] == trained
+    figures = read_results(tmp_path / "results.json").figures
     assert [figure.name for figure in figures] == ["answered/128", "answered/192"]
-    reader = open_reader(str(tmp_path / "whole" / "model"), [512], None, allow_extrapolation=False)
+    reader = open_reader(str(tmp_path / "model"), [512], None, allow_extrapolation=False)
     assert reader.trained_on_task
     document = LinePlan("LRT-NL", "x", 0, 0, (0, 1), 2).build(20)
     questions = [question.text for question in document.questions]
-    answers = [answer for _, answer in reader.answers(document.text, questions, 4)]
-    assert len(answers) == 2
+    assert len([answer for _, answer in reader.answers(document.text, questions, 4)]) == 2

@@ -22,19 +22,18 @@ from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import collector_folder, write_episode
 from data_prep.explore import ExploreConfig, explore
 from evals import line_retrieval
-from evals.compile.llama_step import Shape
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
 from experiments.common import cells
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
-from experiments.finetune.stage_data import write_demo_conversations
 from experiments.hidden_tasks import variants as hidden_tasks
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import run_cell
 from tests.data.text.tokenizers_for_tests import byte_level
 from tests.data_prep.exploration import uniform_episodes
+from tests.experiments.tiny_finetuning import FRESH, write_chats
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -70,7 +69,7 @@ def write_inputs(folder: Path) -> None:
     for number in range(24):
         write_episode(buffer_in(source), number, explored[number % 4])
     explore(ExploreConfig("point_mass", trials=400, data=folder))
-    write_demo_conversations(folder / "chats.jsonl", count=120)
+    write_chats(folder / "chats.jsonl")
     byte_level().save(folder / "tokenizer")
 
 
@@ -129,17 +128,7 @@ def _runs_here(run: Callable[[Any, Path], None]) -> Any:
 
 
 def shrink_finetune() -> None:
-    stage = finetune_presets.Stage
-    finetune_presets.PRESETS["demo"] = finetune_presets.FinetunePreset(
-        stages=(
-            stage(64, 10_000.0, 2e-2, steps=6, batch_tokens=256, warmup_steps=1),
-            stage(128, 40_000.0, 1e-2, steps=4, batch_tokens=256, warmup_steps=1),
-        ),
-        shape=Shape(16, 32, 2, 2, vocab_size=300),
-        checkpoint_every=2,
-        base="fresh",
-        frugal=False,
-    )
+    finetune_presets.PRESETS["demo"] = FRESH
 
 
 def shrink_retriever() -> None:
