@@ -24,7 +24,7 @@ from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_rin
 from agentic_ring.models.pipeline import Schedule, layers_per_stage
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 
 

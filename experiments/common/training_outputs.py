@@ -9,7 +9,7 @@ from typing import Any
 from agentic_ring.files.run_folder import Dataclass
 from agentic_ring.models.model import Params
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.loop import MetricsLog, read_metrics
 
 
 @contextmanager

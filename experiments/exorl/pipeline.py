@@ -26,10 +26,8 @@ from agentic_ring.rollouts.evaluation_record import EvaluationRecord, write_reco
 from agentic_ring.rollouts.returns import ReturnReport, trial_intervals
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
-from agentic_ring.training.loop import Measure, train
-from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics_log import read_metrics
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.loop import Measure, read_metrics, train
+from agentic_ring.training.train_step import TrainState, action_loss
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
 from experiments.common.training_outputs import training_outputs
 from experiments.exorl.presets import Preset

@@ -10,8 +10,7 @@ from agentic_ring.data.families.family import Family
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 
 FIRST_SHARE = 0.3
 """Share of a variant's tokens in its first stage."""

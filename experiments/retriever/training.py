@@ -16,8 +16,7 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
-from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from experiments.common.training_outputs import train_stages, training_outputs
 from experiments.retriever.lessons import FARTHEST_POSITION, Lessons, Vocabulary
 from experiments.retriever.model import TaughtRetriever, retriever_config, retriever_loss, starting_params

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from agentic_ring.data.tasks import parse_task
-from agentic_ring.files.folder_lock import only_writer
-from agentic_ring.files.run_folder import Stages, enter_directory, read_config
+from agentic_ring.files.run_folder import Stages, enter_directory, only_writer, read_config
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.rollouts.returns import roll_out, trial_figures
 from agentic_ring.rollouts.trials import TrialPolicy
-from agentic_ring.training.metrics_log import read_metrics
+from agentic_ring.training.loop import read_metrics
 from experiments.common.cells import RESULTS_FILE
 from experiments.table5.methods import method_named
 from experiments.table5.presets import TablePreset

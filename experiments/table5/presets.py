@@ -7,9 +7,8 @@ lengths that two cores finish in a minute or two.
 from dataclasses import dataclass, replace
 
 from agentic_ring.data.tasks import Domain
-from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
-from agentic_ring.training.train_config import TrainConfig
 from experiments.exorl.presets import PRESETS, Preset
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError, FolderInUseError
-from agentic_ring.files.folder_lock import only_writer
-from agentic_ring.files.run_folder import enter_directory
+from agentic_ring.files.run_folder import enter_directory, only_writer
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Settings:
 
 HOLD = """
 import pathlib, sys
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 with only_writer(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

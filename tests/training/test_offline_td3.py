@@ -10,7 +10,7 @@ from agentic_ring.data.transition_dataset import TransitionDataset
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.loop import MetricsLog, read_metrics
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config, act, train_td3
 
 BEST = 0.3

@@ -17,8 +17,8 @@ from agentic_ring.results.results_file import Figure, Results, read_results, wri
 from agentic_ring.results.rows import write_rows
 from agentic_ring.rollouts.evaluation_record import EvaluationRecord, Rollout, read_record, write_record
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.loop import MetricsLog, read_metrics
+from agentic_ring.training.optimizer import TrainConfig
 from evals.retrieval.run import RetrievalConfig
 from evals.utilisation.kernel_times import kernel_times
 from evals.utilisation.projection import PUBLISHED, read_rates
