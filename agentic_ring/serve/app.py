@@ -52,7 +52,6 @@ DISCONNECT_CHECK_SECONDS = 0.5
 LEFT = 499
 """Status that the metrics count for a client that has disconnected."""
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
-_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def make_app(
@@ -94,28 +93,23 @@ class _Model:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def health(self, request: Request) -> Response:
-        """GET /health."""
         return JSONResponse({"status": "ok", "model": self.name, "waiting": self.queue.waiting})
 
     async def metrics_text(self, request: Request) -> Response:
-        """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
         model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "agentic_ring"}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
         body = await read_body(request, CompletionRequest, self.max_body_bytes)
         self._check_model(body.model)
-        given = body.prompts
-        self.prompts.limits.check(given)
+        self.prompts.check(body.prompts)
 
         def make_job(check_connected: CheckConnected) -> GenerationJob:
-            texts = [prompt for prompt in given if isinstance(prompt, str)]
-            tokens = [prompt for prompt in given if not isinstance(prompt, str)]
+            texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+            tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
             encoded = self.prompts.encode(texts, check_connected) if texts else []
             return GenerationJob(
                 encoded or [self.generator.token_prompt(prompt) for prompt in tokens],
@@ -129,13 +123,12 @@ class _Model:
         return await self._reply(request, "text_completion", body, make_job, with_top=body.logprobs == 1)
 
     async def chats(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
         body = await read_body(request, ChatRequest, self.max_body_bytes)
         self._check_model(body.model)
         if not self.prompts.has_template:
             raise DataError("the model's folder has no chat template; start the server with --template")
         turns = [Turn(message.role, message.text) for message in body.messages]
-        self.prompts.limits.check([turns])
+        self.prompts.check([turns])
 
         def make_job(check_connected: CheckConnected) -> GenerationJob:
             (prompt,) = self.prompts.encode([turns], check_connected)
@@ -184,18 +177,14 @@ class _Model:
         return JSONResponse(reply_body(kind, head, asked.job.result(), texts, with_top))
 
     def _count(self, asked: GenerationRequest) -> None:
-        if not (asked.has_left() or asked.answers.exception()):
+        if not (asked.has_left or asked.answers.exception()):
             prompts = asked.job.result().prompts
             self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in prompts))
             self.metrics.generated_tokens.inc(sum(answer.tokens for answer in asked.answers.result()))
 
 
 async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> None:
-    """Waits until one is done.
-
-    Raises:
-      AbandonedError: the client has disconnected.
-    """
+    """Waits until one is done, or raises an AbandonedError once the client has disconnected."""
     done: set[asyncio.Future] = set()
     while not done:
         done, _ = await asyncio.wait(
@@ -235,36 +224,31 @@ def _sampling(body: CompletionRequest | ChatRequest) -> Sampling:
     return Sampling(body.temperature, body.top_p, seed)
 
 
-def _validation_message(error: ValidationError) -> str:
-    """Field and message of the first few invalid fields."""
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False)[:4]:
-        where = ".".join(map(str, fault["loc"]))
-        faults.append(f"{where}: {fault['msg']}" if where else fault["msg"])
-    return "; ".join(faults)
-
-
-def _error(status: int, message: str, code: str | None = None, headers: Any = None) -> Response:
+async def _error_reply(request: Request, error: Any) -> Response:
+    """Every error is a reply in OpenAI's format, without a traceback."""
+    status, message, code, headers = 400, str(error), None, None
+    match error:
+        case AbandonedError() | ClientDisconnect():
+            return Response(status_code=LEFT)
+        case ValidationError():
+            faults = error.errors(include_url=False, include_input=False)[:4]  # the first few invalid fields
+            named = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in faults)
+            message = "; ".join(f"{where}: {what}" if where else what for where, what in named)
+        case HTTPException():
+            status, message, headers = error.status_code, str(error.detail), error.headers
+        case ContextLengthError():
+            code = "context_length_exceeded"
+        case BusyError():
+            status, code, headers = 429, "busy", {"Retry-After": str(error.retry_after)}
+        case AgenticRingError():
+            pass
+        case _:
+            status, message = 500, INTERNAL_ERROR
     return JSONResponse(error_body(message, status, code), status, headers)
 
 
-def _handler(reply: Callable[[Any], Response]) -> Any:
-    async def handle(request: Request, error: Exception) -> Response:
-        return reply(error)
-
-    return handle
-
-
-_ERROR_HANDLERS: dict[Any, Any] = {
-    ValidationError: _handler(lambda error: _error(400, _validation_message(error))),
-    HTTPException: _handler(lambda e: _error(e.status_code, str(e.detail), headers=e.headers)),
-    AgenticRingError: _handler(lambda error: _error(400, str(error))),
-    ContextLengthError: _handler(lambda error: _error(400, str(error), "context_length_exceeded")),
-    BusyError: _handler(lambda e: _error(429, str(e), "busy", {"Retry-After": str(e.retry_after)})),
-    **dict.fromkeys((AbandonedError, ClientDisconnect), _handler(lambda error: Response(status_code=LEFT))),
-    Exception: _handler(lambda error: _error(500, INTERNAL_ERROR)),
-}
-"""Every error is a reply in OpenAI's format, without a traceback."""
+_EXPECTED = (ValidationError, HTTPException, AgenticRingError, BusyError, AbandonedError, ClientDisconnect)
+_ERROR_HANDLERS: dict[Any, Any] = dict.fromkeys((*_EXPECTED, Exception), _error_reply)
 
 
 class Metrics(Collector):
@@ -274,18 +258,15 @@ class Metrics(Collector):
         self._queue, self._prefixes = queue, prefixes
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        count, histogram = (
-            partial(Counter, registry=self.registry),
-            partial(Histogram, registry=self.registry),
-        )
+        count = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self.requests = count("agentic_ring_requests", "Requests", ("route", "status"))
         self.prompt_tokens = count("agentic_ring_prompt_tokens", "Tokens of answered prompts")
         self.generated_tokens = count("agentic_ring_generated_tokens", "Tokens of complete answers")
         seconds = "Seconds from a request's head to the end of its answer"
         self.seconds = histogram("agentic_ring_request_seconds", seconds, ("route",), buckets=_SECONDS)
-        self.batches = histogram(
-            "agentic_ring_batch_requests", "Requests answered together", buckets=_BATCHES
-        )
+        batches = "Requests answered together"
+        self.batches = histogram("agentic_ring_batch_requests", batches, buckets=(1, 2, 4, 8, 16, 32))
 
     def collect(self) -> Iterator[Metric]:
         """The metrics that are read when they are asked for."""

@@ -12,7 +12,7 @@ import pytest
 from agentic_ring.errors import ConfigError, DataError, MissingExtraError
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
-from agentic_ring.serve.prompts import PromptLimits, PromptProcess
+from agentic_ring.serve.prompts import PromptProcess
 from evals import line_retrieval
 from evals.retrieval.command import RunFlags
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
@@ -227,7 +227,7 @@ def test_without_a_template_chats_are_refused_and_internal_errors_reveal_nothing
             raise RuntimeError("secret")
 
     with (
-        PromptProcess(folder, None, PromptLimits.of(tokenizer, CONTEXT)) as prompts,
+        PromptProcess(folder, None, CONTEXT, tokenizer.longest_token) as prompts,
         serving(Broken(engine, tokenizer, CONTEXT), prompts) as root,
     ):
         chat = httpx.post(f"{root}/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
