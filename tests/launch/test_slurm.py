@@ -100,7 +100,7 @@ def test_exit_statuses_that_queue_the_job_again(tmp_path, status, restarts, requ
 
 @pytest.mark.slow
 def test_a_job_that_was_stopped_and_lost_a_process_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
-    cluster, steps = Cluster(tmp_path), 80
+    cluster, steps = Cluster(tmp_path), 40
     store = random_store(tmp_path / "store.h5", [12] * 6)
     whole, disturbed, one = (tmp_path / name for name in ("whole", "disturbed", "one"))
 

@@ -12,7 +12,7 @@ from tests.training.worker import train_tiny
 from tests.training.worker_processes import await_rows, losses, measured, messages, start_worker
 
 pytestmark = pytest.mark.slow
-STEPS = 100
+STEPS = 60
 
 
 class Interruption(Exception):
