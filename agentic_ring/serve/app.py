@@ -24,6 +24,7 @@ from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.inference.sampling import Sampling
+from agentic_ring.serve import openai_protocol as protocol
 from agentic_ring.serve.generation import (
     AbandonedError,
     CheckConnected,
@@ -33,18 +34,6 @@ from agentic_ring.serve.generation import (
     TextGenerator,
 )
 from agentic_ring.serve.load_limits import BusyError, RequestQueue
-from agentic_ring.serve.openai_protocol import (
-    DEFAULT_CHAT_TOKENS,
-    INTERNAL_ERROR,
-    ChatRequest,
-    CompletionRequest,
-    Kind,
-    error_body,
-    event,
-    read_body,
-    reply_body,
-    stream_event,
-)
 from agentic_ring.serve.prompts import ContextLengthError, PromptProcess
 
 DISCONNECT_CHECK_SECONDS = 0.5
@@ -57,13 +46,9 @@ _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 def make_app(
     name: str, generator: TextGenerator, prompts: PromptProcess, queue_size: int, max_body_bytes: int
 ) -> Starlette:
-    """Returns the server of one model.
+    """Returns the server of one model, which requests select by its name.
 
-    Args:
-      name: name by which requests select the model.
-      prompts: encodes prompts; without a template, chat requests are refused.
-      queue_size: requests that may wait while others are processed.
-      max_body_bytes: largest request body.
+    Without a template for ``prompts`` chats are refused; ``queue_size`` requests may wait for others.
     """
     queue = RequestQueue(generator, queue_size, lambda count: metrics.batches.observe(count))
     metrics = Metrics(queue, generator.prefixes)
@@ -103,7 +88,7 @@ class _Model:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
-        body = await read_body(request, CompletionRequest, self.max_body_bytes)
+        body = await protocol.read_body(request, protocol.CompletionRequest, self.max_body_bytes)
         self._check_model(body.model)
         self.prompts.check(body.prompts)
 
@@ -123,7 +108,7 @@ class _Model:
         return await self._reply(request, "text_completion", body, make_job, with_top=body.logprobs == 1)
 
     async def chats(self, request: Request) -> Response:
-        body = await read_body(request, ChatRequest, self.max_body_bytes)
+        body = await protocol.read_body(request, protocol.ChatRequest, self.max_body_bytes)
         self._check_model(body.model)
         if not self.prompts.has_template:
             raise DataError("the model's folder has no chat template; start the server with --template")
@@ -132,7 +117,9 @@ class _Model:
 
         def make_job(check_connected: CheckConnected) -> GenerationJob:
             (prompt,) = self.prompts.encode([turns], check_connected)
-            new_tokens = body.new_tokens or max(1, min(DEFAULT_CHAT_TOKENS, self.generator.room(prompt)))
+            new_tokens = body.new_tokens or max(
+                1, min(protocol.DEFAULT_CHAT_TOKENS, self.generator.room(prompt))
+            )
             return GenerationJob([prompt], new_tokens, _sampling(body), body.stop, continues=False)
 
         return await self._reply(request, "chat.completion", body, make_job)
@@ -144,8 +131,8 @@ class _Model:
     async def _reply(
         self,
         request: Request,
-        kind: Kind,
-        body: CompletionRequest | ChatRequest,
+        kind: protocol.Kind,
+        body: protocol.CompletionRequest | protocol.ChatRequest,
         make_job: Callable[[CheckConnected], GenerationJob],
         with_top: bool = False,
     ) -> Response:
@@ -174,7 +161,7 @@ class _Model:
             events = _events(asked, answers, parts, kind, head)
             return StreamingResponse(events, media_type="text/event-stream")
         texts = answers.result()  # or its error, after which there may be no job
-        return JSONResponse(reply_body(kind, head, asked.job.result(), texts, with_top))
+        return JSONResponse(protocol.reply_body(kind, head, asked.job.result(), texts, with_top))
 
     def _count(self, asked: GenerationRequest) -> None:
         if not (asked.has_left or asked.answers.exception()):
@@ -198,7 +185,7 @@ async def _events(
     asked: GenerationRequest,
     answers: asyncio.Future[list[GeneratedText]],
     parts: asyncio.Queue[str],
-    kind: Kind,
+    kind: protocol.Kind,
     head: dict[str, Any],
 ) -> AsyncIterator[str]:
     """Server-sent events: parts of the answer, the finish reason, and ``[DONE]``; then the client leaves."""
@@ -206,20 +193,20 @@ async def _events(
     answers.add_done_callback(lambda _: parts.put_nowait(""))
     try:
         while text := await parts.get():
-            yield stream_event(kind, head, text)
+            yield protocol.stream_event(kind, head, text)
         (answer,) = await answers
-        yield stream_event(kind, head, "", answer.ended)
+        yield protocol.stream_event(kind, head, "", answer.ended)
     except AgenticRingError as error:
-        yield event(error_body(str(error)))
+        yield protocol.event(protocol.error_body(str(error)))
     except Exception:
         logging.getLogger(__name__).exception("a stream failed")
-        yield event(error_body(INTERNAL_ERROR, 500))
+        yield protocol.event(protocol.error_body(protocol.INTERNAL_ERROR, 500))
     finally:
         asked.leave()
     yield "data: [DONE]\n\n"
 
 
-def _sampling(body: CompletionRequest | ChatRequest) -> Sampling:
+def _sampling(body: protocol.CompletionRequest | protocol.ChatRequest) -> Sampling:
     seed = secrets.randbits(32) if body.seed is None else body.seed
     return Sampling(body.temperature, body.top_p, seed)
 
@@ -243,8 +230,8 @@ async def _error_reply(request: Request, error: Any) -> Response:
         case AgenticRingError():
             pass
         case _:
-            status, message = 500, INTERNAL_ERROR
-    return JSONResponse(error_body(message, status, code), status, headers)
+            status, message = 500, protocol.INTERNAL_ERROR
+    return JSONResponse(protocol.error_body(message, status, code), status, headers)
 
 
 _EXPECTED = (ValidationError, HTTPException, AgenticRingError, BusyError, AbandonedError, ClientDisconnect)

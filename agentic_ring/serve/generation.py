@@ -76,9 +76,7 @@ class GeneratedText:
 class GenerationRequest:
     """A client's request, from its arrival to its answers.
 
-    Args:
-      make_job: encodes the prompts; slow.
-      on_text: called with each new part of the answer to a single prompt.
+    ``make_job`` encodes the prompts, which is slow; ``on_text`` gets each new part of a single answer.
 
     Attributes:
       job: set once the prompts are encoded and fit the model.
@@ -116,17 +114,13 @@ Take = Callable[[Callable[[GenerationRequest], bool]], object]
 
 
 class RequestBatch:
-    """Requests for single answers whose prompts share a cached beginning, or are all short.
+    """Up to ``rows`` requests for single answers whose prompts share a cached beginning, or are all short.
 
-    Args:
-      prefixes: holds the beginning.
-      rows: maximum number of requests.
-      slots: maximum number of tokens of ``rows`` rests of prompts with their answers, so that a batch needs
-        no more memory than one prompt of that length; only the first request may exceed it, alone.
+    ``rows`` rests of prompts with their answers have at most ``slots`` tokens, so that a batch needs no more
+    memory than one prompt of that length; only the first request may exceed it, alone.
 
     Attributes:
-      requests: the requests so far.
-      shared: number of leading tokens that their prompts share with the cached text; 0 for short prompts.
+      shared: number of leading tokens that the prompts share with the cached text; 0 for short prompts.
 
     Raises:
       AbandonedError: the first request's client left before its prompt was encoded.
@@ -160,14 +154,9 @@ class RequestBatch:
 
 
 class TextGenerator:
-    """Answers requests with one model, those together that continue the same text.
+    """Answers requests with one model, at most ``batch_size`` together, which continue the same text.
 
-    Args:
-      max_context: maximum number of tokens of a prompt and its answer together.
-      batch_size: maximum number of requests that are answered together.
-
-    Attributes:
-      prefixes: cache of the last long prompt.
+    A prompt and its answer have at most ``max_context`` tokens. ``prefixes`` caches the last long prompt.
     """
 
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_context: int, batch_size: int = 8):
@@ -201,10 +190,8 @@ class TextGenerator:
     def answer(self, request: GenerationRequest, take: Take) -> int:
         """Answers a request whose job has passed ``check``, and others that continue the same text.
 
-        Each gets the answer that it would get alone. The others are taken once the text is encoded.
-
-        Returns:
-          The number of requests.
+        Each gets the answer that it would get alone. The others are taken once the text is encoded. Returns
+        the number of requests.
 
         Raises:
           AbandonedError: the client of a request that is answered alone has left.

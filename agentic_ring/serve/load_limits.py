@@ -108,11 +108,8 @@ class RequestQueue:
 
         submit -> encode (a thread) -> encoded requests -> answer (another thread)
 
-    Args:
-      generator: answers the oldest request and those that it takes; an error is the answer of each of them
-        that is not finished.
-      size: requests that may wait while others are answered.
-      on_batch: called with the number of requests that were answered together.
+    ``generator`` answers the oldest request and those that it takes, whose number ``on_batch`` gets; an error
+    is the answer of each that is not finished. ``size`` requests may wait while others are answered.
     """
 
     def __init__(

@@ -52,11 +52,8 @@ class Prompt:
 class PromptProcess:
     """Encodes prompts in a process of its own, one request at a time; close it, or use it as a context.
 
-    Args:
-      folder: folder of the tokenizer.
-      template: name of the chat template; None if there is none.
-      context: maximum number of tokens of a prompt.
-      longest_token: number of characters of the longest token.
+    It loads the tokenizer of ``folder``, and a chat template by name. A prompt has at most ``context`` tokens
+    of at most ``longest_token`` characters.
     """
 
     def __init__(self, folder: Path | str, template: str | None, context: int, longest_token: int):
@@ -93,9 +90,7 @@ class PromptProcess:
     ) -> list[Prompt]:
         """Tokenises texts, and conversations that end with the user's turn in the template.
 
-        Args:
-          prompts: what has passed ``check``; none checks the template.
-          check_connected: called regularly; an exception that it raises ends the work.
+        They have passed ``check``. An exception that ``check_connected`` raises ends the work.
 
         Raises:
           DataError: the turns do not form a conversation, or the time or memory of a request is exceeded.

@@ -80,9 +80,9 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     try:
         listener.start()
         status = command() or 0
-        listener.settle()
+        listener.settled = True
     except BaseException as error:
-        listener.settle()
+        listener.settled = True
         message, status = _explained(error)
         if not message:
             if isinstance(error, Exception) and jax.distributed.is_initialized():

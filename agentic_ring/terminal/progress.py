@@ -38,12 +38,9 @@ class Advance(Protocol):
     def __call__(
         self, done: int, note: str = "", *, loss: float | None = None, last_return: float | None = None
     ) -> None:
-        """Reports that ``done`` units are finished.
+        """Reports that ``done`` units are finished, with the loss of the last update.
 
-        Args:
-          note: anything else, in a few words.
-          loss: loss of the last update.
-          last_return: return of the last episode or trial, a mean where there were several.
+        ``last_return`` is that of the last episode or trial, a mean where there were several.
         """
         ...
 

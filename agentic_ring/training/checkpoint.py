@@ -96,10 +96,7 @@ class SavedCheckpoints:
     def best_step(self) -> int | None:
         """Step of the checkpoint with the lowest loss, the first of equals; None if there is none.
 
-        Without any loss it is the newest one.
-
-        Raises:
-          CheckpointError: a loss is damaged, or the newest checkpoint was deleted.
+        Without any loss it is the newest one. It raises what ``last_step`` raises, also for a damaged loss.
         """
         return None if self.last_step is None else min(self._steps(), key=self._rank)
 
@@ -202,22 +199,14 @@ class Checkpoints(SavedCheckpoints):
         self._saving = self._thread.submit(self._finish, step, loss, response)
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk.
-
-        Raises:
-          OSError, CheckpointError: as in ``save``.
-        """
+        """Waits until all checkpoints are on disk; raises what ``save`` raises."""
         saving, self._saving = self._saving, None
         with self._explained():
             if saving is not None:
                 saving.result()
 
     def close(self) -> None:
-        """Waits until all checkpoints are on disk, and releases the thread that writes them.
-
-        Raises:
-          OSError, CheckpointError: as in ``save``.
-        """
+        """Waits as ``wait`` does, and releases the thread that writes checkpoints."""
         try:
             self.wait()
         finally:

@@ -50,12 +50,9 @@ class Batches(Protocol):
 class MetricsLog:
     """Writes one JSON object per step on process 0; does nothing on other processes.
 
-    Args:
-      path: the JSONL file.
-      resume_step: rows after this step are removed, since the run repeats them.
-      wandb_project: project of Weights & Biases to log to as well; offline unless an API key is set
-        (``wandb sync`` uploads later).
-      config: configuration shown by Weights & Biases.
+    Rows after ``resume_step`` are removed, since the run repeats them. With ``wandb_project`` it logs to
+    Weights & Biases as well, which shows ``config``; offline unless an API key is set (``wandb sync`` uploads
+    later).
     """
 
     def __init__(

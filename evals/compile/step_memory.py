@@ -28,7 +28,7 @@ class TrainStep:
 
     Attributes:
       model: the model that is trained.
-      loss: one of ``training.losses``.
+      loss: one of ``training.train_step``.
       optimizer: settings of the optimiser.
       batch: makes the batch's shapes, dtypes and shardings without its values.
       mesh: devices, which may be absent.

@@ -52,7 +52,7 @@ def test_long_chats_take_linear_time_and_too_long_ones_none(prompts, folder):
         assert time.monotonic() - started < 10
     assert len(prompt.tokens) > 4 * 4001
     with pytest.raises(ContextLengthError, match="4001"):
-        prompts.encode([TURNS], always_connected)
+        prompts.check([TURNS])
 
 
 def test_encoding_cannot_take_more_than_its_time_and_memory(endless, monkeypatch):
