@@ -80,7 +80,10 @@ def test_the_process_ends_with_the_server(folder, tokenizer):
         assert process._process.exitcode == 0
 
 
-def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(engine, tokenizer, endless):
+def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(
+    engine, tokenizer, endless, monkeypatch
+):
+    monkeypatch.setattr(prompts, "SECONDS", 60.0)
     chat = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "a"}]}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with serving(TextGenerator(engine, tokenizer, CONTEXT), endless) as root:
@@ -92,10 +95,10 @@ def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(engine, to
                 started = time.monotonic()
                 assert httpx.get(f"{root}/{path}").status_code == 200
                 assert time.monotonic() - started < 2
-        # The client has left: its template does not run on to its limit of 5 s.
+        # The client has left: its template does not run on to its limit.
         started = time.monotonic()
         ask(root, body(PROMPT))
-        assert time.monotonic() - started < 4.5
+        assert time.monotonic() - started < 30
 
 
 def test_slow_clients_do_not_keep_others_out(root):

@@ -232,7 +232,8 @@ def test_without_a_template_chats_are_refused_and_internal_errors_reveal_nothing
     ):
         chat = httpx.post(f"{root}/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
         reply, stream = (
-            httpx.post(f"{root}/v1/completions", json=body("a", stream=stream)) for stream in (False, True)
+            httpx.post(f"{root}/v1/completions", json=body("a", stream=stream), timeout=60)
+            for stream in (False, True)
         )
     assert chat.status_code == 400
     assert "start the server with --template" in chat.json()["error"]["message"]

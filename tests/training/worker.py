@@ -27,7 +27,7 @@ from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, train
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
-from agentic_ring.training.train_step import Loss, action_loss
+from agentic_ring.training.train_step import action_loss
 from tests.data.synthetic import DOMAIN, TASK
 
 STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
@@ -40,7 +40,6 @@ def train_tiny(
     data: int = 1,
     checkpoint_every: int = 2,
     checkpoint_minutes: float = 5.0,
-    loss: Loss = action_loss,
     devices: Sequence[Any] | None = None,
 ) -> np.ndarray:
     """Trains on a ring of the devices that ``data`` leaves; returns all weights as one array."""
@@ -59,7 +58,7 @@ def train_tiny(
         dims = DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())
         batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
         model = Model(AgenticTransformerConfig(STACK, *dims))
-        state = train(config, model, loss, batches, mesh, checkpoints, metrics)
+        state = train(config, model, action_loss, batches, mesh, checkpoints, metrics)
     gathered = jax.jit(lambda p: p, out_shardings=jax.NamedSharding(mesh, jax.P()))(state.params)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])
 
