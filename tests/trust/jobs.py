@@ -96,11 +96,14 @@ def _evaluate_in_two_environments(module: Any) -> None:
 def shrink_in_context() -> None:
     hidden_presets.PRESETS["demo"] = replace(
         hidden_presets.PRESETS["demo"],
-        variants=(replace(hidden_presets.ORACLE, trials=2, first_trials=1, cues=(1,)),),
+        variants=(
+            replace(hidden_presets.N128, trials=2, first_trials=1),
+            replace(hidden_presets.ORACLE, cues=(1,)),
+        ),
         transformer=TINY["transformer"],
-        tokens=4096,
+        tokens=2048,
         tokens_per_update=512,
-        checkpoint_every=2,
+        checkpoint_every=1,
         ranking=RankingConfig(goals=20, demonstrations=1),
         tasks=2,
         trials=2,
