@@ -120,8 +120,9 @@ def test_chats_and_streams_hold_the_same_text(client, answer):
 def test_a_long_text_is_read_once_and_metrics_count_it(engine, tokenizer, prompts, answer):
     with serving(TextGenerator(engine, tokenizer, CONTEXT), prompts) as root:
         questions = [LONG + question for question in ("who?", "who is it?", "when", "who?")]
-        replies = [httpx.post(f"{root}/v1/completions", json=body(each)).json() for each in questions]
-        httpx.post(f"{root}/v1/completions", json={})
+        url = f"{root}/v1/completions"
+        replies = [httpx.post(url, json=body(each), timeout=60).json() for each in questions]
+        httpx.post(url, json={})
         httpx.get(f"{root}/nowhere")
         found = metrics(root)
         assert httpx.get(f"{root}/health").json() == {"status": "ok", "model": "tiny", "waiting": 0}
