@@ -197,7 +197,8 @@ def test_a_killed_job_ends_as_one_that_was_not(name, inputs, tmp_path, record_pr
         while kills < KILLS and interruptions < INTERRUPTIONS_OF_A_RUN:
             interruptions += 1
             attempt = begin(name, inputs, run)
-            if attempt.wait(random.uniform(0, seconds)) is not None:
+            # What is left after an interruption takes less time.
+            if attempt.wait(random.uniform(0, seconds / interruptions)) is not None:
                 break
             if random.random() < SHARE_OF_STOPS:
                 stops += attempt.stop(SIGNALS[random.integers(len(SIGNALS))])
