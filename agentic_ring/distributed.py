@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,9 +80,7 @@ def first_process_first(name: str) -> Iterator[None]:
       FirstProcessError: on the others, if the block failed on the first.
     """
     jax.devices()  # no process has devices before all ask for them, as the block may
-    if jax.process_count() == 1:
-        yield
-    elif jax.process_index() == 0:
+    if jax.process_index() == 0:
         try:
             yield
         except Exception:
@@ -96,7 +95,7 @@ def first_process_first(name: str) -> Iterator[None]:
 
 
 def _meet(failed: bool = False) -> bool:
-    """Waits for all processes; returns whether the first one has ``failed``."""
+    """Waits for all processes of a job; returns whether the first one has ``failed``."""
     if jax.process_count() == 1:
         return False
     with needs_extra("models"):  # slow to import, and only jobs of several processes need it
@@ -104,19 +103,16 @@ def _meet(failed: bool = False) -> bool:
 
     # A collective may have a limit of time, and its wait cannot be interrupted by a signal.
     barrier, key = multihost.get_barrier_sync_fn(), f"agentic_ring {next(_meetings)}"
-    errors: list[Exception] = []
+    met: Future[None] = Future()
 
     def wait() -> None:
         try:
-            barrier(key=key, timeout_ms=1000 * _DAY_SECONDS)
+            met.set_result(barrier(key=key, timeout_ms=1000 * _DAY_SECONDS))
         except Exception as error:
-            errors.append(error)
+            met.set_exception(error)
 
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join()
-    for error in errors:
-        raise error
+    threading.Thread(target=wait, daemon=True).start()
+    met.result()
     return bool(multihost_utils.broadcast_one_to_all(np.array(failed)))
 
 
@@ -152,9 +148,7 @@ def watched_steps() -> Iterator[Callable[[], None]]:
         now = time.monotonic()
         if steps > 1:  # the program compiles in the first step
             longest = max(longest, now - moved)
-            timer = threading.Timer(max(HANG_SECONDS, 10 * longest), _end_hanging)
-            timer.daemon = True
-            timer.start()
+            timer = _started(max(HANG_SECONDS, 10 * longest), _end_hanging)
         steps, moved = steps + 1, now
 
     try:
@@ -163,13 +157,17 @@ def watched_steps() -> Iterator[Callable[[], None]]:
         timer.cancel()
 
 
+def _started(seconds: float, function: Callable[..., object], *arguments: object) -> threading.Timer:
+    timer = threading.Timer(seconds, function, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _end_hanging() -> None:
-    print(
-        "error: no training step has ended for too long: a process of the job hangs; "
-        "run the same command again to continue",
-        file=sys.stderr,
-        flush=True,
-    )
+    again = "run the same command again to continue"
+    hung = "no training step has ended for too long: a process of the job hangs"
+    print(f"error: {hung}; {again}", file=sys.stderr, flush=True)
     os._exit(EXIT_PROCESS_LOST)
 
 
@@ -193,9 +191,7 @@ def end_job(status: int) -> None:
     sys.stderr.flush()
     sys.stdout.flush()
     if status == EXIT_STOPPED:
-        forced = threading.Timer(_GRACE_SECONDS, os._exit, (status,))
-        forced.daemon = True
-        forced.start()
+        _started(_GRACE_SECONDS, os._exit, status)
         return
     time.sleep(5)  # JAX aborts the others once the first process is gone: let them end with their own message
     os._exit(status)

@@ -18,7 +18,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class StopListener:
         """Name of the first signal, or None."""
         self.deferred = False
         self.raised = False
-        self._settled = False
+        self.settled = False
+        """The command has ended: from now on a request raises nothing."""
         self._undo = ExitStack()
         self._previous_hook = sys.unraisablehook
 
@@ -74,20 +75,16 @@ class StopListener:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
-    def settle(self) -> None:
-        """The command has ended: from now on a request raises nothing."""
-        self._settled = True
-
     def close(self) -> None:
         """Gives the signals back to their earlier handlers."""
         global _listener
         _listener = None
-        self.settle()
+        self.settled = True
         self._undo.close()
 
     def raise_pending(self) -> None:
         """Raises the request that has come, if any, once."""
-        if self.requested_by and not (self.deferred or self.raised or self._settled):
+        if self.requested_by and not (self.deferred or self.raised or self.settled):
             self.raised = True
             raise StopRequested(f"stopped by {self.requested_by}")
 

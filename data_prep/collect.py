@@ -27,7 +27,7 @@ from agentic_ring.data.domains import Task, domain_named, task_named
 from agentic_ring.data.store import data_root
 from agentic_ring.data.trajectories import Episode
 from agentic_ring.errors import ConfigError, check_at_least_one
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal.cli import optional_flag, run
 from agentic_ring.terminal.progress import Advance, progress

@@ -30,7 +30,7 @@ from agentic_ring.data.store import (
 )
 from agentic_ring.data.trajectories import is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 from agentic_ring.terminal.cli import optional_flag
 from agentic_ring.terminal.progress import Advance, progress
 from data_prep.episode_files import (

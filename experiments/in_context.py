@@ -21,8 +21,7 @@ from agentic_ring.data.families.family import RewardKind
 from agentic_ring.data.families.ranked_trials import rank_trials
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError
-from agentic_ring.files.folder_lock import only_writer
-from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.files.run_folder import Stages, enter_directory, only_writer
 from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
 from data_prep.explore import ExploreConfig, exploration_path, explore

@@ -40,9 +40,8 @@ from agentic_ring.results.results_file import Figure, Results, figure_table, wri
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
-from agentic_ring.training.loop import train
-from agentic_ring.training.losses import token_loss
-from agentic_ring.training.metrics_log import read_metrics
+from agentic_ring.training.loop import read_metrics, train
+from agentic_ring.training.train_step import token_loss
 from evals.compile.llama_step import token_batch
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, print_memory

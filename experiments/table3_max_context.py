@@ -17,7 +17,7 @@ import jax
 from rich.console import Console
 
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress
 from agentic_ring.token_units import parse_tokens, thousands

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.provenance import provenance
 from agentic_ring.results.results_file import write_rows

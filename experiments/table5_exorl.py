@@ -18,7 +18,7 @@ from rich.console import Console
 from agentic_ring.data.domains import DOMAINS, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.errors import ConfigError
-from agentic_ring.files.folder_lock import only_writer
+from agentic_ring.files.run_folder import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.terminal import cli
 from data_prep.stores import prepare_store

@@ -2,13 +2,25 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
-from agentic_ring.errors import EXIT_STOPPED
+import pytest
+
+from agentic_ring.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from agentic_ring.stopping import SIGNALS
 from tests.commands import exit_status
+
+
+@pytest.fixture(autouse=True)
+def same_handlers():
+    """The signals have their earlier handlers after each test."""
+    before = [sys.unraisablehook, *map(signal.getsignal, SIGNALS)]
+    yield
+    assert [sys.unraisablehook, *map(signal.getsignal, SIGNALS)] == before
+    assert all(thread.name != "stop-listener" for thread in threading.enumerate())
 
 
 class RaisesWhenDeleted:
@@ -46,23 +58,34 @@ def test_a_second_request_does_not_break_the_cleaning_up_after_the_first():
     assert cleaned == ["up"]
 
 
-def test_the_signals_have_their_earlier_handlers_afterwards():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    assert exit_status(lambda: None) == 0
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-    assert all(thread.name != "stop-listener" for thread in threading.enumerate())
-
-
 def test_ctrl_c_before_the_handlers_are_installed_stops_the_command_too(capsys, monkeypatch):
-    hook, handlers = sys.unraisablehook, [signal.getsignal(number) for number in SIGNALS]
+    def interrupt(*_, **__) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         patch.setattr(signal, "set_wakeup_fd", interrupt)
         assert exit_status(lambda: None) == EXIT_STOPPED
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
-    assert sys.unraisablehook == hook
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
-    assert all(thread.name != "stop-listener" for thread in threading.enumerate())
 
 
-def interrupt(*_, **__) -> None:
-    raise KeyboardInterrupt
+BUSY = """
+import hashlib
+from agentic_ring.terminal.cli import run_command
+
+def main():
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)
+
+run_command(main)
+"""
+
+
+def test_a_second_interrupt_ends_at_once_also_within_compiled_code():
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        for _ in range(2):
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == EXIT_INTERRUPTED

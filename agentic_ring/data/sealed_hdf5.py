@@ -37,20 +37,17 @@ _FIELDS = {"format": str, "version": int, "bytes": int, "blake2b": str}
 
 @dataclass(frozen=True)
 class FileKind:
-    """A kind of sealed file, and how a user obtains one.
-
-    Attributes:
-      version: version of the format; a reader accepts only its own.
-      noun: what messages call such a file.
-      command: command that writes one.
-      rewrite: what to do about a damaged or outdated file.
-    """
+    """A kind of sealed file, and how a user obtains one."""
 
     name: str
     version: int
+    """Version of the format; a reader accepts only its own."""
     noun: str
+    """What messages call such a file."""
     command: str
+    """Command that writes one."""
     rewrite: str
+    """What to do about a damaged or outdated file."""
 
 
 class SealedReader(ABC):
@@ -59,16 +56,14 @@ class SealedReader(ABC):
     kind: ClassVar[FileKind]
 
     def __init__(self, path: Path):
-        """Use ``open``."""
         self.path = path
         self._header = _read_header(path, self.kind)
         try:
             self._file = h5py.File(path, "r")
             self._read_tables()
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(
-                f"{path} cannot be read ({error}); if it is damaged, {self.kind.rewrite}"
-            ) from error
+            remedy = f"if it is damaged, {self.kind.rewrite}"
+            raise StoreError(f"{path} cannot be read ({error}); {remedy}") from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -104,9 +99,8 @@ class SealedReader(ABC):
           StoreError: a byte differs from what was written.
         """
         if _digest(self.path) != self._header["blake2b"]:
-            raise StoreError(
-                f"{self.path}: the digest does not match, so some byte has changed; {self.kind.rewrite}"
-            )
+            changed = "the digest does not match, so some byte has changed"
+            raise StoreError(f"{self.path}: {changed}; {self.kind.rewrite}")
 
 
 @contextmanager
@@ -153,31 +147,31 @@ def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
     """The header; a StoreError if the file is missing, foreign, outdated, truncated or damaged there."""
     try:
         with path.open("rb") as file:
-            block = file.read(HEADER_BYTES)
+            line, _, padding = file.read(HEADER_BYTES).partition(b"\n")
         size = path.stat().st_size
     except FileNotFoundError:
         raise StoreError(f"there is no {kind.noun} at {path}; write one with `{kind.command}`") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read ({error.strerror})") from error
-    line, _, padding = block.partition(b"\n")
     try:
         header = json.loads(line)
     except ValueError:
         header = None
     remedy = kind.rewrite
     if not isinstance(header, dict) or header.get("format") != kind.name:
-        raise StoreError(f"{path} is not an {kind.name} (or its first bytes are damaged); {remedy}")
-    if {name: type(value) for name, value in header.items()} != _FIELDS or padding.strip(b"\0"):
-        raise StoreError(f"{path}: the header is damaged; {remedy}")
-    if header["version"] != kind.version:
-        raise StoreError(
-            f"{path} has version {header['version']} of the {kind.name}, this program reads version "
-            f"{kind.version}; {kind.rewrite}, or use the release that wrote it"
+        fault = f" is not an {kind.name} (or its first bytes are damaged)"
+    elif {name: type(value) for name, value in header.items()} != _FIELDS or padding.strip(b"\0"):
+        fault = ": the header is damaged"
+    elif header["version"] != kind.version:
+        fault = (
+            f" has version {header['version']} of the {kind.name}, this program reads version {kind.version}"
         )
-    if header["bytes"] != size:
-        expected = f"expected {header['bytes']:,}"
-        raise StoreError(f"{path} holds {size:,} bytes, {expected}: it is truncated; {remedy}")
-    return header
+        remedy += ", or use the release that wrote it"
+    elif header["bytes"] != size:
+        fault = f" holds {size:,} bytes, expected {header['bytes']:,}: it is truncated"
+    else:
+        return header
+    raise StoreError(f"{path}{fault}; {remedy}")
 
 
 def _digest(path: Path) -> str:

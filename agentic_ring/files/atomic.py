@@ -46,14 +46,17 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
-    old = _beside(path.with_name(f"{path.name}.old"))
+    beside, old = _beside(path), _beside(path.with_name(f"{path.name}.old"))
     remove_dead_leftovers(path)
     try:
         beside.mkdir()
         yield beside
         for kept in path.iterdir() if path.exists() else ():
-            if not (beside / kept.name).exists() and not re.fullmatch(obsolete, kept.name):
+            if (beside / kept.name).exists() or re.fullmatch(obsolete, kept.name):
+                continue
+            if kept.is_dir():
+                shutil.copytree(kept, beside / kept.name, copy_function=_link)
+            else:
                 _link(kept, beside / kept.name)
         for written in (*beside.rglob("*"), beside):
             flush(written)
@@ -77,17 +80,16 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
 def remove_dead_leftovers(path: Path) -> None:
     """Deletes what killed processes of this machine, or this process, left beside ``path``."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*"):
-        match = _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name))
-        if not match:
-            continue
-        with contextlib.suppress(PermissionError):  # it runs, for another user
-            try:
-                if int(match["process"]) != os.getpid():
-                    os.kill(int(match["process"]), 0)
-                    continue
-            except (ProcessLookupError, OverflowError):
-                pass
-            _remove(leftover)
+        if match := _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name)):
+            process = int(match["process"])
+            with contextlib.suppress(PermissionError):  # it runs, for another user
+                try:
+                    if process != os.getpid():
+                        os.kill(process, 0)
+                        continue
+                except (ProcessLookupError, OverflowError):
+                    pass
+                _remove(leftover)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -108,17 +110,12 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.partial")
 
 
-def _link(kept: Path, path: Path) -> None:
-    """Gives a file, or the files of a folder, a second name; copies where the disk has no such links."""
-    if kept.is_dir():
-        path.mkdir()
-        for inner in kept.iterdir():
-            _link(inner, path / inner.name)
-        return
+def _link(source: Path | str, target: Path | str) -> None:
+    """Gives a file a second name; copies it where the disk has no such links."""
     try:
-        path.hardlink_to(kept)
+        os.link(source, target)
     except OSError:
-        shutil.copy2(kept, path)
+        shutil.copy2(source, target)
 
 
 def flush(path: Path) -> None:

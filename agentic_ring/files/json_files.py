@@ -42,9 +42,8 @@ def json_row(fields: Mapping[str, Any]) -> str:
 def read_json(path: Path, kind: type[Content], remedy: str, foreign: bool = False) -> Content:
     """Reads a JSON file as an instance of ``kind``: a dataclass, a model of pydantic or a typed container.
 
-    Args:
-      remedy: what to do about a bad file, for the error.
-      foreign: whether other programs write such files too; ``kind`` then says what becomes of other fields.
+    ``remedy`` says what to do about a bad file. Where a file is ``foreign``, written by other programs too,
+    ``kind`` says what becomes of other fields.
 
     Raises:
       DataError: the file cannot be read, is not JSON, was changed, or has missing, wrong or unknown fields.
@@ -101,20 +100,20 @@ def json_fault(error: Exception) -> str:
         return f"cannot be read ({error.strerror})"
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "its content"
-        if first["type"] == "missing":
-            return f"has no {place}"
-        return f"has {place} = {first['input']!r:.80}: {first['msg']}"
+        place = ".".join(map(str, first["loc"])) or "its content"
+        is_missing = first["type"] == "missing"
+        return f"has no {place}" if is_missing else f"has {place} = {first['input']!r:.80}: {first['msg']}"
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 ({error.reason} at byte {error.start})"
     return f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"has {next(name for name in names if names.count(name) > 1)!r} twice")
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"has {name!r} twice")
+        fields[name] = value
     return fields
 
 

@@ -15,14 +15,12 @@ from agentic_ring.errors import DataError
 _HEADER_BYTES = 4096
 """Limit for the header of one array; NumPy's own for arrays of one dtype have 128 bytes."""
 _MEMBERS = 4096
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def read_npz(path: Path, most_bytes: int) -> dict[str, np.ndarray]:
     """Returns the arrays of an archive by name.
 
-    Args:
-      most_bytes: limit for the bytes of all arrays together; memory stays within a few times of it.
+    Memory stays within a few times of ``most_bytes``, the limit for all arrays together.
 
     Raises:
       DataError: the file is missing, damaged or encrypted, holds pickled objects, or is larger; the message
@@ -43,7 +41,7 @@ def read_npz(path: Path, most_bytes: int) -> dict[str, np.ndarray]:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    if member.compress_type not in _COMPRESSIONS:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"its member {member.filename!r} is neither stored nor deflated")
     with archive.open(member) as file:
         # No more is unpacked than was declared, and the end compares the CRC.

@@ -54,12 +54,10 @@ def main(
       max_body: Maximum size of a request in bytes. Default: 32 for each token of the context, at least
         2 MiB.
     """
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size is {batch_size}; give at least 1")
-    if queue_size < 0:
-        raise ConfigError(f"--queue-size is {queue_size}; give at least 0")
-    if max_body is not None and max_body < 1:
-        raise ConfigError(f"--max-body is {max_body}; give at least 1")
+    limits = {"batch-size": (batch_size, 1), "queue-size": (queue_size, 0), "max-body": (max_body, 1)}
+    for flag, (value, least) in limits.items():
+        if value is not None and value < least:
+            raise ConfigError(f"--{flag} is {value}; give at least {least}")
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port is {port}; give one of 0 to 65535")
     with needs_extra("serve"):
@@ -68,7 +66,7 @@ def main(
         from agentic_ring.serve.app import make_app
         from agentic_ring.serve.generation import TextGenerator
         from agentic_ring.serve.load_limits import LimitedConnection
-        from agentic_ring.serve.prompts import PromptLimits, PromptProcess
+        from agentic_ring.serve.prompts import PromptProcess
 
     context = usable_context(model, max_context, allow_extrapolation)
     tokenizer = Tokenizer.load(model)
@@ -84,7 +82,7 @@ def main(
     if host not in LOOPBACK:
         say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
     say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")
-    with PromptProcess(model, template, PromptLimits.of(tokenizer, context)) as prompts:
+    with PromptProcess(model, template, context, tokenizer.longest_token) as prompts:
         prompts.check_template()
         max_body = max_body or max(BODY_BYTES, BODY_BYTES_A_TOKEN * context)
         uvicorn.run(

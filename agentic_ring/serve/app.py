@@ -24,6 +24,7 @@ from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.inference.sampling import Sampling
+from agentic_ring.serve import openai_protocol as protocol
 from agentic_ring.serve.generation import (
     AbandonedError,
     CheckConnected,
@@ -33,18 +34,6 @@ from agentic_ring.serve.generation import (
     TextGenerator,
 )
 from agentic_ring.serve.load_limits import BusyError, RequestQueue
-from agentic_ring.serve.openai_protocol import (
-    DEFAULT_CHAT_TOKENS,
-    INTERNAL_ERROR,
-    ChatRequest,
-    CompletionRequest,
-    Kind,
-    error_body,
-    event,
-    read_body,
-    reply_body,
-    stream_event,
-)
 from agentic_ring.serve.prompts import ContextLengthError, PromptProcess
 
 DISCONNECT_CHECK_SECONDS = 0.5
@@ -52,19 +41,14 @@ DISCONNECT_CHECK_SECONDS = 0.5
 LEFT = 499
 """Status that the metrics count for a client that has disconnected."""
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
-_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def make_app(
     name: str, generator: TextGenerator, prompts: PromptProcess, queue_size: int, max_body_bytes: int
 ) -> Starlette:
-    """Returns the server of one model.
+    """Returns the server of one model, which requests select by its name.
 
-    Args:
-      name: name by which requests select the model.
-      prompts: encodes prompts; without a template, chat requests are refused.
-      queue_size: requests that may wait while others are processed.
-      max_body_bytes: largest request body.
+    Without a template for ``prompts`` chats are refused; ``queue_size`` requests may wait for others.
     """
     queue = RequestQueue(generator, queue_size, lambda count: metrics.batches.observe(count))
     metrics = Metrics(queue, generator.prefixes)
@@ -94,28 +78,23 @@ class _Model:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def health(self, request: Request) -> Response:
-        """GET /health."""
         return JSONResponse({"status": "ok", "model": self.name, "waiting": self.queue.waiting})
 
     async def metrics_text(self, request: Request) -> Response:
-        """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
         model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "agentic_ring"}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        body = await read_body(request, CompletionRequest, self.max_body_bytes)
+        body = await protocol.read_body(request, protocol.CompletionRequest, self.max_body_bytes)
         self._check_model(body.model)
-        given = body.prompts
-        self.prompts.limits.check(given)
+        self.prompts.check(body.prompts)
 
         def make_job(check_connected: CheckConnected) -> GenerationJob:
-            texts = [prompt for prompt in given if isinstance(prompt, str)]
-            tokens = [prompt for prompt in given if not isinstance(prompt, str)]
+            texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+            tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
             encoded = self.prompts.encode(texts, check_connected) if texts else []
             return GenerationJob(
                 encoded or [self.generator.token_prompt(prompt) for prompt in tokens],
@@ -129,17 +108,18 @@ class _Model:
         return await self._reply(request, "text_completion", body, make_job, with_top=body.logprobs == 1)
 
     async def chats(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        body = await read_body(request, ChatRequest, self.max_body_bytes)
+        body = await protocol.read_body(request, protocol.ChatRequest, self.max_body_bytes)
         self._check_model(body.model)
         if not self.prompts.has_template:
             raise DataError("the model's folder has no chat template; start the server with --template")
         turns = [Turn(message.role, message.text) for message in body.messages]
-        self.prompts.limits.check([turns])
+        self.prompts.check([turns])
 
         def make_job(check_connected: CheckConnected) -> GenerationJob:
             (prompt,) = self.prompts.encode([turns], check_connected)
-            new_tokens = body.new_tokens or max(1, min(DEFAULT_CHAT_TOKENS, self.generator.room(prompt)))
+            new_tokens = body.new_tokens or max(
+                1, min(protocol.DEFAULT_CHAT_TOKENS, self.generator.room(prompt))
+            )
             return GenerationJob([prompt], new_tokens, _sampling(body), body.stop, continues=False)
 
         return await self._reply(request, "chat.completion", body, make_job)
@@ -151,8 +131,8 @@ class _Model:
     async def _reply(
         self,
         request: Request,
-        kind: Kind,
-        body: CompletionRequest | ChatRequest,
+        kind: protocol.Kind,
+        body: protocol.CompletionRequest | protocol.ChatRequest,
         make_job: Callable[[CheckConnected], GenerationJob],
         with_top: bool = False,
     ) -> Response:
@@ -181,21 +161,17 @@ class _Model:
             events = _events(asked, answers, parts, kind, head)
             return StreamingResponse(events, media_type="text/event-stream")
         texts = answers.result()  # or its error, after which there may be no job
-        return JSONResponse(reply_body(kind, head, asked.job.result(), texts, with_top))
+        return JSONResponse(protocol.reply_body(kind, head, asked.job.result(), texts, with_top))
 
     def _count(self, asked: GenerationRequest) -> None:
-        if not (asked.has_left() or asked.answers.exception()):
+        if not (asked.has_left or asked.answers.exception()):
             prompts = asked.job.result().prompts
             self.metrics.prompt_tokens.inc(sum(len(prompt.tokens) for prompt in prompts))
             self.metrics.generated_tokens.inc(sum(answer.tokens for answer in asked.answers.result()))
 
 
 async def _until_any(futures: Iterable[asyncio.Future], request: Request) -> None:
-    """Waits until one is done.
-
-    Raises:
-      AbandonedError: the client has disconnected.
-    """
+    """Waits until one is done, or raises an AbandonedError once the client has disconnected."""
     done: set[asyncio.Future] = set()
     while not done:
         done, _ = await asyncio.wait(
@@ -209,7 +185,7 @@ async def _events(
     asked: GenerationRequest,
     answers: asyncio.Future[list[GeneratedText]],
     parts: asyncio.Queue[str],
-    kind: Kind,
+    kind: protocol.Kind,
     head: dict[str, Any],
 ) -> AsyncIterator[str]:
     """Server-sent events: parts of the answer, the finish reason, and ``[DONE]``; then the client leaves."""
@@ -217,54 +193,49 @@ async def _events(
     answers.add_done_callback(lambda _: parts.put_nowait(""))
     try:
         while text := await parts.get():
-            yield stream_event(kind, head, text)
+            yield protocol.stream_event(kind, head, text)
         (answer,) = await answers
-        yield stream_event(kind, head, "", answer.ended)
+        yield protocol.stream_event(kind, head, "", answer.ended)
     except AgenticRingError as error:
-        yield event(error_body(str(error)))
+        yield protocol.event(protocol.error_body(str(error)))
     except Exception:
         logging.getLogger(__name__).exception("a stream failed")
-        yield event(error_body(INTERNAL_ERROR, 500))
+        yield protocol.event(protocol.error_body(protocol.INTERNAL_ERROR, 500))
     finally:
         asked.leave()
     yield "data: [DONE]\n\n"
 
 
-def _sampling(body: CompletionRequest | ChatRequest) -> Sampling:
+def _sampling(body: protocol.CompletionRequest | protocol.ChatRequest) -> Sampling:
     seed = secrets.randbits(32) if body.seed is None else body.seed
     return Sampling(body.temperature, body.top_p, seed)
 
 
-def _validation_message(error: ValidationError) -> str:
-    """Field and message of the first few invalid fields."""
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False)[:4]:
-        where = ".".join(map(str, fault["loc"]))
-        faults.append(f"{where}: {fault['msg']}" if where else fault["msg"])
-    return "; ".join(faults)
+async def _error_reply(request: Request, error: Any) -> Response:
+    """Every error is a reply in OpenAI's format, without a traceback."""
+    status, message, code, headers = 400, str(error), None, None
+    match error:
+        case AbandonedError() | ClientDisconnect():
+            return Response(status_code=LEFT)
+        case ValidationError():
+            faults = error.errors(include_url=False, include_input=False)[:4]  # the first few invalid fields
+            named = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in faults)
+            message = "; ".join(f"{where}: {what}" if where else what for where, what in named)
+        case HTTPException():
+            status, message, headers = error.status_code, str(error.detail), error.headers
+        case ContextLengthError():
+            code = "context_length_exceeded"
+        case BusyError():
+            status, code, headers = 429, "busy", {"Retry-After": str(error.retry_after)}
+        case AgenticRingError():
+            pass
+        case _:
+            status, message = 500, protocol.INTERNAL_ERROR
+    return JSONResponse(protocol.error_body(message, status, code), status, headers)
 
 
-def _error(status: int, message: str, code: str | None = None, headers: Any = None) -> Response:
-    return JSONResponse(error_body(message, status, code), status, headers)
-
-
-def _handler(reply: Callable[[Any], Response]) -> Any:
-    async def handle(request: Request, error: Exception) -> Response:
-        return reply(error)
-
-    return handle
-
-
-_ERROR_HANDLERS: dict[Any, Any] = {
-    ValidationError: _handler(lambda error: _error(400, _validation_message(error))),
-    HTTPException: _handler(lambda e: _error(e.status_code, str(e.detail), headers=e.headers)),
-    AgenticRingError: _handler(lambda error: _error(400, str(error))),
-    ContextLengthError: _handler(lambda error: _error(400, str(error), "context_length_exceeded")),
-    BusyError: _handler(lambda e: _error(429, str(e), "busy", {"Retry-After": str(e.retry_after)})),
-    **dict.fromkeys((AbandonedError, ClientDisconnect), _handler(lambda error: Response(status_code=LEFT))),
-    Exception: _handler(lambda error: _error(500, INTERNAL_ERROR)),
-}
-"""Every error is a reply in OpenAI's format, without a traceback."""
+_EXPECTED = (ValidationError, HTTPException, AgenticRingError, BusyError, AbandonedError, ClientDisconnect)
+_ERROR_HANDLERS: dict[Any, Any] = dict.fromkeys((*_EXPECTED, Exception), _error_reply)
 
 
 class Metrics(Collector):
@@ -274,18 +245,15 @@ class Metrics(Collector):
         self._queue, self._prefixes = queue, prefixes
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        count, histogram = (
-            partial(Counter, registry=self.registry),
-            partial(Histogram, registry=self.registry),
-        )
+        count = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self.requests = count("agentic_ring_requests", "Requests", ("route", "status"))
         self.prompt_tokens = count("agentic_ring_prompt_tokens", "Tokens of answered prompts")
         self.generated_tokens = count("agentic_ring_generated_tokens", "Tokens of complete answers")
         seconds = "Seconds from a request's head to the end of its answer"
         self.seconds = histogram("agentic_ring_request_seconds", seconds, ("route",), buckets=_SECONDS)
-        self.batches = histogram(
-            "agentic_ring_batch_requests", "Requests answered together", buckets=_BATCHES
-        )
+        batches = "Requests answered together"
+        self.batches = histogram("agentic_ring_batch_requests", batches, buckets=(1, 2, 4, 8, 16, 32))
 
     def collect(self) -> Iterator[Metric]:
         """The metrics that are read when they are asked for."""

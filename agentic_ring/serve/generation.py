@@ -1,6 +1,5 @@
 """Text generation for requests: answers to prompts, and log probabilities of their tokens."""
 
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -26,25 +25,20 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """Prompts to answer, and how.
-
-    Attributes:
-      prompts: at least one.
-      max_new_tokens: limit of each answer; 0 generates none.
-      stop: strings that end an answer; they are not part of it.
-      echo: put the prompt before the answer.
-      scored: return log probabilities.
-      continues: the answer continues the prompt's text, including the space between them; otherwise it
-        is a separate text.
-    """
+    """Prompts to answer, at least one, and how."""
 
     prompts: Sequence[Prompt]
     max_new_tokens: int
+    """Limit of each answer; 0 generates none."""
     sampling: Sampling
     stop: Sequence[str] = ()
+    """Strings that end an answer; they are not part of it."""
     echo: bool = False
+    """Put the prompt before the answer."""
     scored: bool = False
+    """Return log probabilities."""
     continues: bool = True
+    """The answer continues the prompt's text, including the space between them, and is no separate text."""
 
     @property
     def is_single(self) -> bool:
@@ -54,43 +48,35 @@ class GenerationJob:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of a prompt or an answer.
-
-    Attributes:
-      text: text that the token adds; special tokens are spelled out.
-      offset: number of characters of prompt and answer before it.
-      log_probability: log probability given all earlier tokens; None for the first token.
-      likeliest: text and log probability of the most likely token at its place; None for the first token.
-    """
+    """A token of a prompt or an answer; the first token has no log probability."""
 
     text: str
+    """Text that the token adds; special tokens are spelled out."""
     offset: int
-    log_probability: float | None
-    likeliest: tuple[str, float] | None
+    """Number of characters of prompt and answer before it."""
+    log_probability: float | None = None
+    """Log probability given all earlier tokens."""
+    likeliest: tuple[str, float] | None = None
+    """Text and log probability of the most likely token at its place."""
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The answer to a prompt.
-
-    Attributes:
-      text: the answer, after the prompt if the job has ``echo``.
-      tokens: number of tokens of the answer.
-      scored: tokens of ``text`` with log probabilities; None unless requested.
-    """
+    """The answer to a prompt."""
 
     text: str
+    """The answer, after the prompt if the job has ``echo``."""
     ended: Literal["stop", "length"]
     tokens: int
+    """Number of tokens of the answer."""
     scored: list[ScoredToken] | None
+    """Tokens of ``text`` with log probabilities; None unless requested."""
 
 
 class GenerationRequest:
     """A client's request, from its arrival to its answers.
 
-    Args:
-      make_job: encodes the prompts; slow.
-      on_text: called with each new part of the answer to a single prompt.
+    ``make_job`` encodes the prompts, which is slow; ``on_text`` gets each new part of a single answer.
 
     Attributes:
       job: set once the prompts are encoded and fit the model.
@@ -102,24 +88,19 @@ class GenerationRequest:
         make_job: Callable[[CheckConnected], GenerationJob],
         on_text: Callable[[str], object] = lambda text: None,
     ):
-        self.make_job = make_job
-        self.on_text = on_text
+        self.make_job, self.on_text = make_job, on_text
         self.job: Future[GenerationJob] = Future()
         self.answers: Future[list[GeneratedText]] = Future()
-        self._left = threading.Event()
+        self.has_left = False
 
     def leave(self) -> None:
         """The client has disconnected: the request leaves the queue, or its answer ends."""
-        self._left.set()
+        self.has_left = True
         self.answers.cancel()
-
-    def has_left(self) -> bool:
-        """Whether the client has disconnected."""
-        return self._left.is_set()
 
     def check_connected(self) -> None:
         """Raises an AbandonedError if the client has left."""
-        if self.has_left():
+        if self.has_left:
             raise AbandonedError
 
     def finish(self, answers: list[GeneratedText]) -> None:
@@ -133,17 +114,13 @@ Take = Callable[[Callable[[GenerationRequest], bool]], object]
 
 
 class RequestBatch:
-    """Requests for single answers whose prompts share a cached beginning, or are all short.
+    """Up to ``rows`` requests for single answers whose prompts share a cached beginning, or are all short.
 
-    Args:
-      prefixes: holds the beginning.
-      rows: maximum number of requests.
-      slots: maximum number of tokens of ``rows`` rests of prompts with their answers, so that a batch needs
-        no more memory than one prompt of that length; only the first request may exceed it, alone.
+    ``rows`` rests of prompts with their answers have at most ``slots`` tokens, so that a batch needs no more
+    memory than one prompt of that length; only the first request may exceed it, alone.
 
     Attributes:
-      requests: the requests so far.
-      shared: number of leading tokens that their prompts share with the cached text; 0 for short prompts.
+      shared: number of leading tokens that the prompts share with the cached text; 0 for short prompts.
 
     Raises:
       AbandonedError: the first request's client left before its prompt was encoded.
@@ -177,21 +154,14 @@ class RequestBatch:
 
 
 class TextGenerator:
-    """Answers requests with one model, those together that continue the same text.
+    """Answers requests with one model, at most ``batch_size`` together, which continue the same text.
 
-    Args:
-      max_context: maximum number of tokens of a prompt and its answer together.
-      batch_size: maximum number of requests that are answered together.
-
-    Attributes:
-      prefixes: cache of the last long prompt.
+    A prompt and its answer have at most ``max_context`` tokens. ``prefixes`` caches the last long prompt.
     """
 
     def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_context: int, batch_size: int = 8):
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._max_context = max_context
-        self._batch_size = batch_size
+        self._engine, self._tokenizer = engine, tokenizer
+        self._max_context, self._batch_size = max_context, batch_size
         self.prefixes = PrefixCache(engine)
 
     def token_prompt(self, tokens: Sequence[int]) -> Prompt:
@@ -220,10 +190,8 @@ class TextGenerator:
     def answer(self, request: GenerationRequest, take: Take) -> int:
         """Answers a request whose job has passed ``check``, and others that continue the same text.
 
-        Each gets the answer that it would get alone. The others are taken once the text is encoded.
-
-        Returns:
-          The number of requests.
+        Each gets the answer that it would get alone. The others are taken once the text is encoded. Returns
+        the number of requests.
 
         Raises:
           AbandonedError: the client of a request that is answered alone has left.
@@ -231,30 +199,31 @@ class TextGenerator:
         request.check_connected()
         job = request.job.result()
         if not job.is_single:
-            request.finish(
-                [text for group in self._groups(job) for text in self._answer_group(request, group)]
-            )
+            groups = [self._answer_group(request, group) for group in self._groups(job)]
+            request.finish([text for group in groups for text in group])
             return 1
         batch = RequestBatch(self.prefixes, self._batch_size, self._max_context, request)
         take(batch.admit)
-        self._answer_batch(batch)
-        return len(batch.requests)
-
-    def _answer_batch(self, batch: RequestBatch) -> None:
         requests = batch.requests
         jobs = [request.job.result() for request in requests]
-        prompts = [job.prompts[0] for job in jobs]
 
         def on_text(row: int, text: str) -> bool:
             requests[row].on_text(text)
-            return requests[row].has_left()
+            return requests[row].has_left
 
         def on_end(row: int, answer: Completion, text: AnswerText) -> None:
-            requests[row].finish([_generated(jobs[row], prompts[row], answer, text)])
+            requests[row].finish([_generated(jobs[row], jobs[row].prompts[0], answer, text)])
 
-        least_rows = self._batch_size if len(jobs) > 1 else 1
-        samplings = [job.sampling for job in jobs]
-        self._generate(jobs, prompts, samplings, batch.shared, on_text, on_end, least_rows)
+        self._generate(
+            jobs,
+            [job.prompts[0] for job in jobs],
+            [job.sampling for job in jobs],
+            batch.shared,
+            on_text,
+            on_end,
+            least_rows=self._batch_size if len(jobs) > 1 else 1,
+        )
+        return len(requests)
 
     def _groups(self, job: GenerationJob) -> Iterator[list[Prompt]]:
         """Splits the prompts into batches that need no more memory than one prompt of maximum length."""
@@ -271,11 +240,14 @@ class TextGenerator:
         job, shared = request.job.result(), 0
         if len(prompts) == 1 and job.max_new_tokens:
             shared = self.prefixes.hold(prompts[0].tokens, lambda done: request.check_connected())
+        jobs = [job] * len(prompts)
         answers, texts = self._generate(
-            [job] * len(prompts), prompts, job.sampling, shared, lambda row, text: request.has_left()
+            jobs, prompts, job.sampling, shared, lambda row, text: request.has_left
         )
         request.check_connected()
-        scored = self._scored(job, prompts, answers, texts, self.prefixes.beginning(shared))
+        scored = [None] * len(prompts)
+        if job.scored:
+            scored = self._scored(job, prompts, answers, texts, self.prefixes.beginning(shared))
         return [_generated(job, *row) for row in zip(prompts, answers, texts, scored, strict=True)]
 
     def _generate(
@@ -319,31 +291,24 @@ class TextGenerator:
         answers: list[Completion],
         texts: list[AnswerText],
         document: Document | None,
-    ) -> Iterator[list[ScoredToken] | None]:
-        """Tokens with log probabilities of each prompt, from a second pass; None if not requested."""
-        if not job.scored:
-            yield from [None] * len(prompts)
-            return
+    ) -> list[list[ScoredToken]]:
+        """Tokens of each prompt and answer with log probabilities, from a second pass."""
+        document = None if job.echo else document
+        read = 0 if document is None else document.length
         wholes = [[*p.tokens, *a.tokens] for p, a in zip(prompts, answers, strict=True)]
         firsts = [1 if job.echo else len(prompt.tokens) for prompt in prompts]
-        scores = self._scores(wholes, firsts, None if job.echo else document)
-        for prompt, whole, score, text in zip(prompts, wholes, scores, texts, strict=True):
+        pairs = [(whole[read:first], whole[first:]) for whole, first in zip(wholes, firsts, strict=True)]
+        asked = [pair for pair in pairs if pair[1]]
+        scores = iter(self._engine.score(asked, document=document) if asked else ())
+        rows = []
+        for prompt, whole, (_, continuation), text in zip(prompts, wholes, pairs, texts, strict=True):
+            score = next(scores) if continuation else Score([], [], [], [])
             shown, offset = (prompt.added, 0) if job.echo else (len(prompt.tokens), len(prompt.text))
             found = _scored_tokens(self._tokenizer, whole, score, shown, offset)
             end = len(prompt.text) + len(text.text)
             # Tokens of a stop string were generated, but are not part of the answer.
-            yield [token for token in found if not text.stopped or token.offset < end]
-
-    def _scores(
-        self, wholes: list[list[int]], firsts: list[int], document: Document | None
-    ) -> Iterator[Score]:
-        """Scores of the tokens from index ``first`` on; empty if there are none."""
-        read = 0 if document is None else document.length
-        pairs = [(whole[read:first], whole[first:]) for whole, first in zip(wholes, firsts, strict=True)]
-        asked = [pair for pair in pairs if pair[1]]
-        scores = iter(self._engine.score(asked, document=document) if asked else ())
-        for _, continuation in pairs:
-            yield next(scores) if continuation else Score([], [], [], [])
+            rows.append([token for token in found if not text.stopped or token.offset < end])
+        return rows
 
 
 def _generated(
@@ -353,35 +318,27 @@ def _generated(
     text: AnswerText,
     scored: list[ScoredToken] | None = None,
 ) -> GeneratedText:
-    return GeneratedText(
-        (prompt.text if job.echo else "") + text.text,
-        "stop" if text.stopped or answer.ended == "stop" else "length",
-        len(answer.tokens),
-        scored,
-    )
+    whole = prompt.text + text.text if job.echo else text.text
+    ended = "stop" if text.stopped or answer.ended == "stop" else "length"
+    return GeneratedText(whole, ended, len(answer.tokens), scored)
 
 
 def _scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
 ) -> Iterator[ScoredToken]:
-    """Yields the tokens from index ``shown`` on.
+    """Yields the tokens from index ``shown`` on, which has ``offset`` characters before it.
 
-    Args:
-      tokens: tokens of prompt and answer.
-      score: score of the last tokens.
-      shown: index of the first token to return.
-      offset: number of characters before that token.
+    ``score`` is that of the last tokens.
     """
     decode = partial(tokenizer.decode, skip_special=False)
     pieces = IncrementalDetokenizer(decode, tokens[:shown])
-    first_scored = len(tokens) - len(score.tokens)
     for place in range(shown, len(tokens)):
         text = pieces.add(tokens[place])
         if place + 1 == len(tokens):
             text += pieces.rest()
-        index = place - first_scored
+        index = place - (len(tokens) - len(score.tokens))
         if index < 0:
-            yield ScoredToken(text, offset, None, None)
+            yield ScoredToken(text, offset)
         else:
             likeliest = decode([score.likeliest[index]]), score.likeliest_log_probabilities[index]
             yield ScoredToken(text, offset, score.log_probabilities[index], likeliest)

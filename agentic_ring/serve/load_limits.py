@@ -40,8 +40,8 @@ class LimitedConnection(H11Protocol):
         # Closed ones stay in the set until the event loop has turned.
         connections = [each for each in connections if not each.transport.is_closing()]
         if len(connections) > CONNECTIONS:
-            idle = [each for each in connections if not (each._answering and not each.cycle.more_body)]
             # This one is idle, too: it is closed if all others wait for their answers.
+            idle = [each for each in connections if not (each._answering and not each.cycle.more_body)]
             min(idle, key=lambda each: each._idle_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -108,19 +108,14 @@ class RequestQueue:
 
         submit -> encode (a thread) -> encoded requests -> answer (another thread)
 
-    Args:
-      generator: answers the oldest request and those that it takes; an error is the answer of each of them
-        that is not finished.
-      size: requests that may wait while others are answered.
-      on_batch: called with the number of requests that were answered together.
+    ``generator`` answers the oldest request and those that it takes, whose number ``on_batch`` gets; an error
+    is the answer of each that is not finished. ``size`` requests may wait while others are answered.
     """
 
     def __init__(
         self, generator: TextGenerator, size: int, on_batch: Callable[[int], object] = lambda count: None
     ):
-        self._generator = generator
-        self._size = size
-        self._on_batch = on_batch
+        self._generator, self._size, self._on_batch = generator, size, on_batch
         # Of their own, so that nothing else waits for them, and they for nothing else.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoding")
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="generation")
@@ -166,7 +161,7 @@ class RequestQueue:
 
         def take(fits: Callable[[GenerationRequest], bool], most: float = math.inf) -> None:
             for request in tuple(self._encoded):
-                if len(taken) < most and (request.has_left() or fits(request)):
+                if len(taken) < most and (request.has_left or fits(request)):
                     self._encoded.remove(request)
                     if request.answers.set_running_or_notify_cancel():
                         taken.append(request)

@@ -17,10 +17,8 @@ DEFAULT_TOKENS = 16
 """Default length of a completion, as in OpenAI's protocol."""
 DEFAULT_CHAT_TOKENS = 1024
 """Default length of a chat answer; shorter if the context is full."""
-MAX_PROMPTS = 128
-MAX_MESSAGES = 2**14
-MAX_PARTS = 1024
-"""Limits of a request's lists; ``MAX_PARTS`` is that of one message."""
+MAX_PROMPTS, MAX_MESSAGES, MAX_PARTS = 128, 2**14, 1024
+"""Limits of a request's lists; the last one is that of one message."""
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1024
 """Maximum number of stop strings, and of characters of each."""
 BODY_SECONDS = 30.0
@@ -148,6 +146,10 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
       HTTPException: it is not JSON (415), larger than ``max_bytes`` (413), or takes too long (408).
       pydantic.ValidationError: it is not a valid ``kind``.
     """
+
+    def refused(status: int, reason: str) -> HTTPException:
+        return HTTPException(status, f"the request {reason}", {"Connection": "close"})
+
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, "the request is not JSON; send Content-Type: application/json")
@@ -157,11 +159,9 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
-                    message = f"the request is larger than {max_bytes} bytes"
-                    raise HTTPException(413, message, {"Connection": "close"})
+                    raise refused(413, f"is larger than {max_bytes} bytes")
     except TimeoutError:
-        message = f"the request took longer than {BODY_SECONDS:g} s"
-        raise HTTPException(408, message, {"Connection": "close"}) from None
+        raise refused(408, f"took longer than {BODY_SECONDS:g} s") from None
     return kind.model_validate_json(bytes(body))
 
 
@@ -173,13 +173,12 @@ def reply_body(
     usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
     choices = []
     for index, answer in enumerate(answers):
-        choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": None}
+        logprobs = None if answer.scored is None else _logprobs(answer.scored, with_top)
+        choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": logprobs}
         if kind == "chat.completion":
             choice["message"] = {"role": "assistant", "content": answer.text}
         else:
             choice["text"] = answer.text
-        if answer.scored is not None:
-            choice["logprobs"] = _logprobs(answer.scored, with_top)
         choices.append(choice)
     return {**head, "object": kind, "choices": choices, "usage": usage}
 

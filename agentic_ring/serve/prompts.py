@@ -31,89 +31,51 @@ CHECK_SECONDS = 0.1
 """Interval at which a request in process checks whether its client is still connected."""
 
 
+AnyPrompt = str | Sequence[int] | Sequence[Turn]
+
+
 class ContextLengthError(ArgumentError):
     """A prompt and its answer exceed the maximum context."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenised prompt.
-
-    Attributes:
-      text: the given text, or the decoded tokens; empty for a chat, which is never echoed.
-      added: number of leading tokens that the tokenizer added, such as the beginning-of-text token.
-    """
+    """A tokenised prompt."""
 
     tokens: Sequence[int]
     text: str
+    """The given text, or the decoded tokens; empty for a chat, which is never echoed."""
     added: int = 0
-
-
-@dataclass(frozen=True)
-class PromptLimits:
-    """Limits that hold before a prompt is encoded, so that encoding takes bounded time.
-
-    Attributes:
-      tokens: maximum context.
-      characters: maximum number of characters of a prompt: ``tokens`` times the longest token's.
-    """
-
-    tokens: int
-    characters: int
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, max_context: int) -> "PromptLimits":
-        """The limits of a context of ``max_context`` tokens of this tokenizer."""
-        return cls(max_context, max_context * tokenizer.longest_token)
-
-    def check(self, prompts: Sequence[str | Sequence[int] | Sequence[Turn]]) -> None:
-        """Checks prompts: texts, tokens or chats, each of whose messages takes at least one token.
-
-        Raises:
-          ContextLengthError: one has more tokens or characters than the context could hold.
-        """
-        for prompt in prompts:
-            if not isinstance(prompt, str) and len(prompt) > self.tokens:
-                raise ContextLengthError(
-                    f"the prompt has {len(prompt)} tokens or messages; the context holds {self.tokens} tokens"
-                )
-            size = _characters(prompt)
-            if size > self.characters:
-                raise ContextLengthError(
-                    f"the prompt has {size} characters; the context of {self.tokens} tokens holds at most "
-                    f"{self.characters}"
-                )
+    """Number of leading tokens that the tokenizer added, such as the beginning-of-text token."""
 
 
 class PromptProcess:
     """Encodes prompts in a process of its own, one request at a time; close it, or use it as a context.
 
-    Args:
-      folder: folder of the tokenizer.
-      template: name of the chat template; None if there is none.
-      limits: what is refused before it is encoded.
+    It loads the tokenizer of ``folder``, and a chat template by name. A prompt has at most ``context`` tokens
+    of at most ``longest_token`` characters.
     """
 
-    def __init__(self, folder: Path | str, template: str | None, limits: PromptLimits):
-        self.limits = limits
+    def __init__(self, folder: Path | str, template: str | None, context: int, longest_token: int):
         self.has_template = template is not None
+        self._context, self._characters = context, context * longest_token
         self._arguments = (folder, template)
         self._start()
 
-    def encode(
-        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
-    ) -> list[Prompt]:
-        """Tokenises texts, and conversations that end with the user's turn in the template.
-
-        Args:
-          check_connected: called regularly; an exception that it raises ends the work.
+    def check(self, prompts: Sequence[AnyPrompt]) -> None:
+        """Checks prompts before they are encoded, which then takes bounded time.
 
         Raises:
-          ContextLengthError: a prompt has more characters or messages than the context could hold.
-          DataError: the turns do not form a conversation, or the time or memory of a request is exceeded.
+          ContextLengthError: a prompt has more tokens, messages or characters than the context could hold.
         """
-        self.limits.check(prompts)
-        return self._ask(prompts, check_connected)
+        for prompt in prompts:
+            size = 0 if isinstance(prompt, str) else len(prompt)
+            limits = {"tokens or messages": (size, self._context)}  # a message has at least one token
+            limits["characters"] = (_characters(prompt), self._characters)
+            for unit, (found, most) in limits.items():
+                if found > most:
+                    context = f"the context of {self._context} tokens holds at most {most}"
+                    raise ContextLengthError(f"the prompt has {found} {unit}; {context}")
 
     def check_template(self) -> None:
         """Checks that the tokenizer has the special tokens that the template writes.
@@ -121,7 +83,39 @@ class PromptProcess:
         Raises:
           DataError: it lacks one, or the time or memory of a request is exceeded.
         """
-        self._ask((), lambda: None)
+        self.encode((), lambda: None)
+
+    def encode(
+        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
+    ) -> list[Prompt]:
+        """Tokenises texts, and conversations that end with the user's turn in the template.
+
+        They have passed ``check``. An exception that ``check_connected`` raises ends the work.
+
+        Raises:
+          DataError: the turns do not form a conversation, or the time or memory of a request is exceeded.
+        """
+        seconds = SECONDS + sum(map(_characters, prompts)) / CHARACTERS_A_SECOND
+        try:
+            self._pipe.send((seconds, prompts))
+            while not self._pipe.poll(CHECK_SECONDS):
+                check_connected()
+            error, found = self._pipe.recv()
+        except BaseException as failure:
+            if isinstance(failure, EOFError | OSError):
+                self._process.join(1)
+            timed_out = self._process.exitcode == -signal.SIGALRM
+            self.close()
+            self._start()
+            if not isinstance(failure, EOFError | OSError):
+                raise
+            limit = f"the time limit of {seconds:.0f} s" if timed_out else "the memory limit"
+            raise DataError(
+                f"the chat template or the tokenizer exceeded {limit} for this request; shorten it"
+            ) from None
+        if error is not None:
+            raise error(found)
+        return found
 
     def close(self) -> None:
         """Ends the process."""
@@ -142,34 +136,8 @@ class PromptProcess:
         self._process.start()
         theirs.close()
 
-    def _ask(
-        self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
-    ) -> list[Prompt]:
-        seconds = SECONDS + sum(map(_characters, prompts)) / CHARACTERS_A_SECOND
-        try:
-            self._pipe.send((seconds, prompts))
-            while not self._pipe.poll(CHECK_SECONDS):
-                check_connected()
-            error, found = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(1)
-            timed_out = self._process.exitcode == -signal.SIGALRM
-            self.close()
-            self._start()
-            limit = f"the time limit of {seconds:.0f} s" if timed_out else "the memory limit"
-            raise DataError(
-                f"the chat template or the tokenizer exceeded {limit} for this request; shorten it"
-            ) from None
-        except BaseException:
-            self.close()
-            self._start()
-            raise
-        if error is not None:
-            raise error(found)
-        return found
 
-
-def _characters(prompt: str | Sequence[int] | Sequence[Turn]) -> int:
+def _characters(prompt: AnyPrompt) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(turn.text) for turn in prompt if isinstance(turn, Turn))

@@ -3,18 +3,32 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import jax
 
-if TYPE_CHECKING:
-    from agentic_ring.terminal.progress_table import StageTable
+from agentic_ring.extras import needs_extra
+
+with needs_extra("models"):
+    from rich.console import Console
+    from rich.progress import (
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column, Table
+    from rich.text import Text
 
 LOG_INTERVAL_SECONDS = 15.0
+FINISHED_ROWS = 12
+"""Finished stages that stay in the table; a job of many cells has more of them than a terminal has lines."""
 
-_open_tables: "list[StageTable]" = []
+_open_tables: "list[_StageTable]" = []
 """The table that is live, if any: a terminal has room for one."""
 
 
@@ -24,25 +38,26 @@ class Advance(Protocol):
     def __call__(
         self, done: int, note: str = "", *, loss: float | None = None, last_return: float | None = None
     ) -> None:
-        """Reports that ``done`` units are finished.
+        """Reports that ``done`` units are finished, with the loss of the last update.
 
-        Args:
-          note: anything else, in a few words.
-          loss: loss of the last update.
-          last_return: return of the last episode or trial, a mean where there were several.
+        ``last_return`` is that of the last episode or trial, a mean where there were several.
         """
         ...
 
 
 @contextmanager
 def live_table() -> Iterator[None]:
-    """Shows all progress within the block in one live table, if standard error is a terminal."""
-    if _open_tables or jax.process_index() != 0 or not _is_interactive():
+    """Shows all progress within the block in one live table, if standard error is a terminal.
+
+    Where CI or NO_COLOR is set or TERM is dumb, the user has asked for plain text.
+    """
+    plain = (
+        os.environ.get("CI") or os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    )
+    if _open_tables or plain or jax.process_index() != 0 or not sys.stderr.isatty():
         yield
         return
-    from agentic_ring.terminal.progress_table import StageTable
-
-    with StageTable() as table:
+    with _StageTable() as table:
         _open_tables.append(table)
         try:
             yield
@@ -54,8 +69,8 @@ def live_table() -> Iterator[None]:
 def progress(title: str, total: int, finished: int = 0) -> Iterator[Advance]:
     """Shows the progress of a job of ``total`` units, on process 0 only.
 
-    It is a row of the live table on a terminal. Elsewhere, and where CI or NO_COLOR is set or TERM is dumb,
-    it is a line every 15 s. ``finished`` units were done before, by a run that this one continues.
+    It is a row of the live table on a terminal, and a line every 15 s elsewhere. ``finished`` units were done
+    before, by a run that this one continues.
 
     Example:
       with progress("training", steps) as advance:
@@ -66,11 +81,10 @@ def progress(title: str, total: int, finished: int = 0) -> Iterator[Advance]:
         yield lambda done, note="", *, loss=None, last_return=None: None
         return
     with live_table():
-        if not _open_tables:
+        if _open_tables:
+            yield _open_tables[0].add_stage(title, total, finished)
+        else:
             yield _line_logger(title, total, finished)
-            return
-        row = _open_tables[0].add_stage(title, total, finished)
-        yield lambda done, note="", *, loss=None, last_return=None: row.update(done, note, loss, last_return)
 
 
 def say(message: str) -> None:
@@ -79,17 +93,8 @@ def say(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-def _is_interactive() -> bool:
-    """Whether a table can be redrawn on standard error, and the user has not asked for plain text."""
-    plain = (
-        os.environ.get("CI") or os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
-    )
-    return sys.stderr.isatty() and not plain
-
-
 def _line_logger(title: str, total: int, finished: int) -> Advance:
-    started = time.monotonic()
-    last_line = started
+    started = last_line = time.monotonic()
 
     def advance(
         done: int, note: str = "", *, loss: float | None = None, last_return: float | None = None
@@ -106,3 +111,61 @@ def _line_logger(title: str, total: int, finished: int) -> Advance:
         say(f"{title} {done}/{total}, {now - started:.0f} s, {left:.0f} s left  {details}".rstrip())
 
     return advance
+
+
+class _StageTable(Progress):
+    """A live table on standard error, with a row per stage; what the program prints appears above it."""
+
+    def __init__(self) -> None:
+        stage, note = (Column(name, no_wrap=True, ratio=1) for name in ("stage", ""))
+        super().__init__(
+            TextColumn("{task.description}", markup=False, table_column=stage),
+            MofNCompleteColumn(table_column=_right("done")),
+            _RateColumn(table_column=_right("rate")),
+            TimeRemainingColumn(compact=True, table_column=_right("time left")),
+            TextColumn("{task.fields[loss]}", table_column=_right("loss")),
+            TextColumn("{task.fields[last_return]}", table_column=_right("last return")),
+            TextColumn("{task.fields[note]}", markup=False, table_column=note),
+            console=Console(stderr=True),
+            # Standard output may be a file, and its lines then stay out of the terminal.
+            redirect_stdout=Console().is_terminal,
+            expand=True,
+        )
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """The rows under a header."""
+        table = super().make_tasks_table(tasks)
+        table.show_header = True
+        return table
+
+    def add_stage(self, title: str, total: int, finished: int) -> Advance:
+        """Adds a row for a stage; drops the oldest of many finished rows."""
+        for old in [task.id for task in self.tasks if task.finished][:-FINISHED_ROWS]:
+            self.remove_task(old)
+        row = self.add_task(title, total=total, completed=finished, loss="", last_return="", note="")
+
+        def advance(
+            done: int, note: str = "", *, loss: float | None = None, last_return: float | None = None
+        ) -> None:
+            fields: dict[str, Any] = {"note": note}  # a figure that is None stays as it was
+            if loss is not None:
+                fields["loss"] = f"{loss:.4f}"
+            if last_return is not None:
+                fields["last_return"] = f"{last_return:.1f}"
+            self.update(row, completed=done, **fields)
+
+        return advance
+
+
+class _RateColumn(ProgressColumn):
+    """Units per second, or seconds per unit where that is less than one."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of the stage's last half minute."""
+        if not task.speed:
+            return Text("")
+        return Text(f"{task.speed:,.1f}/s" if task.speed >= 1 else f"{1 / task.speed:,.1f} s each")
+
+
+def _right(name: str) -> Column:
+    return Column(name, justify="right", no_wrap=True)

@@ -2,38 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from agentic_ring.extras import needs_extra
 
-if TYPE_CHECKING:
+with needs_extra("models"):
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows with the same columns.
-
-    Attributes:
-      title: what the numbers are.
-      rows: cells by column, in the same order in each row.
-      notes: lines below the table.
-    """
+    """Rows with the same columns."""
 
     title: str
     rows: Sequence[Mapping[str, str]]
+    """Cells by column, in the same order in each row."""
     notes: Sequence[str] = ()
+    """Lines below the table."""
 
     @property
     def _columns(self) -> list[str]:
         return list(self.rows[0]) if self.rows else []
 
-    def rich(self) -> "Table":
+    def rich(self) -> Table:
         """The table for ``rich``'s console."""
-        with needs_extra("models"):
-            from rich.box import SIMPLE_HEAD
-            from rich.table import Table
-
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(self._columns):
             table.add_column(column, justify="left" if index == 0 else "right")

@@ -20,8 +20,9 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ with needs_extra("models"):
     from orbax.checkpoint import v1 as ocp
 
 _LOSS, _DIGESTS = "loss.json", "SHA256SUMS"
-_CLOSED_LOOP = "Event loop is closed"
 
 
 def _not_orbax_stack(record: logging.LogRecord) -> bool:
@@ -54,18 +54,15 @@ def _hide_closed_loops() -> None:
     report = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != _CLOSED_LOOP:
+        error = unraisable.exc_value
+        if not isinstance(error, RuntimeError) or str(error) != "Event loop is closed":
             report(unraisable)
 
     sys.unraisablehook = hook
 
 
 class SavedCheckpoints:
-    """Read access to the checkpoints of a run, which another process may be training.
-
-    Args:
-      directory: folder of the checkpoints; nothing in it is changed.
-    """
+    """Read access to the checkpoints of a run, which another process may be training; changes nothing."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -99,10 +96,7 @@ class SavedCheckpoints:
     def best_step(self) -> int | None:
         """Step of the checkpoint with the lowest loss, the first of equals; None if there is none.
 
-        Without any loss it is the newest one.
-
-        Raises:
-          CheckpointError: a loss is damaged, or the newest checkpoint was deleted.
+        Without any loss it is the newest one. It raises what ``last_step`` raises, also for a damaged loss.
         """
         return None if self.last_step is None else min(self._steps(), key=self._rank)
 
@@ -137,8 +131,7 @@ class SavedCheckpoints:
     def _verify(self, folder: Path) -> None:
         failure: CheckpointError | None = None
         try:
-            digests = _listed_digests(folder)
-            _check(folder, digests, sorted(digests)[jax.process_index() :: jax.process_count()])
+            _check(folder, slice(jax.process_index(), None, jax.process_count()))
         except CheckpointError as error:
             failure = error
         # Every process learns of it: one that went on would wait for the others.
@@ -150,14 +143,12 @@ class SavedCheckpoints:
 
     def _steps(self) -> list[int]:
         """Steps of all whole checkpoints, in ascending order."""
-        if not self._directory.is_dir():
-            return []
-        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
+        return sorted(int(path.name) for path in self._directory.glob("*") if path.name.isdecimal())
 
     def _rank(self, step: int) -> tuple[float, int]:
         """Sorts checkpoints, the best one first."""
         folder = self._directory / str(step)
-        _check(folder, _listed_digests(folder), [_LOSS])
+        _check(folder, [_LOSS])
         loss = json.loads((folder / _LOSS).read_text())["loss"]
         return (math.inf, -step) if loss is None else (loss, step)
 
@@ -168,9 +159,8 @@ class Checkpoints(SavedCheckpoints):
     A checkpoint holds the train state and the state of the data iterator, so that a resumed run sees the
     same batches and ends with the same weights, bit for bit.
 
-    Args:
-      directory: folder of the checkpoints; created if missing. Unfinished and superseded ones in it, which
-        a killed process leaves behind, are deleted.
+    The folder is created if missing. Unfinished and superseded checkpoints in it, which a killed process
+    leaves behind, are deleted.
 
     Raises:
       CheckpointError: the loss of a checkpoint is damaged.
@@ -204,31 +194,19 @@ class Checkpoints(SavedCheckpoints):
         """
         self.wait()
         path = str(self._partial(step).absolute())
-        try:
+        with self._explained():
             response = ocp.save_checkpointables_async(path, {"state": state, "data": data_state})
-        except Exception as error:  # as in restore
-            raise self._failure(error) from error
         self._saving = self._thread.submit(self._finish, step, loss, response)
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk.
-
-        Raises:
-          OSError, CheckpointError: as in ``save``.
-        """
+        """Waits until all checkpoints are on disk; raises what ``save`` raises."""
         saving, self._saving = self._saving, None
-        try:
+        with self._explained():
             if saving is not None:
                 saving.result()
-        except Exception as error:  # as in restore
-            raise self._failure(error) from error
 
     def close(self) -> None:
-        """Waits until all checkpoints are on disk, and releases the thread that writes them.
-
-        Raises:
-          OSError, CheckpointError: as in ``save``.
-        """
+        """Waits as ``wait`` does, and releases the thread that writes checkpoints."""
         try:
             self.wait()
         finally:
@@ -254,14 +232,20 @@ class Checkpoints(SavedCheckpoints):
             beside.write_text(f"{step}\n")
         self._remove_superseded()
 
-    def _failure(self, error: Exception) -> Exception:
-        """The error for the user after a failed save, whose files are deleted."""
-        self._remove_unfinished()
-        if isinstance(error, CheckpointError):
-            return error
-        if "No space left on device" in str(error):  # by whichever library
-            return OSError(errno.ENOSPC, "No space left on device", str(self._directory))
-        return CheckpointError(f"a checkpoint could not be written to {self._directory}: {error}")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Deletes the files of a save that fails, and raises an error for the user instead."""
+        try:
+            yield
+        except Exception as error:  # as in restore
+            self._remove_unfinished()
+            if isinstance(error, CheckpointError):
+                raise
+            if "No space left on device" in str(error):  # by whichever library
+                raise OSError(errno.ENOSPC, "No space left on device", str(self._directory)) from error
+            raise CheckpointError(
+                f"a checkpoint could not be written to {self._directory}: {error}"
+            ) from error
 
     def _partial(self, step: int) -> Path:
         return self._directory / f"checkpoint.{step}.partial"
@@ -284,8 +268,12 @@ class Checkpoints(SavedCheckpoints):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _listed_digests(folder: Path) -> dict[str, str]:
-    """The digest of each file of a checkpoint, by its name; a CheckpointError if not all files are listed."""
+def _check(folder: Path, names: Sequence[str] | slice) -> None:
+    """Compares files, by name or a share of all, with their digests, and the names of all with the list.
+
+    Raises:
+      CheckpointError: one differs; the message names it.
+    """
     try:
         lines = (folder / _DIGESTS).read_text().splitlines()
     except FileNotFoundError as error:
@@ -298,15 +286,9 @@ def _listed_digests(folder: Path) -> dict[str, str]:
         raise _damaged(folder / _DIGESTS, f"it cannot be read ({error})") from error
     digests = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for name in sorted({*digests} ^ {*_files(folder)}):
-        reason = (
-            f"it is missing, but {_DIGESTS} lists it" if name in digests else f"{_DIGESTS} does not list it"
-        )
-        raise _damaged(folder / name, reason)
-    return digests
-
-
-def _check(folder: Path, digests: dict[str, str], names: Sequence[str]) -> None:
-    """Reads these files and compares them with their digests; a CheckpointError names one that differs."""
+        listed = f"it is missing, but {_DIGESTS} lists it"
+        raise _damaged(folder / name, listed if name in digests else f"{_DIGESTS} does not list it")
+    names = sorted(digests)[names] if isinstance(names, slice) else names
     with ThreadPoolExecutor() as pool:
         for name, found in zip(names, pool.map(_digest, [folder / name for name in names]), strict=True):
             if found != digests[name]:

@@ -1,38 +1,42 @@
-"""The training loop: resuming, updates, metrics, checkpoints and the progress line on the console."""
+"""The training loop: resuming, updates, the log of metrics, checkpoints, and the end of a job on request."""
 
 import math
+import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.distributed import compile_together, watched_steps
-from agentic_ring.errors import NonFiniteLossError, StopRequested
+from agentic_ring.errors import DataError, NonFiniteLossError, StopRequested
+from agentic_ring.extras import needs_extra
+from agentic_ring.files.atomic import replacing
+from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 from agentic_ring.stopping import deferred
 from agentic_ring.terminal.progress import progress, say
-from agentic_ring.training.agreement import Wishes, dispatch_wishes, fetch_wishes
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics_log import MetricsLog
-from agentic_ring.training.optimizer import learning_rate_schedule, make_optimizer
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import TrainConfig, learning_rate_schedule, make_optimizer
 from agentic_ring.training.train_step import Loss, TrainState, abstract_state, init_state, make_train_step
 
 Measure = Callable[[TrainState], dict[str, float]]
 """Returns further metrics of a state that is being trained."""
+_REMEDY = "remove that line, or move the file aside"
 
 
 class Batches(Protocol):
-    """An endless iterator of batches, each with a ``weight``, whose state can be saved and restored."""
+    """An endless iterator of batches on the devices, each with a ``weight``."""
 
-    def __next__(self) -> Any:
-        """The next batch, on the devices."""
-        ...
+    def __next__(self) -> Any: ...
 
     def get_state(self) -> dict[str, Any]:
         """The state of the iterator, as data that fits JSON."""
@@ -41,6 +45,80 @@ class Batches(Protocol):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a state that ``get_state`` returned."""
         ...
+
+
+class MetricsLog:
+    """Writes one JSON object per step on process 0; does nothing on other processes.
+
+    Rows after ``resume_step`` are removed, since the run repeats them. With ``wandb_project`` it logs to
+    Weights & Biases as well, which shows ``config``; offline unless an API key is set (``wandb sync`` uploads
+    later).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int,
+        wandb_project: str | None = None,
+        config: dict[str, Any] | None = None,
+    ):
+        self._path, self._file, self._wandb = path, None, None
+        if jax.process_index() != 0:
+            return
+        kept = [row for row in read_metrics(path) if row["step"] <= resume_step] if path.exists() else []
+        with replacing(path) as beside:
+            beside.write_text("".join(map(json_row, kept)))
+        self._file = path.open("a")
+        if wandb_project is not None:
+            with needs_extra("scripts"):
+                import wandb  # slow to import, and only needed here
+
+            mode = None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline"
+            self._wandb = wandb.init(
+                project=wandb_project, name=path.parent.name, dir=path.parent, config=config, mode=mode
+            )
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Appends one row and flushes it to the file."""
+        if self._file is not None:
+            with self._named_errors():
+                self._file.write(json_row({"step": step, **values}))
+                self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log(values, step=step)
+
+    def close(self) -> None:
+        """Closes the log."""
+        if self._file is not None:
+            with self._named_errors():
+                self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Adds the file's name to the error of a failed write, such as on a full disk."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a metrics file; an incomplete last line after a crash is skipped.
+
+    Raises:
+      DataError: another line is not an object of numbers with a step of its own.
+    """
+    rows = read_json_rows(path, dict[str, int | float], _REMEDY)
+    last = -1
+    for number, row in enumerate(rows, start=1):
+        step = row.get("step")
+        if not isinstance(step, int) or step <= last:
+            raise DataError(f"{path}, line {number} has step {step}, expected more than {last}; {_REMEDY}")
+        last = step
+    return rows
 
 
 def train(
@@ -61,10 +139,7 @@ def train(
     """Trains a model until ``config.steps`` updates are done, resuming from the newest checkpoint.
 
     Args:
-      config: length and settings.
-      loss_function: one of ``training.losses``.
-      checkpoints: where the state is saved and restored.
-      metrics: log of loss and speed.
+      loss_function: one of ``training.train_step``.
       tokens_per_place: tokens per element of a batch's weight, for the reported speed only.
       start: creates the initial parameters of a new run; None draws them from the seed.
       frozen: weights of the model that are not trained, if any.
@@ -77,21 +152,13 @@ def train(
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
     learning_rate = learning_rate_schedule(config.optimizer, config.steps)
-    train_step = compile_together(
-        jax.jit(
-            make_train_step(model, loss_function, optimizer, config.optimizer.accumulation),
-            donate_argnames="state",
-        )
-    )
-
-    def fresh() -> TrainState:
-        return init_state(model, optimizer, config.seed, mesh, rules, start() if start else None)
-
+    step = make_train_step(model, loss_function, optimizer, config.optimizer.accumulation)
+    train_step = compile_together(jax.jit(step, donate_argnames="state"))
     with jax.set_mesh(mesh):
         return run_updates(
             config,
             lambda state, batch: train_step(state, batch, frozen),
-            fresh,
+            lambda: init_state(model, optimizer, config.seed, mesh, rules, start() if start else None),
             lambda: abstract_state(model, optimizer, mesh, rules),
             batches,
             checkpoints,
@@ -122,7 +189,6 @@ def run_updates(
       update: applies one update and returns its metrics, including ``loss``; may donate the state.
       fresh: creates the initial state.
       like: returns shapes and shardings of the state, for restoring a checkpoint.
-      batches, checkpoints, metrics: as in ``train``.
       learning_rate: learning rate of an update, counted from 1.
       tokens: number of tokens in a batch, for the reported speed.
       measure: returns further metrics of the state, such as its return in the environment. It is called
@@ -134,12 +200,13 @@ def run_updates(
     Raises:
       NonFiniteLossError, CheckpointError, StopRequested: as in ``train``.
     """
-    losses = _MeanLoss()
+    # Mean loss since the last regular checkpoint: that of one batch is too noisy to select the best.
+    losses = {"total": 0.0, "count": 0}
     if checkpoints.last_step is None:
         state = fresh()
     else:
         state, saved = checkpoints.restore(checkpoints.last_step, like())
-        losses = _MeanLoss(**saved.pop("losses", {}))
+        losses |= saved.pop("losses", {})
         batches.set_state(saved)
         say(f"resuming from step {checkpoints.last_step} of {config.steps}")
     first = int(state.step)
@@ -155,19 +222,16 @@ def run_updates(
             """Waits for a step, measures the state reached if given, logs, and returns the job's wishes."""
             nonlocal clock
             values = _finite_values(sent, checkpoints)
-            losses.add(values["loss"])
+            losses["total"] += values["loss"]
+            losses["count"] += 1
             now = time.monotonic()
             tokens_per_second = sent.tokens / (now - clock)
             further = {} if measure is None or reached is None else measure(reached)
             if further or sent.step % config.log_every == 0 or sent.step == config.steps:
                 rates = {"learning_rate": learning_rate(sent.step), "tokens_per_second": tokens_per_second}
                 metrics.write(sent.step, values | rates | further)
-            advance(
-                sent.step,
-                f"{tokens_per_second:,.0f} tokens/s",
-                loss=values["loss"],
-                last_return=further.get("return"),
-            )
+            speed = f"{tokens_per_second:,.0f} tokens/s"
+            advance(sent.step, speed, loss=values["loss"], last_return=further.get("return"))
             clock = now if reached is None else time.monotonic()  # the speed is that of training alone
             return fetch_wishes(sent.wishes)
 
@@ -185,34 +249,18 @@ def run_updates(
             if not (regular or wishes.save or wishes.stop):
                 continue
             wishes |= finish(current, state if regular and step < config.steps else None)
-            previous = None
+            previous = mean = None
             # A checkpoint at a moment that a clock or a signal chose does not compete for the best one.
-            mean = losses.take() if regular else None
-            checkpoints.save(step, state, batches.get_state() | {"losses": asdict(losses)}, mean)
+            if regular:
+                mean = losses["total"] / losses["count"]
+                losses = {"total": 0.0, "count": 0}
+            checkpoints.save(step, state, batches.get_state() | {"losses": dict(losses)}, mean)
             saved_at = time.monotonic()
             if wishes.stop:
                 checkpoints.wait()
                 signal = stop_requested() or "another process"
                 raise StopRequested(f"stopped by {signal}, saved at step {step} of {config.steps}")
     return state
-
-
-@dataclass
-class _MeanLoss:
-    """Mean loss since the last regular checkpoint; the loss of one batch is too noisy to select the best."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, loss: float) -> None:
-        self.total += loss
-        self.count += 1
-
-    def take(self) -> float:
-        """Returns the mean and starts anew."""
-        mean = self.total / self.count
-        self.total, self.count = 0.0, 0
-        return mean
 
 
 @dataclass(frozen=True)
@@ -231,13 +279,52 @@ def _finite_values(sent: _Dispatched, checkpoints: Checkpoints) -> dict[str, flo
     # A gradient may overflow although the loss is finite, and would corrupt the next checkpoint.
     for name, value in values.items():
         if not math.isfinite(value):
-            raise NonFiniteLossError(_non_finite_message(sent.step, name, value, checkpoints.last_step))
+            last = checkpoints.last_step
+            back = f"the last good checkpoint is step {last}" if last else "there is no checkpoint yet"
+            raise NonFiniteLossError(
+                f"the {name.replace('_', ' ')} is {value} at step {sent.step}; {back}. Lower the learning "
+                "rate or the clipping norm of the preset and start a new run in another folder"
+            )
     return values
 
 
-def _non_finite_message(step: int, name: str, value: float, last_step: int | None) -> str:
-    back = f"the last good checkpoint is step {last_step}" if last_step else "there is no checkpoint yet"
-    return (
-        f"the {name.replace('_', ' ')} is {value} at step {step}; {back}. Lower the learning rate or the "
-        "clipping norm of the preset and start a new run in another folder"
-    )
+@dataclass(frozen=True)
+class Wishes:
+    """What a process, or any process of the job, asks for: a checkpoint, and the end after the next one."""
+
+    save: bool = False
+    stop: bool = False
+
+    def __or__(self, other: "Wishes") -> "Wishes":
+        return Wishes(self.save or other.save, self.stop or other.stop)
+
+
+def dispatch_wishes(state: TrainState, own: Wishes) -> tuple[TrainState, Any]:
+    """Starts to combine the wishes of all processes, behind the step that computes ``state``.
+
+    The answer is fetched with the step's metrics: every process reads the same one for the same step, and
+    nothing waits for it. A single process needs no device.
+
+    Returns:
+      The state to go on with, and what ``fetch_wishes`` takes.
+    """
+    if jax.process_count() == 1:
+        return state, own
+    sharding: Any = state.step.sharding
+    rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.mesh.axis_names))
+    row = np.array([[own.save, own.stop]], np.int32)
+    wishes = jax.make_array_from_callback((sharding.mesh.size, 2), rows, lambda _: row)
+    # The step passes through, so that the next one waits for this: on CPUs, collectives of programs that do
+    # not depend on each other run at the same time and receive each other's data.
+    step, combined = _combine(sharding)(state.step, wishes)
+    return replace(state, step=step), combined
+
+
+def fetch_wishes(dispatched: Any) -> Wishes:
+    """Waits for what ``dispatch_wishes`` started: the wishes of any process."""
+    return dispatched if isinstance(dispatched, Wishes) else Wishes(*map(bool, np.asarray(dispatched)))
+
+
+@cache
+def _combine(everywhere: NamedSharding) -> Any:
+    return jax.jit(lambda step, wishes: (step, wishes.max(axis=0)), out_shardings=everywhere)

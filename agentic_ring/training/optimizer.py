@@ -1,13 +1,13 @@
-"""The optimiser: gradient clipping, AdamW, Muon for matrices, and the learning-rate schedule."""
+"""Settings of a training run, and its optimiser: clipping, AdamW, Muon for matrices, the learning rate."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
 import optax
 import optax.contrib
 
-from agentic_ring.errors import ConfigError, check_positive
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 
 LONGEST_WARMUP = 1 / 8
 """Maximum warm-up, as a share of all updates: a run that is cut short still warms up, peaks and decays."""
@@ -33,12 +33,10 @@ class OptimizerConfig:
     them with AdamW, too."""
 
     def __post_init__(self) -> None:
-        positive = self.learning_rate > 0 and self.clip_norm > 0
-        if not positive or self.accumulation < 1 or self.warmup_steps < 0:
-            raise ConfigError(
-                f"accumulation {self.accumulation}, learning_rate {self.learning_rate} and clip_norm "
-                f"{self.clip_norm} must all be positive, and warmup_steps {self.warmup_steps} at least 0"
-            )
+        check_positive(self, "learning_rate", "clip_norm")
+        check_at_least_one(self, "accumulation")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}; it must be at least 0")
         if self.muon_learning_rate is not None:
             check_positive(self, "muon_learning_rate")
 
@@ -48,12 +46,32 @@ class OptimizerConfig:
 
     def scaled(self, factor: float) -> "OptimizerConfig":
         """The same settings with all learning rates multiplied by ``factor``."""
-        muon = self.muon_learning_rate
-        return replace(
-            self,
-            learning_rate=factor * self.learning_rate,
-            muon_learning_rate=None if muon is None else factor * muon,
-        )
+        muon = None if self.muon_learning_rate is None else factor * self.muon_learning_rate
+        return replace(self, learning_rate=factor * self.learning_rate, muon_learning_rate=muon)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and settings of a training run."""
+
+    steps: int
+    batch_size: int
+    """Rows (chains or rows of text) per update, summed over all devices."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoint_every: int = 100
+    """Updates between two checkpoints, the best of which is kept."""
+    checkpoint_minutes: float = 5.0
+    """Maximum time between two checkpoints; those that only the time asks for are kept until the next one."""
+    log_every: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "steps", "batch_size", "checkpoint_every", "log_every")
+        check_positive(self, "checkpoint_minutes")
+        if self.batch_size % self.optimizer.accumulation:
+            raise ConfigError(
+                f"batch_size {self.batch_size} is not divisible by accumulation {self.optimizer.accumulation}"
+            )
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -62,8 +80,7 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
     It rises linearly over the warm-up, from above 0 to the peak in the update after it, and falls with a
     cosine to ``final_fraction`` of the peak in the last update.
     """
-    warmup = config.warmup_of(steps)
-    peak = config.learning_rate
+    warmup, peak = config.warmup_of(steps), config.learning_rate
     return optax.warmup_cosine_decay_schedule(
         peak / (warmup + 1), peak, warmup, max(steps - 1, 1), peak * config.final_fraction
     )
@@ -77,19 +94,15 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     """
     schedule = learning_rate_schedule(config, steps)
     if config.muon_learning_rate is None:
-        update = optax.adamw(
-            schedule,
-            b2=config.beta2,
-            weight_decay=config.weight_decay,
-            mask=partial(jax.tree_util.tree_map_with_path, _decays),
-        )
+        mask = partial(jax.tree.map_with_path, _decays)
+        update = optax.adamw(schedule, b2=config.beta2, weight_decay=config.weight_decay, mask=mask)
     else:
         update = optax.contrib.muon(
             learning_rate_schedule(replace(config, learning_rate=config.muon_learning_rate), steps),
             weight_decay=config.weight_decay,
             adam_b2=config.beta2,
             adam_learning_rate=schedule,
-            muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, _matrix),
+            muon_weight_dimension_numbers=partial(jax.tree.map_with_path, _matrix),
         )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
 

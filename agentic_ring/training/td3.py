@@ -19,12 +19,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
-from agentic_ring.errors import ConfigError, check_at_least_one
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import run_updates
-from agentic_ring.training.metrics_log import MetricsLog
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.loop import MetricsLog, run_updates
+from agentic_ring.training.optimizer import TrainConfig
 from agentic_ring.training.train_step import TrainState
 
 
@@ -33,30 +32,28 @@ class TD3Config:
     """Hyperparameters; the noise is that of URLB (std .2, clip .3), the rest is chosen for cheap updates.
 
     Small batches learn as much per update as large ones here, and the time is proportional to updates.
-
-    Attributes:
-      horizon: decisions of an n-step return.
-      discount: discount per decision.
-      policy_delay: critic updates per actor update.
-      bc_alpha: alpha of TD3+BC (arXiv 2106.06860): the actor also imitates the data, and values are
-        weighted by alpha over their mean absolute value; None is TD3.
     """
 
     hidden: int = 256
     batch: int = 64
     learning_rate: float = 1e-3
     horizon: int = 3
+    """Decisions of an n-step return."""
     discount: float = 0.98
+    """Discount per decision."""
     target_rate: float = 0.01
     target_noise: float = 0.2
     target_noise_clip: float = 0.3
     policy_delay: int = 2
+    """Critic updates per actor update."""
     bc_alpha: float | None = None
+    """Alpha of TD3+BC (arXiv 2106.06860): the actor also imitates the data, and values are weighted by alpha
+    over their mean absolute value; None is TD3."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "hidden", "batch", "horizon", "policy_delay")
-        if self.bc_alpha is not None and self.bc_alpha <= 0:
-            raise ConfigError(f"bc_alpha is {self.bc_alpha}; it must be positive, or None for TD3")
+        if self.bc_alpha is not None:
+            check_positive(self, "bc_alpha")
 
 
 class TD3State(NamedTuple):
@@ -97,9 +94,7 @@ def act(actor: MlpParameters, observation: jax.Array) -> jax.Array:
 def update(config: TD3Config, state: TD3State, batches: dict[str, jax.Array]) -> TD3State:
     """Runs U rounds of ``policy_delay`` critic updates and one actor update for every agent.
 
-    Args:
-      batches: observation, next_observation [U, delay, P, B, O], action [U, delay, P, B, A], reward
-        [U, delay, P, B].
+    ``batches``: observation, next_observation [U, delay, P, B, O], action [..., A], reward [U, delay, P, B].
     """
 
     def body(state: TD3State, batch: dict[str, jax.Array]) -> tuple[TD3State, None]:
@@ -183,20 +178,16 @@ def _descend(
 
 @dataclass(frozen=True)
 class OfflineTD3Config:
-    """Hyperparameters and length of training.
-
-    Attributes:
-      learner: hyperparameters of TD3; ``horizon`` is 1, since stored transitions are sampled one by one.
-      updates: number of actor updates; critics have ``learner.policy_delay`` times as many.
-      updates_per_call: actor updates per compiled call; the loss is checked after each call.
-      checkpoint_every: actor updates between two checkpoints.
-      seed: seed of weights, batches and target noise.
-    """
+    """Hyperparameters and length of training; ``seed`` is that of weights, batches and target noise."""
 
     learner: TD3Config
+    """``horizon`` is 1, since stored transitions are sampled one by one."""
     updates: int
+    """Number of actor updates; critics have ``learner.policy_delay`` times as many."""
     updates_per_call: int = 50
+    """Actor updates per compiled call; the loss is checked after each call."""
     checkpoint_every: int = 1000
+    """Actor updates between two checkpoints."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -246,10 +237,7 @@ def train_td3(
         return jax.device_put(TrainState(jnp.zeros((), jnp.int32), state._asdict(), ()), everywhere)
 
     def like() -> TrainState:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(fresh),
-        )
+        return jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(fresh))
 
     def improve(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, dict[str, Any]]:
         learned = update(learner, TD3State(**state.params), batch)

@@ -1,9 +1,9 @@
-"""One training step: the train state, its sharding, and the update with gradient accumulation."""
+"""One training step: losses, the train state, its sharding, and the update with gradient accumulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.model import Model, Params
 
+if TYPE_CHECKING:  # a job imports its own kind of model
+    from agentic_ring.data.chain_loader import ChainBatch
+    from agentic_ring.models.agentic_transformer import AgenticTransformer
+    from agentic_ring.models.baselines import BehaviorCloning, DecisionTransformer, WindowBatch
+    from agentic_ring.models.llama import Llama, TokenBatch
+
 Loss = Callable[[Any, Any], jax.Array]
-"""Takes a module and a batch with a ``weight``; returns the weighted sum to minimise, a float32 scalar."""
+"""Takes a module and a batch with a ``weight``; returns the weighted sum to minimise, a float32 scalar.
+
+It is a sum, not a mean, so that the losses of parts of a batch add up.
+"""
+COMPONENT_DEVIATION = 0.3
+"""Standard deviation of each mixture component of the action."""
+
+
+def action_loss(model: "AgenticTransformer", batch: "ChainBatch") -> jax.Array:
+    """Weighted sum of squared action errors, each averaged over the A action dimensions.
+
+    With several mixture components it is -2 s^2 / A times the log likelihood of a mixture of Gaussians with
+    standard deviation s. This equals the squared error for one component, and is close to the error of the
+    best component if that one has most of the probability.
+    """
+    actions, log_probs = model.action_mixture(batch.steps, batch.layout, batch.seed)
+    errors = jnp.mean(jnp.square(actions - batch.steps.action[:, :, None]), axis=-1)
+    scale = 2 * COMPONENT_DEVIATION**2 / actions.shape[-1]
+    return -scale * jnp.sum(batch.weight * jax.nn.logsumexp(log_probs - errors / scale, axis=-1))
+
+
+def window_loss(model: "BehaviorCloning | DecisionTransformer", batch: "WindowBatch") -> jax.Array:
+    """Weighted sum of squared action errors of windows."""
+    errors = jnp.square(model(batch.windows) - batch.windows.action)
+    return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))
+
+
+def token_loss(model: "Llama", batch: "TokenBatch") -> jax.Array:
+    """Weighted sum of the cross entropy of each target token, in nats."""
+    return jnp.sum(batch.weight * model.cross_entropy(batch))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that an update changes.
-
-    Attributes:
-      step: int32 scalar, number of updates done.
-      params: float32 arrays by name.
-      optimizer: state of the optax optimiser.
-    """
+    """Everything that an update changes."""
 
     step: jax.Array
+    """int32 scalar, number of updates done."""
     params: Params
+    """float32 arrays by name."""
     optimizer: Any
 
 
@@ -49,11 +80,7 @@ def abstract_state(
         is_leaf=_masked,
     )
     shardings = TrainState(replicated, param_shardings, optimizer_shardings)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
+    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings)
 
 
 def _masked(leaf: Any) -> bool:
@@ -93,12 +120,7 @@ def make_train_step(
     """Returns the function (state, batch, frozen=None) -> (state, metrics); jit it with the state donated.
 
     Metrics are float32 scalars: ``loss`` (mean over the batch's total weight) and ``gradient_norm``
-    (before clipping).
-
-    Args:
-      loss: one of ``training.losses``.
-      optimizer: the result of ``make_optimizer``.
-      accumulation: number of parts into which a batch is split.
+    (before clipping). A batch is split into ``accumulation`` parts, whose gradients are summed.
     """
 
     def train_step(

@@ -21,7 +21,7 @@ from agentic_ring.results.results_file import Results, read_results
 from agentic_ring.rollouts.policies import read_prompt
 from agentic_ring.rollouts.returns import FILE_NAME, EvaluationRecord, read_record
 from agentic_ring.run import RunConfig, load_config
-from agentic_ring.training.metrics_log import read_metrics
+from agentic_ring.training.loop import read_metrics
 from evals.report_page.attention_over_trials import TrialAttention, attention_over_trials, rollout_chain
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
 

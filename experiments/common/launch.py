@@ -26,8 +26,8 @@ from agentic_ring.models.pipeline import Schedule, layers_per_stage
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.loop import MetricsLog, read_metrics
+from agentic_ring.training.optimizer import TrainConfig
 from evals.compile.machines import MACHINES, NamedMachine, machine
 
 

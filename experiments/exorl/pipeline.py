@@ -24,10 +24,8 @@ from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.rollouts.returns import EvaluationRecord, ReturnReport, trial_intervals, write_record
 from agentic_ring.run import EvaluationConfig, RunConfig, load_config
 from agentic_ring.terminal.progress import say
-from agentic_ring.training.loop import Measure, train
-from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics_log import read_metrics
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.loop import Measure, read_metrics, train
+from agentic_ring.training.train_step import TrainState, action_loss
 from evals.plots import plot_data_returns, plot_loss, plot_trial_returns
 from experiments.common.launch import training_outputs
 from experiments.exorl.presets import Preset

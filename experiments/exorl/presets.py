@@ -10,8 +10,7 @@ from agentic_ring.mesh import batch_shards, rows_per_shard
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP, AgenticTransformerConfig
 from agentic_ring.models.pipeline import accumulation_parts
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from data_prep.collect import PLANS
 
 

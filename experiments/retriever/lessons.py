@@ -12,8 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from evals.retrieval.documents import HEADER, LARGEST_VALUE, QUESTION_START
 from evals.retrieval.keys import START_OF_VALUE, word_lists
 

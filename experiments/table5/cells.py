@@ -15,14 +15,13 @@ import numpy as np
 from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import DOMAINS, parse_task
 from agentic_ring.errors import UnknownNameError
-from agentic_ring.files.folder_lock import only_writer
-from agentic_ring.files.run_folder import Stages, enter_directory, read_config
+from agentic_ring.files.run_folder import Stages, enter_directory, only_writer, read_config
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.results.results_file import Figure, Results, read_results, write_results
 from agentic_ring.rollouts.returns import roll_out, trial_figures
 from agentic_ring.rollouts.trials import TrialPolicy
 from agentic_ring.terminal.progress import say
-from agentic_ring.training.metrics_log import read_metrics
+from agentic_ring.training.loop import read_metrics
 from evals.compile.machines import machine
 from evals.compile.maximum_context import COMPILE_SECONDS, Finding, Program
 from evals.compile.step_memory import TrainStep, chain_step

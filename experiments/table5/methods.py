@@ -26,10 +26,9 @@ from agentic_ring.rollouts.policies import in_context_policies
 from agentic_ring.rollouts.trials import RandomPolicy, TrialPolicy
 from agentic_ring.run import EvaluationConfig, RunConfig
 from agentic_ring.training.loop import train
-from agentic_ring.training.losses import window_loss
+from agentic_ring.training.optimizer import TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3State, act, train_td3
-from agentic_ring.training.train_config import TrainConfig
-from agentic_ring.training.train_step import TrainState
+from agentic_ring.training.train_step import TrainState, window_loss
 from evals.compile.llama_step import CHUNK
 from evals.compile.llama_step import Method as Attention
 from experiments.common.launch import training_outputs

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_ring.data.domains import Domain
-from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
-from agentic_ring.training.train_config import TrainConfig
 from experiments.exorl.presets import PRESETS, Preset
 
 

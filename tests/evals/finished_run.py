@@ -13,7 +13,7 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.rollouts.returns import ReturnReport, evaluate_returns
 from agentic_ring.run import RunConfig
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics_log import MetricsLog
+from agentic_ring.training.loop import MetricsLog
 from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import init_state
 from experiments.exorl.pipeline import resolve, write_report

@@ -16,7 +16,7 @@ from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import RunConfig, load_config
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.loop import MetricsLog, read_metrics
 from data_prep.conversion import ConvertConfig, convert
 from evals import dmc_returns
 from evals.compile.machines import CompilerMissingError

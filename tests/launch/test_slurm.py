@@ -1,17 +1,20 @@
-"""The Slurm script queues a job again after a loss; with it a killed job ends with the weights of another."""
+"""The Slurm script queues a job again after a stop or a loss; it then ends as one that was not disturbed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED
 from tests.data.synthetic import random_store
+from tests.training.worker import train_tiny
+from tests.training.worker_processes import await_rows, losses, measured, messages, worker_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "launch/slurm.sbatch"
@@ -40,7 +43,7 @@ SCONTROL = '#!/bin/sh\necho "$@" >> "$FAKE_REQUESTS"\n'
 
 
 class Cluster:
-    """A Slurm with one node of four tasks: this machine."""
+    """A Slurm with one node of two tasks: this machine."""
 
     def __init__(self, folder: Path):
         self.requests, self.pids = folder / "requests", folder / "pids"
@@ -53,7 +56,7 @@ class Cluster:
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "FAKE_REQUESTS": self.requests,
             "FAKE_PIDS": self.pids,
-            "SLURM_NTASKS": 4,
+            "SLURM_NTASKS": 2,
             "SLURM_SUBMIT_DIR": ROOT,
             "VENV": folder / "none",
         }
@@ -70,8 +73,10 @@ class Cluster:
             text=True,
         )
 
-    def requested(self) -> str:
-        return self.requests.read_text() if self.requests.exists() else ""
+    def ended(self, script: subprocess.Popen) -> tuple[int, str, str]:
+        """Exit status of the script, what it asked of Slurm, and what its tasks printed as errors."""
+        _, errors = script.communicate(timeout=400)
+        return script.returncode, self.requests.read_text() if self.requests.exists() else "", errors
 
 
 @pytest.mark.parametrize(
@@ -88,40 +93,48 @@ class Cluster:
 def test_exit_statuses_that_queue_the_job_again(tmp_path, status, restarts, request_):
     cluster = Cluster(tmp_path)
     script = cluster.start(7, restarts, FAKE_STATUS=status)
-    output, _ = script.communicate(timeout=60)
-    assert script.returncode == status
-    assert cluster.requested() == request_
-    assert output.startswith("python experiments/exorl_at_ring.py ")
+    assert script.stdout is not None
+    assert script.stdout.readline().startswith("python experiments/exorl_at_ring.py ")
+    assert cluster.ended(script)[:2] == (status, request_)
 
 
 @pytest.mark.slow
-def test_a_job_that_lost_a_process_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
-    cluster = Cluster(tmp_path)
+def test_a_job_that_was_stopped_and_lost_a_process_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
+    cluster, steps = Cluster(tmp_path), 40
     store = random_store(tmp_path / "store.h5", [12] * 6)
-    folders = [tmp_path / "killed", tmp_path / "undisturbed"]
-    commands = []
-    for folder in folders:
-        folder.mkdir()
-        module = [sys.executable, "-m", "tests.training.disturbed_worker", "--devices", 1]
-        commands.append([*module, "--store", store, "--directory", folder, "--steps", 60])
+    whole, disturbed, one = (tmp_path / name for name in ("whole", "disturbed", "one"))
 
-    first = cluster.start(os.getpid(), 0, *commands[0])
-    metrics = folders[0] / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not metrics.exists() or metrics.read_text().count("\n") < 5:
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(int(cluster.pids.read_text().split()[2]), signal.SIGKILL)
-    _, errors = first.communicate(timeout=100)
-    assert first.returncode == 128 + signal.SIGKILL, errors
-    assert cluster.requested() == f"requeue {os.getpid()}\n"
-    assert not list(folders[0].glob("weights-*.npy")), "the kill came too late to prove anything"
+    def start(folder: Path, restarts: int = 0) -> subprocess.Popen:
+        flags = {"distributed": True, "devices": 2, "data": 2, "steps": steps}
+        number = os.getpid() + restarts + (folder == whole)  # JAX takes its port from it
+        return cluster.start(number, restarts, *worker_command(store, folder, **flags))
 
-    for number, (restarts, command) in enumerate([(1, commands[0]), (0, commands[1])]):
-        script = cluster.start(os.getpid() + 1 + number, restarts, *command)
-        _, errors = script.communicate(timeout=400)
-        assert script.returncode == 0, errors
-        assert cluster.requested() == ""
-    weights = [np.load(folder / "weights-0.npy") for folder in folders]
-    np.testing.assert_array_equal(*weights)
+    first = start(disturbed)
+    await_rows(disturbed, 5, first)
+    os.kill(int(cluster.pids.read_text().split()[1]), signal.SIGTERM)
+    status, requested, printed = cluster.ended(first)
+    assert (status, requested) == (EXIT_STOPPED, f"requeue {os.getpid()}\n"), printed
+    rows = len(measured(disturbed))
+    assert rows < steps, "the signal came too late to prove anything"
+    saved = f"saved at step {rows} of {steps}; run the same command again to continue"
+    said = [f"stopped by another process, {saved}", f"stopped by SIGTERM, {saved}"]
+    assert sorted(messages(printed)) == sorted(said)
+
+    second = start(disturbed, restarts=1)
+    await_rows(disturbed, rows + 5, second)
+    os.kill(int(cluster.pids.read_text().split()[1]), signal.SIGKILL)
+    status, requested, printed = cluster.ended(second)
+    assert (status, requested) == (128 + signal.SIGKILL, f"requeue {os.getpid() + 1}\n"), printed
+    assert re.search(r"another process of the job was lost|another task died|heartbeat", printed), printed
+    assert not list(disturbed.glob("weights-*.npy")), "the kill came too late to prove anything"
+
+    for folder, restarts in ((disturbed, 2), (whole, 2)):
+        status, requested, printed = cluster.ended(start(folder, restarts))
+        assert (status, requested) == (0, ""), printed
+    weights = [np.load(folder / f"weights-{n}.npy") for folder in (whole, disturbed) for n in (0, 1)]
+    for others in weights[1:]:
+        np.testing.assert_array_equal(others, weights[0])
+    assert measured(disturbed) == measured(whole)
+    # As one process trains; later losses may differ by more than rounding.
+    train_tiny(store, one, steps, data=2, devices=jax.devices()[:4])
+    np.testing.assert_allclose(losses(whole)[:8], losses(one)[:8], rtol=1e-5)

@@ -17,7 +17,7 @@ from agentic_ring.models.model import Model
 from agentic_ring.models.rotary import LinearScaling
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import token_loss
+from agentic_ring.training.train_step import token_loss
 from tests.models.test_pipeline import (
     ONE_DEVICE,
     TWO_STAGES,

@@ -13,9 +13,8 @@ from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import init_state, make_train_step
+from agentic_ring.training.train_step import action_loss, init_state, make_train_step
 from tests.data.synthetic import DOMAIN, TASK, two_task_store
 
 UPDATES = 4

@@ -14,9 +14,8 @@ from agentic_ring.models.llama import LlamaConfig, TokenBatch
 from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import abstract_state, init_state, make_train_step
+from agentic_ring.training.train_step import abstract_state, init_state, make_train_step, token_loss
 from evals.compile.llama_step import token_batch
 from evals.compile.step_memory import TrainStep
 

@@ -16,9 +16,8 @@ from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model
 from agentic_ring.models.pipeline import Schedule, accumulation_parts, apply_in_stages
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import action_loss, token_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import init_state, make_train_step
+from agentic_ring.training.train_step import action_loss, init_state, make_train_step, token_loss
 from tests.models.tiny_agentic_transformer import on_mesh, random_steps, tiny_config
 
 RULES = ShardingRules()

@@ -7,7 +7,7 @@ import pytest
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.serve.prompts import PromptLimits, PromptProcess
+from agentic_ring.serve.prompts import PromptProcess
 from tests.models.tiny_llama import write_tiny_model
 from tests.serve.running_server import CHUNK, CONTEXT, HeldGenerator, serving
 
@@ -29,7 +29,7 @@ def engine(folder) -> TextEngine:
 
 @pytest.fixture(scope="package")
 def prompts(folder, tokenizer):
-    with PromptProcess(folder, "tokenizer", PromptLimits.of(tokenizer, CONTEXT)) as prompts:
+    with PromptProcess(folder, "tokenizer", CONTEXT, tokenizer.longest_token) as prompts:
         yield prompts
 
 

@@ -46,7 +46,7 @@ def test_answers_in_a_batch_are_those_of_each_request_alone(root, generator):
     assert before["batch_requests_count",] == before["batch_requests_sum",]
 
     def leave_half_way():
-        request = body(LONG + "who was it?", max_tokens=200, stream=True)
+        request = body(LONG + "who was it?", max_tokens=100, stream=True)
         with httpx.stream("POST", f"{root}/v1/completions", json=request, timeout=60) as reply:
             return next(reply.iter_lines())
 
@@ -58,7 +58,7 @@ def test_answers_in_a_batch_are_those_of_each_request_alone(root, generator):
         done.append(request)
         return answer
 
-    slow = body(LONG + "slow", max_tokens=200)
+    slow = body(LONG + "slow", max_tokens=100)
     calls = [leave_half_way, refused, *(partial(timed, request) for request in (slow, *mixed))]
     begun, status, _, *answers = generator.ask_together(root, calls, refused=1)
     assert begun.startswith("data: {")

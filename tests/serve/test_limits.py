@@ -12,7 +12,7 @@ from agentic_ring.data.text.chat import Turn
 from agentic_ring.errors import DataError
 from agentic_ring.serve import load_limits, openai_protocol, prompts
 from agentic_ring.serve.generation import AbandonedError, TextGenerator
-from agentic_ring.serve.prompts import ContextLengthError, PromptLimits, PromptProcess
+from agentic_ring.serve.prompts import ContextLengthError, PromptProcess
 from tests.models.tiny_llama import tiny_tokenizer
 from tests.serve.running_server import CONTEXT, PROMPT, ask, body, serving
 
@@ -35,7 +35,7 @@ def endless(tokenizer, tmp_path_factory):
     tiny = tiny_tokenizer()
     tiny.chat_template = ENDLESS
     tiny.save(folder)
-    with PromptProcess(folder, "tokenizer", PromptLimits.of(tokenizer, CONTEXT)) as process:
+    with PromptProcess(folder, "tokenizer", CONTEXT, tokenizer.longest_token) as process:
         yield process
 
 
@@ -45,14 +45,14 @@ def connect(root: str) -> socket.socket:
 
 
 def test_long_chats_take_linear_time_and_too_long_ones_none(prompts, folder):
-    with PromptProcess(folder, "tokenizer", PromptLimits(100_000, 1_000_000)) as long_prompts:
+    with PromptProcess(folder, "tokenizer", 100_000, 10) as long_prompts:
         long_prompts.check_template()
         started = time.monotonic()
         (prompt,) = long_prompts.encode([TURNS], always_connected)
         assert time.monotonic() - started < 10
     assert len(prompt.tokens) > 4 * 4001
     with pytest.raises(ContextLengthError, match="4001"):
-        prompts.encode([TURNS], always_connected)
+        prompts.check([TURNS])
 
 
 def test_encoding_cannot_take_more_than_its_time_and_memory(endless, monkeypatch):
@@ -73,14 +73,17 @@ def test_encoding_cannot_take_more_than_its_time_and_memory(endless, monkeypatch
 
 
 def test_the_process_ends_with_the_server(folder, tokenizer):
-    with PromptProcess(folder, None, PromptLimits.of(tokenizer, CONTEXT)) as process:
+    with PromptProcess(folder, None, CONTEXT, tokenizer.longest_token) as process:
         process.encode(["a"], always_connected)
         process._pipe.close()
         process._process.join(10)
         assert process._process.exitcode == 0
 
 
-def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(engine, tokenizer, endless):
+def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(
+    engine, tokenizer, endless, monkeypatch
+):
+    monkeypatch.setattr(prompts, "SECONDS", 60.0)
     chat = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "a"}]}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with serving(TextGenerator(engine, tokenizer, CONTEXT), endless) as root:
@@ -92,10 +95,10 @@ def test_a_template_that_takes_long_blocks_neither_health_nor_metrics(engine, to
                 started = time.monotonic()
                 assert httpx.get(f"{root}/{path}").status_code == 200
                 assert time.monotonic() - started < 2
-        # The client has left: its template does not run on to its limit of 5 s.
+        # The client has left: its template does not run on to its limit.
         started = time.monotonic()
         ask(root, body(PROMPT))
-        assert time.monotonic() - started < 4.5
+        assert time.monotonic() - started < 30
 
 
 def test_slow_clients_do_not_keep_others_out(root):

@@ -12,7 +12,7 @@ import pytest
 from agentic_ring.errors import ConfigError, DataError, MissingExtraError
 from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
-from agentic_ring.serve.prompts import PromptLimits, PromptProcess
+from agentic_ring.serve.prompts import PromptProcess
 from evals import line_retrieval
 from evals.retrieval.command import RunFlags
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
@@ -120,8 +120,9 @@ def test_chats_and_streams_hold_the_same_text(client, answer):
 def test_a_long_text_is_read_once_and_metrics_count_it(engine, tokenizer, prompts, answer):
     with serving(TextGenerator(engine, tokenizer, CONTEXT), prompts) as root:
         questions = [LONG + question for question in ("who?", "who is it?", "when", "who?")]
-        replies = [httpx.post(f"{root}/v1/completions", json=body(each)).json() for each in questions]
-        httpx.post(f"{root}/v1/completions", json={})
+        url = f"{root}/v1/completions"
+        replies = [httpx.post(url, json=body(each), timeout=60).json() for each in questions]
+        httpx.post(url, json={})
         httpx.get(f"{root}/nowhere")
         found = metrics(root)
         assert httpx.get(f"{root}/health").json() == {"status": "ok", "model": "tiny", "waiting": 0}
@@ -227,12 +228,13 @@ def test_without_a_template_chats_are_refused_and_internal_errors_reveal_nothing
             raise RuntimeError("secret")
 
     with (
-        PromptProcess(folder, None, PromptLimits.of(tokenizer, CONTEXT)) as prompts,
+        PromptProcess(folder, None, CONTEXT, tokenizer.longest_token) as prompts,
         serving(Broken(engine, tokenizer, CONTEXT), prompts) as root,
     ):
         chat = httpx.post(f"{root}/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
         reply, stream = (
-            httpx.post(f"{root}/v1/completions", json=body("a", stream=stream)) for stream in (False, True)
+            httpx.post(f"{root}/v1/completions", json=body("a", stream=stream), timeout=60)
+            for stream in (False, True)
         )
     assert chat.status_code == 400
     assert "start the server with --template" in chat.json()["error"]["message"]

@@ -5,9 +5,8 @@ import pty
 import re
 import subprocess
 import sys
+import textwrap
 from types import SimpleNamespace
-
-import pytest
 
 from agentic_ring.terminal.progress import progress
 
@@ -66,18 +65,16 @@ def test_a_terminal_shows_one_table():
     assert "a line of its own" in before
 
 
-@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}], ids=str)
-def test_who_wants_plain_text_gets_lines(plain):
-    lines = on_a_terminal("-c", JOB, **plain).splitlines()
-    assert [line.split(", ")[0] for line in lines] == [
-        "a line of its own",
-        "collecting 2/2",
-        "rolling out 2/2",
-        "training 4/4",
-        "the end",
-    ]
-    assert lines[3].endswith("s left  loss 0.1250, 50 tokens/s")
-    assert lines[2].endswith("s left  return 230.5, trial 2")
+def test_who_wants_plain_text_gets_lines():
+    """On a terminal, too, if NO_COLOR or CI is set, or TERM is dumb."""
+    wishes = [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}]
+    job = f"import os\nfor wish in {wishes}:\n    os.environ |= wish\n" + textwrap.indent(JOB, "    ")
+    printed = on_a_terminal("-c", f"{job}\n    for name in wish:\n        del os.environ[name]\n")
+    said = ["a line of its own", "collecting 2/2", "rolling out 2/2", "training 4/4", "the end"]
+    lines = printed.splitlines()
+    assert [line.split(", ")[0] for line in lines] == said * len(wishes)
+    assert all(line.endswith("s left  loss 0.1250, 50 tokens/s") for line in lines[3::5])
+    assert all(line.endswith("s left  return 230.5, trial 2") for line in lines[2::5])
 
 
 def test_a_continued_job_has_as_much_time_left_as_it_needs_itself(monkeypatch, capsys):

@@ -15,17 +15,11 @@ from agentic_ring.training.checkpoint import Checkpoints
 from tests.training.test_checkpoint import assert_restores, state_of
 
 
-def mount(disk: Path, kib: int, *options: str) -> None:
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", ",".join((f"size={kib}k", *options)), "tmpfs", disk], check=True
-    )
-
-
 def fill(disk: Path, kib: int) -> str:
     """Fills a disk, then makes room and goes on; returns what happened."""
-    mount(disk, kib)
-    run = disk / "run"
-    saved = 0
+    mount = ["mount", "-t", "tmpfs", "tmpfs", disk, "-o"]
+    subprocess.run([*mount, f"size={kib}k"], check=True)
+    run, saved = disk / "run", 0
     with (
         pytest.raises(OSError, match="No space left on device") as full,
         closing(Checkpoints(run / "checkpoints")) as checkpoints,
@@ -35,16 +29,16 @@ def fill(disk: Path, kib: int) -> str:
             saved = checkpoints.last_step or 0
             (run / f"ballast-{step}").write_bytes(bytes(20_000))
     assert full.value.errno == errno.ENOSPC
-    mount(disk, 1 << 16, "remount")
+    subprocess.run([*mount, f"remount,size={1 << 16}k"], check=True)
     assert not list(run.rglob("*.partial*")), "leftovers"
-    checkpoints = Checkpoints(run / "checkpoints")
-    last = checkpoints.last_step or 0
-    assert last - saved in (0, 1), "the disk may be full just after a checkpoint is whole"
-    if last:
-        assert_restores(checkpoints, last)
-    checkpoints.save(last + 1, state_of(last + 1), {"batch": last + 1}, 1.0)
-    checkpoints.close()
-    assert_restores(checkpoints, last + 1)
+    with closing(Checkpoints(run / "checkpoints")) as checkpoints:
+        last = checkpoints.last_step or 0
+        assert last - saved in (0, 1), "the disk may be full just after a checkpoint is whole"
+        if last:
+            assert_restores(checkpoints, last)
+        checkpoints.save(last + 1, state_of(last + 1), {"batch": last + 1}, 1.0)
+        checkpoints.wait()
+        assert_restores(checkpoints, last + 1)
     subprocess.run(["umount", disk], check=True)
     return f"{kib} KiB: full after checkpoint {saved}, while writing {full.value.filename}"
 

@@ -1,5 +1,6 @@
 """TD3 and TD3+BC on transitions whose best policy is known."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import jax
@@ -10,7 +11,7 @@ from agentic_ring.data.transition_dataset import TransitionDataset
 from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
+from agentic_ring.training.loop import MetricsLog, read_metrics
 from agentic_ring.training.td3 import OfflineTD3Config, TD3Config, act, train_td3
 
 BEST = 0.3
@@ -30,13 +31,12 @@ def bandit() -> TransitionDataset:
 
 
 def policy_of(config, data, folder):
-    checkpoints, metrics = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "metrics.jsonl", 0)
-    try:
-        state = train_td3(config, data, make_mesh(MeshShape(ring=1), jax.devices()[:1]), checkpoints, metrics)
-    finally:
-        metrics.close()
-        checkpoints.close()
-    return state
+    mesh = make_mesh(MeshShape(ring=1), jax.devices()[:1])
+    with (
+        closing(Checkpoints(folder / "checkpoints")) as checkpoints,
+        closing(MetricsLog(folder / "metrics.jsonl", 0)) as metrics,
+    ):
+        return train_td3(config, data, mesh, checkpoints, metrics)
 
 
 def actions(state):
@@ -76,8 +76,5 @@ def test_a_stopped_run_ends_as_if_it_had_not_stopped(bandit, tmp_path):
 def test_settings_that_do_not_fit_are_named(change, message):
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **change)
-
-
-def test_alpha_must_be_positive():
     with pytest.raises(ConfigError, match=r"bc_alpha is -1\.0"):
         replace(LEARNER, bc_alpha=-1.0)

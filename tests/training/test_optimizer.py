@@ -66,15 +66,12 @@ def test_the_warm_up_of_every_preset_is_short_enough_to_be_kept_whole():
         np.testing.assert_allclose(measured.max(), config.learning_rate, rtol=1e-5)
 
 
-def test_a_short_run_of_the_small_preset_leaves_its_warm_up():
-    short = EXORL_PRESETS["small"].with_updates(500)
-    measured = rates(short.optimizer, short.updates)
-    np.testing.assert_allclose(measured[62], short.optimizer.learning_rate, rtol=1e-5)
-    np.testing.assert_allclose(measured[-1], 0.1 * short.optimizer.learning_rate, rtol=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("field", "value"), [("warmup_steps", -1), ("learning_rate", 0.0), ("muon_learning_rate", -1.0)]
+    ("field", "value"),
+    [
+        *(("warmup_steps", -1), ("learning_rate", 0.0), ("clip_norm", -1.0), ("accumulation", 0)),
+        ("muon_learning_rate", -1.0),
+    ],
 )
 def test_impossible_settings_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"{field} (is )?{value}"):
@@ -84,9 +81,9 @@ def test_impossible_settings_are_refused(field, value):
 MUON = OptimizerConfig(weight_decay=0.0, warmup_steps=0, muon_learning_rate=0.02)
 
 
-def muon_change(shape: MeshShape) -> dict[str, np.ndarray]:
+def muon_change(shape: MeshShape, devices: int = 8) -> dict[str, np.ndarray]:
     """What one update of Muon with random gradients of -1 and 1 adds to each parameter, by its path."""
-    mesh, optimizer = make_mesh(shape), make_optimizer(MUON, steps=10)
+    mesh, optimizer = make_mesh(shape, jax.devices()[:devices]), make_optimizer(MUON, steps=10)
     model = Model(tiny_config(projection_bias=True))
     with jax.set_mesh(mesh):
         state = init_state(model, optimizer, 0, mesh, ShardingRules())
@@ -99,8 +96,12 @@ def muon_change(shape: MeshShape) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(change)}
 
 
-def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions():
-    change = muon_change(MeshShape(data=8, ring=1))
+@pytest.fixture(scope="module")
+def change() -> dict[str, np.ndarray]:
+    return muon_change(MeshShape(ring=1), devices=1)
+
+
+def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions(change):
     blocks = {p: x for p, x in change.items() if "blocks" in p and x.ndim > 2 and "bias" not in p}
     assert len(blocks) == 7
     for path, x in blocks.items():
@@ -122,7 +123,6 @@ def test_only_matrices_decay():
     assert {name for name, x in change.items() if x.any()} == {"query"}
 
 
-def test_muon_moves_sharded_matrices_as_whole_ones():
-    expected = muon_change(MeshShape(data=8, ring=1))
-    for path, x in muon_change(MeshShape(fsdp=2, ring=2, tensor=2)).items():
-        np.testing.assert_allclose(x, expected[path], atol=2e-6, err_msg=path)
+def test_muon_moves_sharded_matrices_as_whole_ones(change):
+    for path, x in muon_change(MeshShape(fsdp=2, ring=1, tensor=2), devices=4).items():
+        np.testing.assert_allclose(x, change[path], atol=2e-6, err_msg=path)

@@ -1,87 +1,49 @@
-"""The training loop learns, resumes bit for bit, and stops at non-finite values."""
+"""The training loop learns, saves and logs what it should, and stops at a value that is not finite."""
 
+import json
+import os
 import shutil
-import signal
-import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from agentic_ring.errors import CheckpointError, NonFiniteLossError
+from agentic_ring.errors import CheckpointError, DataError, NonFiniteLossError
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import run_updates
-from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics_log import MetricsLog, read_metrics
-from agentic_ring.training.train_config import TrainConfig
+from agentic_ring.training.loop import MetricsLog, read_metrics, run_updates
+from agentic_ring.training.optimizer import TrainConfig
 from agentic_ring.training.train_step import TrainState
 from tests.training.worker import train_tiny
-from tests.training.worker_processes import losses, start_worker
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit(store, tmp_path):
-    steps = 30
-    undisturbed = train_tiny(store, tmp_path / "undisturbed", steps)
-    killed = tmp_path / "killed"
-    worker = start_worker(store, killed, steps=steps)
-    metrics = killed / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < 7:
-        assert worker.poll() is None, worker.communicate()
-        time.sleep(0.01)
-    worker.send_signal(signal.SIGKILL)
-    worker.communicate()
-    assert metrics.read_text().count("\n") < steps, "the kill came too late to prove anything"
-    resumed = train_tiny(store, killed, steps)
-    np.testing.assert_array_equal(resumed, undisturbed)
-    assert losses(killed) == losses(tmp_path / "undisturbed")
+from tests.training.worker_processes import measured
 
 
 def test_it_learns(store, tmp_path):
-    train_tiny(store, tmp_path / "run", steps=40, checkpoint_every=40)
-    measured = losses(tmp_path / "run")
-    assert np.mean(measured[-5:]) < 0.8 * np.mean(measured[:5])
-
-
-def test_a_non_finite_gradient_stops_the_run_before_a_checkpoint(store, tmp_path):
-    def cusp(model, steps):
-        """A loss with a finite value and an infinite slope at 0."""
-        weights = jax.tree.leaves(nnx.state(model, nnx.Param))
-        return action_loss(model, steps) + jnp.sqrt(0.0 * weights[0].sum())
-
-    with pytest.raises(NonFiniteLossError, match="the gradient norm is nan at step 1; there is no"):
-        train_tiny(store, tmp_path / "run", steps=2, checkpoint_every=1, loss=cusp)
-
-
-def test_a_non_finite_loss_stops_the_run(store, tmp_path):
-    message = r"the loss is (nan|inf) at step \d+; the last good checkpoint is step \d+"
-    with pytest.raises(NonFiniteLossError, match=message):
-        train_tiny(store, tmp_path / "run", steps=400, learning_rate=1e30)
-
-
-def test_a_damaged_checkpoint_is_named(store, tmp_path):
-    run = tmp_path / "run"
-    train_tiny(store, run, steps=2)
-    step = next(path for path in (run / "checkpoints").iterdir() if path.is_dir())
-    shutil.rmtree(step / "state")
-    with pytest.raises(CheckpointError, match=r"2/state/.* is damaged: it is missing"):
-        train_tiny(store, run, steps=4)
+    train_tiny(store, tmp_path / "run", steps=40, checkpoint_every=40, devices=jax.devices()[:2])
+    rows = measured(tmp_path / "run")
+    loss, norm, rate = (
+        np.array([row[name] for row in rows]) for name in ("loss", "gradient_norm", "learning_rate")
+    )
+    assert loss[-5:].mean() < 0.8 * loss[:5].mean()
+    assert norm.min() > 0
+    np.testing.assert_allclose(rate[:3], [1e-2 / 3, 2e-2 / 3, 1e-2], rtol=1e-5)
 
 
 class Recorder:
     """A metric that records when the loop waits for it."""
 
-    def __init__(self, step: int, events: list[tuple[str, int]]):
-        self._step, self._events = step, events
+    def __init__(self, step: int, events: list[tuple[str, int]], value: float):
+        self._step, self._events, self._value = step, events, value
 
     def __float__(self) -> float:
         self._events.append(("fetched", self._step))
-        return 1.0
+        return self._value
 
 
 class Numbers:
@@ -102,27 +64,41 @@ class Numbers:
         self.number = state["number"]
 
 
-def events_of(directory, config: TrainConfig, measure=None) -> list[tuple[str, int]]:
-    """Trains a state that only counts its steps; returns what the loop did in which order."""
+@partial(jax.jit, donate_argnums=0)
+def add(state: TrainState, number: int) -> TrainState:
+    return replace(state, step=state.step + 1, params={"weight": 0.5 * state.params["weight"] + number})
+
+
+def events_of(
+    directory: Path,
+    config: TrainConfig,
+    measure: Callable[[TrainState], dict[str, float]] | None = None,
+    loss: Callable[[int], float] = lambda step: 1.0,
+    gradient_norm: Callable[[int], float] = lambda step: 1.0,
+) -> list[tuple[str, int]]:
+    """Trains a state that only sums numbers; returns what the loop did in which order."""
     events: list[tuple[str, int]] = []
 
     def update(state: TrainState, batch: int) -> tuple[TrainState, dict[str, Any]]:
         events.append(("dispatched", batch))
-        return replace(state, step=state.step + 1), {"loss": Recorder(batch, events)}
+        found = {"gradient_norm": gradient_norm(batch), "loss": Recorder(batch, events, loss(batch))}
+        return add(state, batch), found
 
-    first = TrainState(jnp.zeros((), jnp.int32), {"weight": jnp.zeros(2)}, ())
+    def first() -> TrainState:
+        return TrainState(jnp.zeros((), jnp.int32), {"weight": jnp.zeros(2)}, ())
+
     with closing(Checkpoints(directory / "checkpoints")) as checkpoints:
         last = checkpoints.last_step or 0
         with closing(MetricsLog(directory / "metrics.jsonl", last)) as metrics:
             run_updates(
                 config,
                 update,
-                lambda: first,
-                lambda: first,
+                first,
+                first,
                 Numbers(events),
                 checkpoints,
                 metrics,
-                learning_rate=lambda step: 0.1,
+                learning_rate=lambda step: 0.1 * step,
                 tokens=lambda batch: 1,
                 measure=measure,
             )
@@ -132,26 +108,111 @@ def events_of(directory, config: TrainConfig, measure=None) -> list[tuple[str, i
 def test_the_next_batch_is_placed_before_the_metrics_of_a_step_are_fetched(tmp_path):
     events = events_of(tmp_path, TrainConfig(steps=4, batch_size=1, checkpoint_every=3))
     # Only a checkpoint, after steps 3 and 4, waits for the metrics of its own step.
-    expected = (
-        "placed 1, dispatched 1, placed 2, dispatched 2, fetched 1, placed 3, dispatched 3, fetched 2, "
-    )
-    expected += "fetched 3, placed 4, dispatched 4, fetched 4"
+    expected = "placed 1, dispatched 1, placed 2, dispatched 2, fetched 1, placed 3, dispatched 3, fetched 2"
+    expected += ", fetched 3, placed 4, dispatched 4, fetched 4"
     assert ", ".join(f"{event} {step}" for event, step in events) == expected
 
 
 def test_a_run_that_was_killed_after_a_measurement_measures_again_and_loses_none(tmp_path):
     config = TrainConfig(steps=6, batch_size=1, checkpoint_every=2, log_every=4)
-    measured: list[int] = []
+    steps: list[int] = []
 
     def measure(state: TrainState) -> dict[str, float]:
-        measured.append(int(state.step))
-        if measured == [2, 4]:
+        steps.append(int(state.step))
+        if steps == [2, 4]:
             raise KeyboardInterrupt
         return {"return": 10.0 * int(state.step)}
 
     with pytest.raises(KeyboardInterrupt):
         events_of(tmp_path, config, measure)
     events_of(tmp_path, config, measure)
-    assert measured == [2, 4, 4], "the end of the training is measured by whoever asked for it"
+    assert steps == [2, 4, 4], "the end of the training is measured by whoever asked for it"
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [(row["step"], row.get("return")) for row in rows] == [(2, 20.0), (4, 40.0), (6, None)]
+    np.testing.assert_allclose([row["learning_rate"] for row in rows], [0.2, 0.4, 0.6])
+
+
+def saved(directory: Path) -> Iterator[tuple[int, float, dict[str, Any], np.ndarray]]:
+    """Step, loss, state of the batches and weights of each checkpoint."""
+    checkpoints = Checkpoints(directory / "checkpoints")
+    like = TrainState(jnp.zeros((), jnp.int32), {"weight": jnp.zeros(2)}, ())
+    for step in sorted(int(path.name) for path in (directory / "checkpoints").iterdir()):
+        state, data = checkpoints.restore(step, like)
+        loss = json.loads((directory / f"checkpoints/{step}/loss.json").read_text())["loss"]
+        yield step, loss, data, np.asarray(state.params["weight"])
+    checkpoints.close()
+
+
+def test_checkpoints_by_time_change_neither_weights_nor_the_best_checkpoint(tmp_path):
+    by_step, by_time = tmp_path / "by_step", tmp_path / "by_time"
+    config = TrainConfig(steps=12, batch_size=1, checkpoint_every=4)
+    events_of(by_step, config, loss=lambda step: (step - 7.0) ** 2)
+    events_of(by_time, replace(config, checkpoint_minutes=1e-9), loss=lambda step: (step - 7.0) ** 2)
+    assert measured(by_time) == measured(by_step)
+    for timed, regular in zip(saved(by_time), saved(by_step), strict=True):
+        np.testing.assert_equal(timed, regular)
+    # The best, and the last one; each with the mean loss since the regular one before.
+    assert [(step, loss) for step, loss, *_ in saved(by_step)] == [(8, 1.5), (12, 13.5)]
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
+def test_a_value_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, name):
+    config = TrainConfig(steps=6, batch_size=1, checkpoint_every=1)
+    for step, last in ((1, "there is no"), (3, "the last good checkpoint is step 2")):
+        with pytest.raises(NonFiniteLossError, match=f"the {name[:4]}.* is inf at step {step}; {last}"):
+            events_of(tmp_path, config, **{name: lambda at, step=step: 1.0 if at < step else np.inf})
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    events_of(tmp_path, TrainConfig(steps=2, batch_size=1))
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "state")
+    with pytest.raises(CheckpointError, match=r"2/state/.* is damaged: it is missing"):
+        events_of(tmp_path, TrainConfig(steps=4, batch_size=1))
+
+
+def write(path, resume_step, rows, **options):
+    with closing(MetricsLog(path, resume_step, **options)) as log:
+        for step, loss in rows:
+            log.write(step, {"loss": loss})
+
+
+def test_a_resumed_run_repeats_no_row_and_an_incomplete_last_line_is_skipped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, [(1, 0.5), (2, 0.4), (3, 0.3)])
+    path.write_text(path.read_text() + '{"step": 4, "lo')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+    write(path, 2, [(3, 0.31), (4, 0.2)])
+    expected = [(1, 0.5), (2, 0.4), (3, 0.31), (4, 0.2)]
+    assert [(row["step"], row["loss"]) for row in read_metrics(path)] == expected
+
+
+@pytest.mark.parametrize("line", ["nonsense", '{"step": 1}', '{"step": 1.5}', "{}"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(DataError, match=r"line 2 (is not JSON .*nonsense|has step (1|1\.5|None), expected)"):
+        read_metrics(path)
+
+
+def test_wandb_runs_offline_without_a_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    write(tmp_path / "metrics.jsonl", 0, [(1, 0.5)], wandb_project="test", config={"seed": 1})
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's always-full device")
+def test_a_full_disk_names_the_metrics_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    descriptor = log._file.fileno()
+    whole, full = os.dup(descriptor), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    with pytest.raises(OSError, match="No space left") as caught:
+        log.write(1, {"loss": 0.5})
+    assert caught.value.filename == str(path)
+    os.dup2(whole, descriptor)
+    log.close()
+    for each in (whole, full):
+        os.close(each)

@@ -1,31 +1,32 @@
-"""Trains a tiny model in a separate process, so that tests can kill it or start two of them.
+"""Trains a tiny model in a process of its own, so that tests can kill it, or one of several.
 
 python -m tests.training.worker --store s.h5 --directory run --steps 6
 """
 
+import itertools
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from agentic_ring import distributed as jobs
 from agentic_ring.data.chain_loader import ChainConfig, ChainLoader, ChainPipeline
 from agentic_ring.data.hindsight_chains import StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore, measure_scaling
-from agentic_ring.distributed import join_processes
+from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import train
-from agentic_ring.training.losses import action_loss
-from agentic_ring.training.metrics_log import MetricsLog
-from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_config import TrainConfig
-from agentic_ring.training.train_step import Loss
+from agentic_ring.training.loop import MetricsLog, train
+from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
+from agentic_ring.training.train_step import action_loss
 from tests.data.synthetic import DOMAIN, TASK
 
 STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
@@ -35,40 +36,28 @@ def train_tiny(
     store: Path,
     directory: Path,
     steps: int,
-    learning_rate: float = 1e-2,
     data: int = 1,
     checkpoint_every: int = 2,
     checkpoint_minutes: float = 5.0,
-    loss: Loss = action_loss,
     devices: Sequence[Any] | None = None,
 ) -> np.ndarray:
     """Trains on a ring of the devices that ``data`` leaves; returns all weights as one array."""
     mesh = make_mesh(MeshShape(data=data), devices)
-    checkpoints = Checkpoints(directory / "checkpoints")
-    metrics = MetricsLog(directory / "metrics.jsonl", checkpoints.last_step or 0)
-    config = TrainConfig(
-        steps=steps,
-        batch_size=2,
-        optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2),
-        checkpoint_every=checkpoint_every,
-        checkpoint_minutes=checkpoint_minutes,
-    )
-    try:
-        with TrajectoryStore.open(store) as opened:
-            chains = ChainConfig(task=TASK, trajectories=2, action_repeat=1)
-            scaling = measure_scaling(opened, TASK, chains.action_repeat)
-            loader = ChainLoader(opened, chains, scaling, mesh.shape["ring"])
-            sampler = StratifiedSampler(opened.returns(TASK), opened.learnable, 2, 0.5, seed=0)
-            model = Model(
-                AgenticTransformerConfig(
-                    STACK, DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())
-                )
-            )
-            batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
-            state = train(config, model, loss, batches, mesh, checkpoints, metrics)
-    finally:
-        metrics.close()
-        checkpoints.close()
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=2)
+    config = TrainConfig(steps, 2, optimizer, checkpoint_every, checkpoint_minutes)
+    with (
+        closing(Checkpoints(directory / "checkpoints")) as checkpoints,
+        closing(MetricsLog(directory / "metrics.jsonl", checkpoints.last_step or 0)) as metrics,
+        TrajectoryStore.open(store) as opened,
+    ):
+        chains = ChainConfig(task=TASK, trajectories=2, action_repeat=1)
+        scaling = measure_scaling(opened, TASK, chains.action_repeat)
+        loader = ChainLoader(opened, chains, scaling, mesh.shape["ring"])
+        sampler = StratifiedSampler(opened.returns(TASK), opened.learnable, 2, 0.5, seed=0)
+        dims = DOMAIN.observation_dim, DOMAIN.action_dim, int(opened.lengths.max())
+        batches = ChainPipeline(loader, sampler, config.batch_size, mesh)
+        model = Model(AgenticTransformerConfig(STACK, *dims))
+        state = train(config, model, action_loss, batches, mesh, checkpoints, metrics)
     gathered = jax.jit(lambda p: p, out_shardings=jax.NamedSharding(mesh, jax.P()))(state.params)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])
 
@@ -77,6 +66,18 @@ def devices_in_order(order: str) -> list[Any]:
     """All devices, in an order given by the process of each: in "0110" the second is process 1's first."""
     devices = [iter(jax.local_devices(process_index=number)) for number in range(jax.process_count())]
     return [next(devices[int(process)]) for process in order]
+
+
+def hang_at_batch(number: int) -> None:
+    """Lets this process wait without an end for the batch of this number."""
+    read, numbers = ChainPipeline.__next__, itertools.count(1)
+
+    def read_or_hang(pipeline: ChainPipeline) -> Any:
+        if next(numbers) == number:
+            time.sleep(1e6)
+        return read(pipeline)
+
+    ChainPipeline.__next__ = read_or_hang
 
 
 def main(
@@ -89,20 +90,29 @@ def main(
     checkpoint_minutes: float = 5.0,
     distributed: bool = False,
     order: str | None = None,
+    fail: bool = False,
+    hang: int = 0,
+    heartbeat: int = 30,
 ) -> None:
-    """Trains and saves the weights in weights-PROCESS.npy."""
+    """Trains and saves the weights in weights-PROCESS.npy.
+
+    Args:
+      fail: Let the first process fail in work that it does for all.
+      hang: Number of the batch for which process 1 waits without an end.
+      heartbeat: Seconds without a heartbeat after which a process is lost.
+    """
     simulate_cpu_devices(devices)
     if distributed:
-        join_processes()
-    weights = train_tiny(
-        store,
-        directory,
-        steps,
-        data=data,
-        checkpoint_every=checkpoint_every,
-        checkpoint_minutes=checkpoint_minutes,
-        devices=None if order is None else devices_in_order(order),
-    )
+        jobs.HEARTBEAT_SECONDS = heartbeat
+        jobs.join_processes()
+    with jobs.first_process_first("data"):
+        if fail:
+            raise DataError("there is no data")
+    if hang and jax.process_index() == 1:
+        hang_at_batch(hang)
+    places = None if order is None else devices_in_order(order)
+    every = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
+    weights = train_tiny(store, directory, steps, data, **every, devices=places)
     np.save(directory / f"weights-{jax.process_index()}.npy", weights)
 
 

@@ -5,9 +5,9 @@ a start takes a tenth of a second instead of five.
 """
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,15 @@ Flags = Callable[[Path, Path], list[object]]
 
 @dataclass(frozen=True)
 class Job:
-    """A command whose run may be killed.
-
-    Attributes:
-      main: the script's main function or class of flags.
-      flags: its command line.
-      inputs: files and folders below the inputs' folder that the job changes: a run has copies of its own.
-      shrink: makes presets small, in the job's process.
-    """
+    """A command whose run may be killed."""
 
     main: Any
+    """The script's main function or class of flags."""
     flags: Flags
     inputs: tuple[str, ...] = ()
-    shrink: Callable[[], None] | None = None
+    """Files and folders below the inputs' folder that the job changes: a run has copies of its own."""
+    shrink: Callable[[], None] = lambda: None
+    """Makes presets small, in the job's process."""
 
 
 def write_inputs(folder: Path) -> None:
@@ -85,7 +81,7 @@ TINY = {"transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=
 
 def shrink_main_job() -> None:
     preset = exorl_presets.PRESETS["demo"]
-    tiny = replace(preset, **TINY, updates=12, checkpoint_every=2, trajectories=2)
+    tiny = replace(preset, **TINY, updates=8, checkpoint_every=2, trajectories=2)
     exorl_presets.PRESETS["demo"] = tiny
     _evaluate_in_two_environments(pipeline)
 
@@ -96,20 +92,19 @@ def _evaluate_in_two_environments(module: Any) -> None:
 
 
 def shrink_in_context() -> None:
-    demo = hidden_tasks.PRESETS["demo"]
     hidden_tasks.PRESETS["demo"] = replace(
-        demo,
+        hidden_tasks.PRESETS["demo"],
         variants=(
-            replace(hidden_tasks.N128, trials=4, first_trials=2),
+            replace(hidden_tasks.N128, trials=2, first_trials=1),
             replace(hidden_tasks.ORACLE, cues=(1,)),
         ),
         transformer=TINY["transformer"],
-        tokens=4096,
+        tokens=2048,
         tokens_per_update=512,
-        checkpoint_every=2,
+        checkpoint_every=1,
         ranking=RankingConfig(goals=20, demonstrations=1),
         tasks=2,
-        trials=3,
+        trials=2,
         measured=1,
     )
     cells.run_cells = _runs_here(hidden_tasks.run_cell)
@@ -132,29 +127,17 @@ def shrink_finetune() -> None:
 
 
 def shrink_retriever() -> None:
-    lesson = train_retriever.LessonStage
-    train_retriever.STAGES = (
-        lesson(128, 2, 4, steps=4, learning_rate=1e-3, crowding=0.0),
-        lesson(192, 1, 4, steps=4, learning_rate=1e-3, crowding=1.0),
-    )
+    lesson = partial(train_retriever.LessonStage, steps=4, learning_rate=1e-3)
+    train_retriever.STAGES = (lesson(128, 2, 4, crowding=0.0), lesson(192, 1, 4, crowding=1.0))
     train_retriever.TESTED_ROWS = 2
 
 
 def shrink_table() -> None:
     demo = table_presets.TABLE_PRESETS["demo"]
-    values = replace(
-        demo.values,
-        learner=replace(demo.values.learner, hidden=8, batch=8),
-        updates=8,
-        updates_per_call=2,
-        checkpoint_every=2,
-    )
+    learner = replace(demo.values.learner, hidden=8, batch=8)
+    values = replace(demo.values, learner=learner, updates=6, updates_per_call=2, checkpoint_every=2)
     table_presets.TABLE_PRESETS["demo"] = replace(
-        demo,
-        chains=replace(demo.chains, **TINY, updates=2, checkpoint_every=1),
-        cloning=replace(demo.cloning, steps=8, batch_size=4, checkpoint_every=2),
-        decision=replace(demo.decision, steps=8, batch_size=4, checkpoint_every=2),
-        values=values,
+        demo, values=values, chains=replace(demo.chains, trials=TINY["trials"])
     )
     _evaluate_in_two_environments(methods)
     cells.run_cells = _runs_here(run_cell)
@@ -167,7 +150,7 @@ def _collection(collector: str, episodes: int) -> Flags:
 
 JOBS: dict[str, Job] = {
     "collect_noise": Job(collect.main, _collection("ou", 12)),
-    "collect_td3": Job(collect.main, _collection("td3", 10)),
+    "collect_td3": Job(collect.main, _collection("td3", 8)),
     "convert": Job(
         exorl.main,
         lambda _, run: [
@@ -194,9 +177,7 @@ JOBS: dict[str, Job] = {
         shrink=shrink_main_job,
     ),
     "in_context": Job(
-        in_context.main,
-        lambda inputs, run: ["--data", inputs, "--output", run],
-        shrink=shrink_in_context,
+        in_context.main, lambda inputs, run: ["--data", inputs, "--output", run], shrink=shrink_in_context
     ),
     "finetune": Job(
         llama_finetune.main,
@@ -208,7 +189,7 @@ JOBS: dict[str, Job] = {
     "table5": Job(
         table5_exorl.main,
         lambda inputs, run: [
-            *("--tasks", "cartpole_swingup", "--methods", "bc", "dt", "td3_bc", "at_ring_4"),
+            *("--tasks", "cartpole_swingup", "--methods", "random", "td3_bc"),
             *("--seeds", 1, "--data", inputs, "--output", run),
         ],
         shrink=shrink_table,
@@ -216,20 +197,11 @@ JOBS: dict[str, Job] = {
     "line_retrieval": Job(
         line_retrieval.main,
         lambda _, run: [
-            *("--ctx", "1k,2k", "--num-samples", 6, "--questions-per-document", 2, "--output", run)
+            *("--ctx", "1k,2k", "--num-samples", 4, "--questions-per-document", 2, "--output", run)
         ],
     ),
     "train_retriever": Job(train_retriever.main, lambda _, run: ["--output", run], shrink=shrink_retriever),
 }
-
-
-def prepare(name: str, inputs: Path, run: Path) -> None:
-    """Makes the folder of a run, with the inputs that the job changes."""
-    run.mkdir()
-    for path in JOBS[name].inputs:
-        (run / path).parent.mkdir(parents=True, exist_ok=True)
-        copy = shutil.copytree if (inputs / path).is_dir() else shutil.copy2
-        copy(inputs / path, run / path)
 
 
 def start(name: str, inputs: Path, run: Path, log: Path) -> None:
@@ -239,6 +211,5 @@ def start(name: str, inputs: Path, run: Path, log: Path) -> None:
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if job.shrink is not None:
-        job.shrink()
+    job.shrink()
     cli.run(job.main, args=[str(flag) for flag in job.flags(inputs, run)])

@@ -20,11 +20,16 @@ def damage(path: Path, generator: Generator) -> str:
         path.mkdir()
         return "a folder in its place"
     structured = any(map(_parsed, [content, *content.split(b"\n")]))
-    kinds = [*_BYTES, *([_json] * len(_BYTES) if structured else [])]
-    kind = kinds[generator.integers(len(kinds))]
-    damaged = kind(content, generator)
+    if structured and generator.random() < 0.5:
+        kind, damaged = "json", _change_json(content, generator)
+    else:
+        kind = _draw(generator, [*BYTES, "flip bit", "flip bit", "flip bit", "truncate"])
+        damaged = BYTES[kind](content, _place(content, generator), generator)
     path.write_bytes(damaged)
-    return f"{kind.__name__.strip('_')}: {_difference(content, damaged)}"
+    pairs = enumerate(zip(content, damaged, strict=False))
+    first = next((n for n, (a, b) in pairs if a != b), len(content))
+    sizes = f"{len(content)} to {len(damaged)} bytes"
+    return f"{kind}: {sizes}, first difference at {first}: {damaged[first : first + 60]!r}"
 
 
 def restore(path: Path, content: bytes) -> None:
@@ -34,9 +39,8 @@ def restore(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _difference(before: bytes, after: bytes) -> str:
-    place = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-    return f"{len(before)} to {len(after)} bytes, first difference at {place}: {after[place : place + 60]!r}"
+def _draw(generator: Generator, choices: Any) -> Any:
+    return choices[generator.integers(len(choices))]
 
 
 def _parsed(text: bytes) -> Any:
@@ -52,116 +56,71 @@ def _place(content: bytes, generator: Generator) -> int:
     """A place in the content; half of them near an end, where headers and tables of contents stand."""
     size = max(1, len(content))
     near = int(min(size - 1, generator.integers(0, 512)))
-    return [near, size - 1 - near, *[int(generator.integers(size))] * 2][generator.integers(4)]
+    return _draw(generator, [near, size - 1 - near, *[int(generator.integers(size))] * 2])
 
 
-def _flip_bit(content: bytes, generator: Generator) -> bytes:
-    place = _place(content, generator)
+def _replaced(content: bytes, place: int, size: int, replacement: bytes) -> bytes:
+    return content[:place] + replacement + content[place + size :]
+
+
+def _flip_bit(content: bytes, place: int, generator: Generator) -> bytes:
     changed = content[place] ^ (1 << int(generator.integers(8))) if content else 0
-    return content[:place] + bytes([changed]) + content[place + 1 :]
+    return _replaced(content, place, 1, bytes([changed]))
 
 
-def _flip_bits(content: bytes, generator: Generator) -> bytes:
+def _flip_bits(content: bytes, place: int, generator: Generator) -> bytes:
     for _ in range(int(generator.integers(2, 20))):
-        content = _flip_bit(content, generator)
+        content = _flip_bit(content, _place(content, generator), generator)
     return content
 
 
-def _set_byte(content: bytes, generator: Generator) -> bytes:
-    place = _place(content, generator)
-    value = [0, 255, 127, 128, ord("9"), ord("-"), ord('"')][generator.integers(7)]
-    return content[:place] + bytes([value]) + content[place + 1 :]
-
-
-def _set_number(content: bytes, generator: Generator) -> bytes:
+def _set_number(content: bytes, place: int, generator: Generator) -> bytes:
     """Overwrites four or eight bytes, as of a size in a header, by an extreme number."""
-    place, width = _place(content, generator), int(generator.choice([4, 8]))
-    value = int(generator.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
-    return content[:place] + value.to_bytes(width, "little") + content[place + width :]
+    width = _draw(generator, [4, 8])
+    value = _draw(generator, [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+    return _replaced(content, place, width, value.to_bytes(width, "little"))
 
 
-def _truncate(content: bytes, generator: Generator) -> bytes:
-    return content[: _place(content, generator)]
+def _zeros(content: bytes, place: int, generator: Generator) -> bytes:
+    size = min(int(generator.integers(1, 600)), len(content) - place)
+    return _replaced(content, place, size, bytes(size))
 
 
-def _empty(content: bytes, generator: Generator) -> bytes:
-    return b"\n" * int(generator.integers(2))
+def _nest(content: bytes, place: int, generator: Generator) -> bytes:
+    opened = _draw(generator, [b"[", b'{"a":', b"[[{"]) * int(10 ** generator.uniform(1, 5))
+    return _replaced(content, _draw(generator, [0, place]), 0, opened)
 
 
-def _cut_out(content: bytes, generator: Generator) -> bytes:
-    place = _place(content, generator)
-    return content[:place] + content[place + int(generator.integers(1, 200)) :]
+BYTES: dict[str, Callable[[bytes, int, Generator], bytes]] = {
+    "flip bit": _flip_bit,
+    "flip bits": _flip_bits,
+    "set byte": lambda c, at, g: _replaced(c, at, 1, bytes([_draw(g, b"\0\xff\x7f\x809-" + b'"')])),
+    "set number": _set_number,
+    "truncate": lambda c, at, g: c[:at],
+    "empty": lambda c, at, g: b"\n" * int(g.integers(2)),
+    "cut out": lambda c, at, g: _replaced(c, at, int(g.integers(1, 200)), b""),
+    "repeat": lambda c, at, g: c[: at + int(g.integers(1, 200))] + c[at:],
+    "zeros": _zeros,
+    "insert": lambda c, at, g: _replaced(c, at, 0, g.bytes(int(g.integers(1, 64)))),
+    "append": lambda c, at, g: c + g.bytes(int(g.integers(1, 2000))),
+    "mark": lambda c, at, g: _draw(g, [b"\xef\xbb\xbf", b"\xff\xfe", b"\xff"]) + c,
+    "encode": lambda c, at, g: c.decode("latin-1").encode(_draw(g, ["utf-16", "utf-32", "utf-7"])),
+    "nest": _nest,
+}
 
-
-def _repeat(content: bytes, generator: Generator) -> bytes:
-    place, size = _place(content, generator), int(generator.integers(1, 200))
-    return content[: place + size] + content[place:]
-
-
-def _zeros(content: bytes, generator: Generator) -> bytes:
-    place, size = _place(content, generator), int(generator.integers(1, 600))
-    return content[:place] + bytes(min(size, len(content) - place)) + content[place + size :]
-
-
-def _noise(content: bytes, generator: Generator) -> bytes:
-    place = _place(content, generator)
-    return content[:place] + generator.bytes(int(generator.integers(1, 64))) + content[place:]
-
-
-def _more(content: bytes, generator: Generator) -> bytes:
-    return content + generator.bytes(int(generator.integers(1, 2000)))
-
-
-def _mark(content: bytes, generator: Generator) -> bytes:
-    return [b"\xef\xbb\xbf", b"\xff\xfe", b"\xff"][generator.integers(3)] + content
-
-
-def _other_encoding(content: bytes, generator: Generator) -> bytes:
-    return content.decode("latin-1").encode(["utf-16", "utf-32", "utf-7"][generator.integers(3)])
-
-
-def _deep(content: bytes, generator: Generator) -> bytes:
-    opened = [b"[", b'{"a":', b"[[{"][generator.integers(3)]
-    place = 0 if generator.random() < 0.5 else _place(content, generator)
-    return content[:place] + opened * int(10 ** generator.uniform(1, 5)) + content[place:]
-
-
-_BYTES: tuple[Callable[[bytes, Generator], bytes], ...] = (
-    *[_flip_bit] * 4,
-    _flip_bits,
-    _set_byte,
-    _set_number,
-    _truncate,
-    _truncate,
-    _empty,
-    _cut_out,
-    _repeat,
-    _zeros,
-    _noise,
-    _more,
-    _mark,
-    _other_encoding,
-    _deep,
-)
-
-
-class _Raw(str):
-    """Text that stands in a JSON file as it is, though JSON or Python has no such value."""
-
-
-_VALUES: tuple[Any, ...] = (
+VALUES: tuple[Any, ...] = (
     *[None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 2**63, -(2**63), 10**9, 10**30],
     *["", "2", "false", "NaN", "\0", "x" * 10_000, "../../x", "\ud800"],
     *[[], {}, [[]], {"": {}}, [1, "2", None], math.nan, math.inf, -math.inf],
-    *map(_Raw, ["1e999", "1" * 5000, "01", "'x'", "+1", "[" * 3000, "[" * 3000 + "]" * 3000, "nan", "0x10"]),
 )
+RAW = ["1e999", "1" * 5000, "01", "'x'", "+1", "[" * 3000, "[" * 3000 + "]" * 3000, "nan", "0x10"]
+"""What stands in a JSON file as it is, though JSON or Python has no such value."""
 
 
-def _json(content: bytes, generator: Generator) -> bytes:
+def _change_json(content: bytes, generator: Generator) -> bytes:
     """Changes one field of a JSON file, or of one line of a jsonl file."""
     lines = [content] if _parsed(content) else content.split(b"\n")
-    objects = [number for number, line in enumerate(lines) if _parsed(line)]
-    number = objects[generator.integers(len(objects))]
+    number = _draw(generator, [number for number, line in enumerate(lines) if _parsed(line)])
     value = _parsed(lines[number])
     places: list[tuple[Any, Any]] = []
 
@@ -172,29 +131,23 @@ def _json(content: bytes, generator: Generator) -> bytes:
                 collect(inside[key])
 
     collect(value)
-    raw: dict[str, str] = {}
-    inside, key = places[generator.integers(len(places))]
-    kind = generator.integers(6)
+    inside, key = _draw(generator, places)
+    old, kind, raw = inside[key], generator.integers(6), ""
     if kind == 0:
         del inside[key]
     elif kind == 1 and isinstance(inside, dict):
         inside[f"{key}x"] = inside.pop(key)
     elif kind == 2 and isinstance(inside, dict):
-        other = _VALUES[generator.integers(13)]
-        raw["twice"] = f"{json.dumps(inside[key])}, {json.dumps(key)}: {json.dumps(other)}"
-        inside[key] = "\0twice"
-    elif kind == 3 and isinstance(inside[key], int | float):
-        old = inside[key]
-        changed = [str(old), old + 1, -old, old * 10, float(old) if isinstance(old, int) else int(old)]
-        inside[key] = changed[generator.integers(len(changed))]
+        other = json.dumps(_draw(generator, VALUES[:13]))
+        raw = f"{json.dumps(old)}, {json.dumps(key)}: {other}"
+    elif kind == 3 and isinstance(old, int | float):
+        converted = float(old) if isinstance(old, int) else int(old)
+        inside[key] = _draw(generator, [str(old), old + 1, -old, old * 10, converted])
     elif kind == 4:
-        inside[key] = [inside[key]]
+        inside[key] = [old]
     else:
-        chosen = _VALUES[generator.integers(len(_VALUES))]
-        raw["raw"] = chosen if isinstance(chosen, _Raw) else json.dumps(chosen)
+        raw = _draw(generator, [*map(json.dumps, VALUES), *RAW])
+    if raw:
         inside[key] = "\0raw"
-    text = json.dumps(value)
-    for name, replacement in raw.items():
-        text = text.replace(json.dumps(f"\0{name}"), replacement)
-    lines[number] = text.encode()
+    lines[number] = json.dumps(value).replace(json.dumps("\0raw"), raw).encode()
     return b"\n".join(lines)

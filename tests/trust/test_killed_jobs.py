@@ -90,21 +90,18 @@ class Attempt:
 def catches(process: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal (Linux; elsewhere it is taken for granted)."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        status = Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
         return True
-    [caught] = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def members(group: int | None) -> Iterator[psutil.Process]:
     """The living processes of a process group."""
     for process in psutil.process_iter():
-        try:
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
 
 
 def begin(name: str, inputs: Path, run: Path) -> Attempt:
@@ -118,14 +115,11 @@ def begin(name: str, inputs: Path, run: Path) -> Attempt:
 def finish(name: str, inputs: Path, run: Path) -> float:
     """Runs a job to its end, which must be a good one; returns the seconds it took."""
     started = time.monotonic()
-    log = run.with_suffix(".log")
-    before = log.stat().st_size if log.exists() else 0
     attempt = begin(name, inputs, run)
     status = attempt.wait(300)
-    printed = log.read_bytes()[before:].decode()
     if status is None:
         attempt.kill()
-    assert status == 0, printed
+    assert status == 0, run.with_suffix(".log").read_text()
     attempt.assert_nothing_runs_on()
     return time.monotonic() - started
 
@@ -162,12 +156,13 @@ def fingerprint(run: Path) -> dict[str, object]:
 
 def datasets(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
+
+    def add(name: str, node: object) -> None:
+        if isinstance(node, h5py.Dataset):
+            found[name] = digest(node[()])
+
     with h5py.File(path) as file:
-        file.visititems(
-            lambda name, node: (
-                found.update({name: digest(node[()])}) if isinstance(node, h5py.Dataset) else None
-            )
-        )
+        file.visititems(add)
     return found
 
 
@@ -177,23 +172,33 @@ def digest(array) -> str:
     return f"{array.dtype} {array.shape} {hashlib.sha256(contents).hexdigest()}"
 
 
+def prepared(name: str, inputs: Path, folder: Path) -> Path:
+    """A new folder of a run, in a folder of its own, with copies of the inputs that the job changes."""
+    run = folder / "run"
+    run.mkdir(parents=True)
+    for path in jobs.JOBS[name].inputs:
+        (run / path).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (inputs / path).is_dir() else shutil.copy2
+        copy(inputs / path, run / path)
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", jobs.JOBS)
 def test_a_killed_job_ends_as_one_that_was_not(name, inputs, tmp_path, record_property):
     random = np.random.default_rng([daily_seed(), *name.encode()])
-    whole = tmp_path / "whole" / "run"
-    whole.parent.mkdir()
-    jobs.prepare(name, inputs, whole)
+    whole = prepared(name, inputs, tmp_path / "whole")
     seconds = finish(name, inputs, whole)
     expected = fingerprint(whole)
     kills = stops = runs = 0
     while kills < KILLS:
-        run = tmp_path / f"killed{runs}" / "run"
-        run.parent.mkdir()
-        jobs.prepare(name, inputs, run)
-        for _ in range(INTERRUPTIONS_OF_A_RUN):
+        run = prepared(name, inputs, tmp_path / f"killed{runs}")
+        interruptions = 0
+        while kills < KILLS and interruptions < INTERRUPTIONS_OF_A_RUN:
+            interruptions += 1
             attempt = begin(name, inputs, run)
-            if attempt.wait(random.uniform(0, seconds)) is not None:
+            # What is left after an interruption takes less time.
+            if attempt.wait(random.uniform(0, seconds / interruptions)) is not None:
                 break
             if random.random() < SHARE_OF_STOPS:
                 stops += attempt.stop(SIGNALS[random.integers(len(SIGNALS))])

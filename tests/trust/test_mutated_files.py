@@ -19,14 +19,11 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import AgenticRingError
+from tests.trust import text_readers  # noqa: F401  adds its readers
 from tests.trust.daily_seed import daily_seed
-from tests.trust.file_readers.episodes import EPISODE_READERS
-from tests.trust.file_readers.reader import FileReader
-from tests.trust.file_readers.runs import RUN_READERS
-from tests.trust.file_readers.texts import TEXT_READERS
 from tests.trust.mutations import damage, restore
+from tests.trust.readers import READERS, FileReader
 
-READERS = (*EPISODE_READERS, *TEXT_READERS, *RUN_READERS)
 MUTATIONS = int(os.environ.get("AGENTIC_RING_TRUST_MUTATIONS", "12"))
 SECONDS = 20
 OUTCOMES = ("refused", "read as the whole file", "whole rows of it", "another legal value")
@@ -74,7 +71,8 @@ def outcome(reader: FileReader, path: Path, whole: Any) -> str:
 
 def mutate(reader: FileReader, folder: Path, count: int) -> Counter[str]:
     """Damages the reader's file ``count`` times and counts the outcomes; fails if one is a fault."""
-    path = reader.make(folder)
+    reader.make(folder)
+    (path,) = folder.glob(reader.file)
     content, whole = path.read_bytes(), comparable(reader.read(path))
     others = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file != path}
     generator = np.random.default_rng([daily_seed(), crc32(reader.name.encode())])
