@@ -31,7 +31,7 @@ from evals.plots import (
     save,
     titled_canvas,
 )
-from evals.retrieval.plots import accuracy_axes
+from evals.retrieval.reports import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))

@@ -1,16 +1,68 @@
-"""Scores of one set of questions."""
+"""Scores of one set of questions, and what it costs at a server's prices, before it is asked and after."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from agentic_ring.errors import ConfigError
 from agentic_ring.results.intervals import Interval, mean_interval, wilson_interval
-from evals.retrieval.prediction_log import Prediction
-from evals.retrieval.prices import Prices
+from agentic_ring.terminal.tables import TextTable
+from evals.retrieval.answers import Prediction
 from evals.retrieval.tasks import UNPARSABLE, Rule
 
 ALL = "all tasks"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of a million tokens of prompts, of those that a server had read before, and of answers.
+
+    Raises:
+      ConfigError: a price is negative or no number.
+    """
+
+    prompt: float
+    cached: float
+    answer: float
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            if not 0 <= price < float("inf"):
+                raise ConfigError(f"the price of {name} tokens is {price}; give a number from 0 on")
+
+    def cost(self, prompt_tokens: float, cached_tokens: float, answer_tokens: float) -> float:
+        """The price of requests with so many tokens in all; cached ones are among those of the prompts."""
+        read = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * self.cached
+        return (read + answer_tokens * self.answer) / 1e6
+
+
+class Forecast(NamedTuple):
+    """What a set of cases will ask of a server: questions without an answer, tokens of all their prompts.
+
+    ``repeated_tokens`` are those in documents that an earlier question has sent, ``answer_tokens`` the most
+    that the answers may have.
+    """
+
+    requests: int
+    prompt_tokens: int
+    repeated_tokens: int
+    answer_tokens: int
+
+
+def forecast_table(forecasts: Mapping[str, Forecast], prices: Prices | None) -> TextTable:
+    """Requests, tokens and, given prices, cost of each set and of all."""
+    total = Forecast(*map(sum, zip(*forecasts.values(), strict=True)))
+    columns = ("requests", "prompt tokens", "of them sent before", "answer tokens, at most")
+    rows = []
+    for name, each in {**forecasts, "all": total}.items():
+        row = {"cases": name} | {column: f"{count:,}" for column, count in zip(columns, each, strict=True)}
+        if prices is not None:
+            for column, cached in (("cost without a cache", 0), ("with one", each.repeated_tokens)):
+                row[column] = f"{prices.cost(each.prompt_tokens, cached, each.answer_tokens):,.2f}"
+        rows.append(row)
+    return TextTable("requests that this run would send", rows)
 
 
 @dataclass(frozen=True)
@@ -29,7 +81,8 @@ class SetScore:
 
     def answered(self, task: str = ALL) -> list[Prediction]:
         """Answers without an error and with an end, of one task or of all; scores are over these."""
-        return [row for row in self.predictions if row.counts and task in (ALL, row.task)]
+        rows = (row for row in self.predictions if row.error is None and row.unfinished is None)
+        return [row for row in rows if task in (ALL, row.task)]
 
     def score(self, task: str = ALL) -> Interval | None:
         """Mean score of a task, or of all; None without an answer.

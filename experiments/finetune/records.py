@@ -16,8 +16,8 @@ from agentic_ring.mesh import make_mesh
 from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
 from evals.retrieval.documents import LinePlan
-from evals.retrieval.ladder_report import LadderReport
 from evals.retrieval.local_reader import open_reader
+from evals.retrieval.reports import LadderReport
 from evals.retrieval.run import RetrievalConfig, RetrievalRun
 from evals.retrieval.scores import SetScore
 from experiments.retriever.lessons import (

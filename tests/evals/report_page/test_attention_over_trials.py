@@ -2,11 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evals.report_page.attention_over_trials import attention_over_trials, rollout_chain
 
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.models.model import Model
 from agentic_ring.rollouts.policies import read_prompt
-from evals.report_page.attention_over_trials import attention_over_trials, rollout_chain
 from tests.evals.conftest import DECISIONS
 from tests.evals.finished_run import FinishedRun
 

@@ -12,14 +12,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from evals.report_page.page import page
+from evals.report_page.trial_charts import curve_label, trial_curves
 
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.results.results_file import Figure, Results, read_results, short_number, write_results
 from evals import report
 from evals.report_page.charts import loss_chart
-from evals.report_page.page import page
 from evals.report_page.run_data import ReportedRun, filmstrip, read_run
-from evals.report_page.trial_charts import curve_label, trial_curves
 from tests.commands import run_python
 from tests.evals.finished_run import FinishedRun
 

@@ -4,9 +4,9 @@ import json
 import re
 from collections import defaultdict
 
+from evals.retrieval.answers import Answer
 from evals.retrieval.documents import HEADER
 from evals.retrieval.ladder_documents import CHAIN_START, JSON_HEADER, JSON_KEY, LIST_START
-from evals.retrieval.readers import Answer
 
 
 class RecordOracle:

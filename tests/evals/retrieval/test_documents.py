@@ -11,13 +11,15 @@ from wonderwords import RandomWord
 from agentic_ring.errors import ArgumentError, ConfigError
 from evals.retrieval.documents import (
     HEADER,
+    KINDS,
     LinePlan,
+    count_word_partners,
+    line_keys,
     line_text,
     longest_document,
     plan_lines,
     question_text,
 )
-from evals.retrieval.keys import KINDS, count_word_partners, line_keys
 
 # From LongChat's longeval/evaluation/lines/testcases/700_lines.jsonl.
 LONGCHAT_HEADER = (

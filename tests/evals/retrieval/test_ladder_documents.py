@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from agentic_ring.errors import ArgumentError
-from evals.retrieval.keys import KINDS
+from evals.retrieval.documents import KINDS
 from evals.retrieval.ladder_documents import LadderPlan
 from evals.retrieval.tasks import TASKS
 from tests.evals.retrieval.record_oracle import answer

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from agentic_ring.errors import DataError
-from evals.retrieval.documents import plan_lines
-from evals.retrieval.longchat_files import cases, read_cases, write_cases
+from evals.retrieval.documents import cases, plan_lines, read_cases, write_cases
 
 
 def documents(kind="LRT-NL"):

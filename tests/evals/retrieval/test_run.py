@@ -14,14 +14,11 @@ from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.results.results_file import read_results
 from agentic_ring.results.rows import read_rows
 from evals import ladder, line_retrieval
-from evals.retrieval.command import RunFlags
-from evals.retrieval.documents import plan_lines
+from evals.retrieval.answers import Answer, PredictionLog, asked_questions
+from evals.retrieval.documents import plan_lines, read_cases, write_cases
 from evals.retrieval.endpoint_reader import estimated_tokens
-from evals.retrieval.ladder_report import LadderReport
-from evals.retrieval.longchat_files import read_cases, write_cases
-from evals.retrieval.prediction_log import PredictionLog, asked_questions
-from evals.retrieval.readers import Answer
-from evals.retrieval.run import RetrievalConfig, RetrievalRun
+from evals.retrieval.reports import LadderReport
+from evals.retrieval.run import RetrievalConfig, RetrievalRun, RunFlags
 from evals.retrieval.tasks import TASKS
 from tests.commands import kill_once
 from tests.evals.retrieval.record_oracle import RecordOracle

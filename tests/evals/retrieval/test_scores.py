@@ -8,10 +8,14 @@ import pytest
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.rows import read_rows
-from evals.retrieval.ladder_report import effective_length, ruler_scores
-from evals.retrieval.line_report import LineReport, write_responses
-from evals.retrieval.plots import plot_word_partners
-from evals.retrieval.prediction_log import Prediction
+from evals.retrieval.answers import Prediction
+from evals.retrieval.reports import (
+    LineReport,
+    effective_length,
+    plot_word_partners,
+    ruler_scores,
+    write_responses,
+)
 from evals.retrieval.scores import SetScore
 
 

@@ -1,4 +1,4 @@
-"""Log of a model's answers, one row per question, written to disk as soon as each is known."""
+"""Answers to questions about documents, and their log: a row per question, on disk as soon as it is known."""
 
 import hashlib
 import os
@@ -11,10 +11,36 @@ import pydantic
 
 from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, read_json_rows
-from evals.retrieval.documents import Document, Question
-from evals.retrieval.keys import count_word_partners
-from evals.retrieval.readers import Answer, Count
+from evals.retrieval.documents import Document, Question, count_word_partners
 from evals.retrieval.tasks import TASKS, Rule, parsed_number
+
+Count = Annotated[int, pydantic.Field(ge=0)]
+Seconds = Annotated[float, pydantic.Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question.
+
+    Attributes:
+      text: the answer, unchanged; empty after an error.
+      prompt_tokens: tokens of the whole prompt, template and BOS included.
+      seconds: time for this question; of an endpoint's first one, with the time to read the document.
+      error: why there is no answer, or None.
+      unfinished: why the answer stops before its end, or None.
+      answer_tokens: tokens of the answer, with those of reasoning; None if they are not known.
+      cached_tokens: tokens of the prompt that a server had read before; None if it does not say.
+      reading_seconds: time to read the document before this question; None if it is not known apart.
+    """
+
+    text: str
+    prompt_tokens: Count
+    seconds: Seconds
+    error: str | None = None
+    unfinished: str | None = None
+    answer_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    reading_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +70,6 @@ class Prediction(Answer):
     def parsed(self, rule: Rule) -> int:
         """The number in the answer that counts by a rule."""
         return parsed_number(self.text, rule)
-
-    @property
-    def counts(self) -> bool:
-        """Whether the answer counts in scores: there is one, and it has an end."""
-        return self.error is None and self.unfinished is None
 
 
 @dataclass(frozen=True)
@@ -91,11 +112,9 @@ def asked_questions(documents: Sequence[Document]) -> list[AskedQuestion]:
 
 
 class PredictionLog:
-    """A file with one JSON object per line. A later row for a question replaces an earlier one.
+    """The answers to the questions ``asked`` of a set in a file with one JSON object per line.
 
-    Args:
-      path: the file.
-      asked: the questions of the set.
+    A later row for a question replaces an earlier one.
 
     Raises:
       DataError: a row is malformed, or belongs to another set. Only the last row may be incomplete, if the
@@ -130,8 +149,9 @@ class PredictionLog:
 
     def open(self, documents: Sequence[Document]) -> Iterator[tuple[Document, list[AskedQuestion]]]:
         """Each document with questions that have no answer yet, and these."""
+        answered = {case for case, row in self.rows.items() if row.error is None}
         for number, document in enumerate(documents):
-            left = [each for each in self._asked if each.document == number and not self._answered(each)]
+            left = [each for each in self._asked if each.document == number and each.case not in answered]
             if left:
                 yield document, left
 
@@ -142,6 +162,3 @@ class PredictionLog:
             file.flush()
             os.fsync(file.fileno())
         self.rows[row.case] = row
-
-    def _answered(self, asked: AskedQuestion) -> bool:
-        return asked.case in self.rows and self.rows[asked.case].error is None
