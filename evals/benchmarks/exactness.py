@@ -1,5 +1,6 @@
 """Error of a kernel's output and gradients against the reference in float64."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ def exactness(
             ring = partial(_in_zigzag_order, EmulatedRing(select_kernel(kernel), RING, mask).both)
             worst: dict[str, Any] = dict.fromkeys(("output", "dq", "dk", "dv"), 0.0)
             shares: list[float] = []
-            for head_dim, key_heads in ((size, count) for size in head_dims for count in kv_heads):
+            for head_dim, key_heads in itertools.product(head_dims, kv_heads):
                 arrays = Problem(tokens, HEADS, key_heads, head_dim, dtype).arrays(local.sharding)
                 wanted = _reference(mask, arrays)
                 for compute in (local.both, ring):

@@ -26,13 +26,10 @@ class UnsupportedError(AgenticRingError):
 
 @dataclass(frozen=True)
 class Line:
-    """Result of one contender in one case of a row.
+    """Result of one contender in one case of a row, a part of the problem such as "forward".
 
     Attributes:
-      case: part of the problem, such as "forward".
-      contender: what was measured.
       value: measured value; None for a contender that was left out.
-      unit: unit of the value.
       ratios: seconds over those of another contender in the same round, by its name; below 1 is faster.
       details: further numbers and words by name, as JSON has them.
       limit: largest value that is right; None where any is.
@@ -55,7 +52,6 @@ class Row:
 
     Attributes:
       name: path-like, such as "attention/8192"; its beginnings choose several rows.
-      description: what is measured.
       function: MODULE:NAME in this package; called with the settings, returns the lines.
       settings: arguments of the function, as JSON has them.
       tiny: settings that differ at the sizes of ``--tiny``.
@@ -210,11 +206,13 @@ def choose_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     Raises:
       UnknownNameError: a name that chooses no row.
     """
-    chosen = [[row for row in rows if f"{row.name}/".startswith(f"{name.rstrip('/')}/")] for name in names]
-    for name, found in zip(names, chosen, strict=True):
+    chosen = {}
+    for name in names:
+        found = [row for row in rows if f"{row.name}/".startswith(f"{name.rstrip('/')}/")]
         if not found:
             raise UnknownNameError("row", name, tuple(row.name for row in rows))
-    return list({row.name: row for found in chosen for row in found}.values())
+        chosen |= {row.name: row for row in found}
+    return list(chosen.values())
 
 
 def measure(row: Row, tiny: bool, path: Path) -> None:
@@ -241,12 +239,12 @@ def measure(row: Row, tiny: bool, path: Path) -> None:
 
 
 def _columns(line: Line) -> dict[str, Any]:
-    columns: dict[str, Any] = dict.fromkeys(("case", "contender", "value", "value_low", "value_high"))
-    columns |= {"case": line.case, "contender": line.contender, "unit": line.unit}
-    columns |= {} if line.value is None else line.value.cells("value")
-    columns["ratios"] = json.dumps({name: [x.median, x.low, x.high] for name, x in line.ratios.items()})
-    columns |= {"limit": line.limit, "left_out": line.left_out, "details": json.dumps(line.details)}
-    return columns
+    none = dict.fromkeys(("value", "value_low", "value_high"))
+    ratios = {name: [x.median, x.low, x.high] for name, x in line.ratios.items()}
+    columns = {"case": line.case, "contender": line.contender}
+    columns |= none if line.value is None else line.value.cells("value")
+    columns |= {"unit": line.unit, "ratios": json.dumps(ratios), "limit": line.limit}
+    return columns | {"left_out": line.left_out, "details": json.dumps(line.details)}
 
 
 def is_wrong(line: Mapping[str, str]) -> bool:
