@@ -92,8 +92,8 @@ def measure_all(rows: Sequence[Row], tiny: bool, path: Path) -> int:
     for number, row in enumerate(rows, start=1):
         print(f"{number}/{len(rows)} {row.name}: {row.description}", flush=True)
         started = time.perf_counter()
-        # In a process of its own: it holds the GPU's memory, and an illegal access or a failed check ends it or
-        # leaves it unusable.
+        # In a process of its own: it holds the GPU's memory, and an illegal access or a failed check ends it
+        # or leaves it unusable.
         command = [sys.executable, "-m", "evals.benchmark", row.name, "--in-this-process", *flags]
         reason = ""
         try:

@@ -37,7 +37,7 @@ def plot_loss(
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
     """Draws a run's loss, raw and as a running mean, on axes that several runs may share.
 
-    ``rows`` are those of ``metrics.jsonl``; those with ``step`` and ``loss`` are drawn. ``run`` names it in the
+    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``; ``run`` names it in the
     legend.
 
     Raises:
