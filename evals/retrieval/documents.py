@@ -98,10 +98,8 @@ def count_word_partners(record: str, key: str) -> int:
 
     Words that are the same up to a hyphen, such as "old" and "old-fashioned", count as shared.
 
-    Args:
-      record: header and lines.
-      key: key of a line of the record, an adjective and a noun with a hyphen between them; in a file with
-        other words than ours, the first hyphen is between them.
+    The key, of a line of the record, is an adjective and a noun with a hyphen between them; in a file with
+    other words than ours, the first hyphen is between them.
     """
     compound = (word for word in word_lists()[0] if "-" in word and key.startswith(f"{word}-"))
     adjective = next(compound, key.partition("-")[0])
@@ -151,12 +149,9 @@ def line_question(
 
 @dataclass(frozen=True)
 class Document:
-    """A record and the questions about it.
+    """A record of ``num_lines`` lines, or pairs of JSON, and the questions about it.
 
-    Attributes:
-      text: header and lines, or JSON; a prompt is this text and that of a question.
-      num_lines: number of lines, or of pairs of JSON.
-      seed: seed of the record; None if a file that it was read from has none.
+    A prompt is the record's ``text`` and that of a question. ``seed`` is None if a file does not say it.
     """
 
     text: str
@@ -169,10 +164,8 @@ class Document:
 class LinePlan:
     """Everything that determines a document of line retrieval, except its number of lines.
 
-    Attributes:
-      name: name of the document's set, such as ``4k``; each set has other lines.
-      number: number of the document within the set.
-      strata: stratum of depth of each question; there are ``num_strata`` equal strata over [0, 1).
+    It is document ``number`` of the set ``name``, such as ``4k``; each set has other lines. Question i is about
+    stratum ``strata[i]`` of depth, of ``num_strata`` equal ones over [0, 1).
     """
 
     kind: KeyKind
@@ -283,13 +276,8 @@ def longest_document(
 class LineCase:
     """One test case, a row of LongChat's files: its fields, then our own. Any other fields are ignored.
 
-    Attributes:
-      random_idx: key, and position from 0, of the requested line.
-      expected_number: the number in that line.
-      num_lines: number of lines in the record.
-      correct_line: the line itself, with its newline.
-      prompt: header, lines and question.
-      depth, seed, value_duplicates: see ``Question`` and ``Document``.
+    ``random_idx`` is the key, and position from 0, of the requested line, and ``correct_line`` that line with
+    its newline; see ``Question`` and ``Document``.
     """
 
     random_idx: tuple[str | int, Annotated[int, pydantic.Field(ge=0)]]

@@ -66,11 +66,7 @@ JSON_KEY, JSON_VALUE = '\n\nKey: "', '"\nCorresponding value:'
 class LadderPlan:
     """Everything that determines a document, except its number of lines.
 
-    Attributes:
-      name: name of the document's set, such as ``4k``.
-      number: number of the document within the set.
-      record: the kind of record.
-      asked: number of questions of each task.
+    It is document ``number`` of the set ``name``, such as ``4k``, with so many questions of each task.
     """
 
     kind: KeyKind
@@ -117,10 +113,7 @@ def ladder_documents(
 ) -> list[Document]:
     """As few records as hold all questions of a length; each kind of record has its own.
 
-    Args:
-      tasks: names of the tasks; ``num_samples`` questions are asked of each.
-      name: name of the length, such as ``4k``.
-      room, count_tokens: see ``longest_document``.
+    ``num_samples`` questions are asked of each task; for ``room`` see ``longest_document``.
 
     Raises:
       ConfigError: not even one question fits.

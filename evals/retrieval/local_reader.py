@@ -101,7 +101,6 @@ def open_reader(
       model: folder or Hugging Face name; None is the embedded retriever.
       contexts: context lengths to be used; the memory that the longest needs is checked and printed.
       template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
-      allow_extrapolation: whether contexts may be longer than the model supports.
 
     Raises:
       ConfigError: a context is longer than the model supports, or the longest does not fit into memory.

@@ -19,8 +19,7 @@ from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.plots import BLUE, ORANGE, draw_intervals, save, titled_canvas
-from evals.retrieval.answers import Prediction
-from evals.retrieval.scores import ALL, Prices, SetScore
+from evals.retrieval.answers import ALL, Prediction, Prices, SetScore
 from evals.retrieval.tasks import TASKS, Rule
 
 REFERENCE = "4k"
@@ -35,12 +34,7 @@ MISSES_TO_HITS = LinearSegmentedColormap.from_list("misses to hits", [ORANGE, "#
 
 @dataclass(frozen=True)
 class LineReport:
-    """What ``evals/line_retrieval.py`` shows of the scores of its sets.
-
-    Attributes:
-      rule: selects the number of an answer that is scored.
-      prices: prices of an endpoint's tokens; None shows no cost.
-    """
+    """What ``evals/line_retrieval.py`` shows: scores of the number that ``rule`` selects, and cost."""
 
     rule: Rule = "last"
     prices: Prices | None = None
@@ -56,14 +50,13 @@ class LineReport:
         found = []
         for score in scores:
             if score.answered():
-                rules: dict[str, Rule] = {"": self.rule, "_last": "last", "_first": "first"}
-                intervals = [
-                    (f"accuracy{by}", score.accuracy(rule), "share right") for by, rule in rules.items()
-                ]
-                intervals.append(("seconds_per_question", score.seconds, "s"))
-                found += [
-                    Figure.from_interval(f"{n}/{score.name}", each, unit) for n, each, unit in intervals
-                ]
+                for name, interval, unit in (
+                    ("accuracy", score.accuracy(self.rule), "share right"),
+                    ("accuracy_last", score.accuracy("last"), "share right"),
+                    ("accuracy_first", score.accuracy("first"), "share right"),
+                    ("seconds_per_question", score.seconds, "s"),
+                ):
+                    found.append(Figure.from_interval(f"{name}/{score.name}", interval, unit))
             counts = (
                 ("unparsable", score.unparsable, "answers"),
                 ("reading_seconds", score.reading_seconds, "s"),
@@ -90,13 +83,12 @@ class LineReport:
         rows = []
         for score in scores:
             answered = score.answered()
+            accuracy = _with_interval(score.accuracy(self.rule), 3) if answered else "none"
             row = {
                 "cases": score.name,
                 "lines": f"{score.num_lines:,.0f}",
                 "tokens": f"{score.prompt_tokens:,.0f}",
-                f"accuracy, {self.rule} number (95%)": (
-                    _with_interval(score.accuracy(self.rule), 3) if answered else "none"
-                ),
+                f"accuracy, {self.rule} number (95%)": accuracy,
                 f"{other} number": f"{score.accuracy(other).value:.3f}" if answered else "",
                 "n": str(len(answered)),
                 "no number": str(score.unparsable),

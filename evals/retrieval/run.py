@@ -21,7 +21,7 @@ from agentic_ring.results.results_file import Results, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress, say
 from agentic_ring.token_units import parse_tokens, short_tokens
-from evals.retrieval.answers import PredictionLog, asked_questions
+from evals.retrieval.answers import Forecast, PredictionLog, SetScore, asked_questions
 from evals.retrieval.documents import (
     Document,
     KeyKind,
@@ -34,7 +34,6 @@ from evals.retrieval.endpoint_reader import EndpointReader, token_counter
 from evals.retrieval.ladder_documents import ladder_documents
 from evals.retrieval.local_reader import EMBEDDED_KEYS, LocalReader, open_reader
 from evals.retrieval.reports import LadderReport, LineReport
-from evals.retrieval.scores import Forecast, SetScore
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class RetrievalConfig:
     """Everything that determines an answer except the length: one folder holds all lengths.
 
     Attributes:
-      test: line retrieval, whose documents are LongChat's, or the ladder of tasks.
       reader: name of the model, which may be ``trained_on_task``, on line retrieval itself.
       tasks: names of the tasks, separated by commas; each has ``num_samples`` questions per length.
       source: the endpoint, or "local".

@@ -15,11 +15,11 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.mesh import make_mesh
 from agentic_ring.results.results_file import Figure
 from agentic_ring.token_units import short_tokens
+from evals.retrieval.answers import SetScore
 from evals.retrieval.documents import LinePlan
 from evals.retrieval.local_reader import open_reader
 from evals.retrieval.reports import LadderReport
 from evals.retrieval.run import RetrievalConfig, RetrievalRun
-from evals.retrieval.scores import SetScore
 from experiments.retriever.lessons import (
     ANSWER,
     TOKENS_A_LINE,

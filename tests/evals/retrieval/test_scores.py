@@ -8,7 +8,7 @@ import pytest
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.rows import read_rows
-from evals.retrieval.answers import Prediction
+from evals.retrieval.answers import Prediction, SetScore
 from evals.retrieval.reports import (
     LineReport,
     effective_length,
@@ -16,7 +16,6 @@ from evals.retrieval.reports import (
     ruler_scores,
     write_responses,
 )
-from evals.retrieval.scores import SetScore
 
 
 def answered(case, expected, text, duplicates=0, score=0.0, task="line"):
