@@ -167,11 +167,10 @@ def plain(
     kernel: str = "auto",
     jax_nn: str = "xla",
 ) -> list[Line]:
-    """Times our strategies over a ring beside attention on one device and other libraries.
+    """Times our strategies over a ring of ``devices`` beside attention on one device and other libraries.
 
     Args:
       contenders: our strategies; "one device", "emulated ring of 8", "jax.nn", "ringattention".
-      devices: size of the ring.
       kernel: kernel of our own contenders.
       jax_nn: implementation of ``jax.nn.dot_product_attention``.
     """

@@ -88,10 +88,10 @@ TINY_STEP = {"model": "tiny", "context": 32, "precision": "float32", "layers": 1
 
 def all_rows() -> list[Row]:
     """Returns every row: those of a CPU, which also run on accelerators, and those of a day with a GPU."""
-    return [*_attention_rows(), *_model_rows(), *_gpu_rows()]
+    return [*_cpu_rows(), *_gpu_rows()]
 
 
-def _attention_rows() -> Iterator[Row]:
+def _cpu_rows() -> Iterator[Row]:
     strategies = ["ring", "all_gather", "ulysses", "ulysses_ring"]
     contenders = [*strategies, "one device", "jax.nn", "ringattention"]
     for tokens in (8192, 32_768):
@@ -120,9 +120,6 @@ def _attention_rows() -> Iterator[Row]:
         {"cached": 524_288, **dtypes, **HEADS, "rounds": 15, "calls": 1},
         {"cached": 64, "dtypes": ["int8"], **HEADS_TINY},
     )
-
-
-def _model_rows() -> Iterator[Row]:
     yield Row(
         "train_step/100M",
         "update of a LLaMA on 4K tokens, share of the rate of a matrix product",
@@ -153,8 +150,7 @@ def _model_rows() -> Iterator[Row]:
 
 def _gpu_rows() -> Iterator[Row]:
     sizes = {"tokens": 2048, "head_dims": [64, 128], "kv_heads": [8, 2]}
-    others = {"cudnn": "float16", "xla": "float32", "vanilla": "float32"}
-    for kernel, dtype in others.items():
+    for kernel, dtype in {"cudnn": "float16", "xla": "float32", "vanilla": "float32"}.items():
         yield Row(
             f"gpu/exactness/{kernel}",
             "output and gradients against the reference in float64, over the tolerance",

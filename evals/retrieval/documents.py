@@ -164,8 +164,8 @@ class Document:
 class LinePlan:
     """Everything that determines a document of line retrieval, except its number of lines.
 
-    It is document ``number`` of the set ``name``, such as ``4k``; each set has other lines. Question i is about
-    stratum ``strata[i]`` of depth, of ``num_strata`` equal ones over [0, 1).
+    It is document ``number`` of the set ``name``, such as ``4k``; each set has other lines. Question i is
+    about stratum ``strata[i]`` of depth, of ``num_strata`` equal ones over [0, 1).
     """
 
     kind: KeyKind
