@@ -175,21 +175,22 @@ class LadderReport:
         """Table with a row for each task and a column for each length; those of RULER follow."""
         names = {parse_tokens(each.name): each.name for each in scores}
         names |= {length: short_tokens(length) for by in self.ruler.values() for length in by}
-        found = {
+        shown = {
             task: {parse_tokens(each.name): _with_interval(each.score(task), 2) for each in scores}
             for task in _tasks(scores)
         }
-        shown = {
-            task: {length: f"{share:.2f}" for length, share in by.items()} for task, by in self.ruler.items()
-        }
+        asked = {name: task.title for name, task in TASKS.items()} | dict.fromkeys(self.ruler, "RULER")
+        lengths = {task: effective_length(scores, task) for task in shown}
+        for task, by in self.ruler.items():
+            shown[task] = {length: f"{share:.2f}" for length, share in by.items()}
         rows = [
             {
                 "task": task,
-                "what is asked": "RULER" if task in shown else TASKS[task].title if task in TASKS else "",
+                "what is asked": asked.get(task, ""),
                 **{name: by.get(length, "") for length, name in sorted(names.items())},
-                "effective length": "" if task in shown else effective_length(scores, task),
+                "effective length": lengths.get(task, ""),
             }
-            for task, by in [*found.items(), *shown.items()]
+            for task, by in shown.items()
         ]
         note = (
             "Mean scores with 95% intervals. Effective length: the longest up to which the lower end stays "
