@@ -53,11 +53,8 @@ Curve = list[tuple[int, Figure]]
 def chart(parts: list[str], description: str, height: int = HEIGHT, columns: int = 2) -> Iterator[Axes]:
     """Axes to draw on; when the block ends, the chart is added to ``parts`` as an ``<svg>`` element.
 
-    Args:
-      parts: list of the page's elements.
-      description: the chart in words, for screen readers.
-      height: height in points.
-      columns: columns of the legend below the chart.
+    ``description`` is the chart in words, for screen readers, ``height`` in points, and ``columns`` those of
+    the legend below the chart.
     """
     # The salt makes the ids of markers and clip paths differ from those of the page's other charts.
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
@@ -136,10 +133,7 @@ def curve_label(curve: str) -> str:
 def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) -> str | None:
     """Chart of the return of each trial with all intervals, references and controls; None without trials.
 
-    Args:
-      figures: figures of the run.
-      run: name of the run.
-      top: highest return on the axis when several runs are compared; None fits the axis to this run.
+    ``top`` is the highest return on the axis when several runs are compared; None fits the axis to this run.
     """
     curves = trial_curves(figures)
     if not curves:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.image
 import numpy as np
@@ -26,23 +26,15 @@ BACKENDS = ("egl", "osmesa")
 TIMEOUT_SECONDS = 300
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One frame of a filmstrip.
-
-    Attributes:
-      source: data URI of the image.
-      seconds: simulated time since the beginning of the trial.
-      earned: sum of the rewards up to this time.
-    """
+class Frame(NamedTuple):
+    """Data URI of an image, simulated seconds since the trial began, and sum of the rewards until then."""
 
     source: str
     seconds: float
     earned: float
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """Frames of one trial of one environment; trials are counted from 1."""
 
     trial: int

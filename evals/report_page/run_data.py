@@ -64,10 +64,7 @@ class ReportedRun:
     """All data of a run that the report shows.
 
     Attributes:
-      name: name of the run on the page.
-      results: content of ``results.json``.
       metrics: logged steps that have a loss.
-      record: content of ``evaluation.npz``.
       attention: attention of the last checkpoint over the recorded trials.
       prompt_trajectories: number of stored trajectories before the first trial.
       film: first and last trial of the recorded environment.
@@ -90,10 +87,6 @@ def read_run(directory: Path, name: str) -> ReportedRun:
     Raises:
       DataError: the folder is not that of a run, or one of its files is damaged.
     """
-    if not (directory / "results.json").is_file():
-        raise DataError(
-            f"{directory} holds no results.json; give the folder of a finished run, such as runs/NAME"
-        )
     results = read_results(directory / "results.json")
     missing: dict[str, str] = {}
 
@@ -168,11 +161,8 @@ def rollout_chain(
 ) -> ChainSteps:
     """The chain that the model acted on: steps [1, S] of the trials, after the prompt if there was one.
 
-    Args:
-      rollout: the trials of one environment.
-      target: return that every trial was conditioned on, unscaled.
-      scaling: scaling of the training data.
-      prompt: steps [1, *] of the stored trajectories before the first trial, without padding.
+    ``target`` is the unscaled return that every trial was conditioned on, and ``prompt`` holds the steps [1, *]
+    of the stored trajectories before the first trial, without padding.
     """
     trials, decisions = rollout.reward.shape
     first_trajectory = 0 if prompt is None else int(np.max(prompt.trajectory)) + 1
@@ -205,7 +195,7 @@ def attention_over_trials(
     """Runs the model over one chain without a mesh, and sums its attention by trajectory.
 
     Args:
-      model, params: the trained model; ``params`` are on one device.
+      params: on one device.
       steps: [1, S], in the chain's order and without padding.
       first_trajectory: first trajectory whose actions are analysed; later ones follow.
       actions: maximum number of actions of each trajectory; they are evenly spaced.

@@ -165,7 +165,7 @@ def test_curves_are_found_by_their_names():
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (None, "holds no results.json"),
+        (None, "results.json does not exist"),
         ("{", "is not JSON"),
         ('{"accuracy": 1}', "has no command"),
         ("hardware", "hardware = 'a laptop'"),
@@ -212,7 +212,7 @@ def test_the_command_writes_the_page_of_a_run_or_of_several_and_names_mistakes(
     assert "left out" in capsys.readouterr().err
     Page((controls / "report.html").read_text())
     assert exit_status(report.main, tmp_path / "nothing") == 1
-    assert re.fullmatch(r"error: .*nothing holds no results\.json; .*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: .*nothing/results\.json does not exist; .*\n", capsys.readouterr().err)
     # Several go into this folder, under names that differ.
     same_name = tmp_path / "elsewhere" / controls.name
     shutil.copytree(controls, same_name)
