@@ -161,8 +161,8 @@ def rollout_chain(
 ) -> ChainSteps:
     """The chain that the model acted on: steps [1, S] of the trials, after the prompt if there was one.
 
-    ``target`` is the unscaled return that every trial was conditioned on, and ``prompt`` holds the steps [1, *]
-    of the stored trajectories before the first trial, without padding.
+    ``target`` is the unscaled return that every trial was conditioned on, and ``prompt`` holds the steps
+    [1, *] of the stored trajectories before the first trial, without padding.
     """
     trials, decisions = rollout.reward.shape
     first_trajectory = 0 if prompt is None else int(np.max(prompt.trajectory)) + 1

@@ -153,14 +153,6 @@ def test_unfinished_answers_count_in_no_score(run, server, folder, capsys):
     assert len(server.requests) == 6, "the same question would have the same answer"
 
 
-def test_a_server_that_truncates_is_found_out(run, server, folder, capsys):
-    server.context = 300
-    assert run() == 1
-    assert "it truncates prompts" in capsys.readouterr().err
-    assert len(server.requests) == 2  # one a record
-    assert figures(folder)["failed/1k"].value == 6
-
-
 def test_more_fields_of_requests_are_part_of_the_run(run, server, tmp_path, capsys):
     limit = '{"max_tokens": null, "max_completion_tokens": 200}'
     run(request_json=limit, dry_run=True, output=tmp_path / "limited")
