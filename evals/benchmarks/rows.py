@@ -149,14 +149,14 @@ def _cpu_rows() -> Iterator[Row]:
 
 
 def _gpu_rows() -> Iterator[Row]:
-    sizes = {"tokens": 2048, "head_dims": [64, 128], "kv_heads": [8, 2]}
+    sizes = {"tokens": 2048, "head_dims": [64, 128], "kv_heads": [8, 2], "masks": ["causal", "full"]}
     for kernel, dtype in {"cudnn": "float16", "xla": "float32", "vanilla": "float32"}.items():
         yield Row(
             f"gpu/exactness/{kernel}",
             "output and gradients against the reference in float64, over the tolerance",
             "exactness:exactness",
             {"kernel": kernel, "dtypes": ["bfloat16", dtype], **sizes},
-            {"dtypes": [dtype], "tokens": 32, "head_dims": [8], "kv_heads": [2]},
+            {"dtypes": [dtype], "tokens": 32, "head_dims": [8], "kv_heads": [2], "masks": ["causal"]},
             limit_seconds=90,
         )
     kernels = {"kv_heads": 16, "dtype": "bfloat16", "kernel": "cudnn", "jax_nn": "cudnn", "rounds": 5}

@@ -193,7 +193,9 @@ class OwnOutputKernel(XlaKernel):
 @pytest.mark.slow
 def test_a_wrong_gradient_of_a_hop_is_beyond_the_tolerance(monkeypatch):
     monkeypatch.setitem(registry._KERNELS, "own output", OwnOutputKernel)
-    for line in exactness("own output", ["float32"], tokens=32, head_dims=[8], kv_heads=[2]):
+    for line in exactness(
+        "own output", ["float32"], 32, head_dims=[8], kv_heads=[2], masks=["causal", "full"]
+    ):
         assert line.details["output"] < 2e-6
         assert line.value
         assert is_wrong({"value": str(line.value.median), "limit": str(line.limit)})
