@@ -32,41 +32,28 @@ from evals.compile.machines import GPU_MEMORY_FRACTION
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads the flags and measures; ``arguments`` are those of the command line by default."""
     parser = argparse.ArgumentParser(description="Measures speed and exactness, row by row.")
-    parser.add_argument(
-        "rows",
-        nargs="*",
-        metavar="ROW",
-        help="Rows to measure, or the beginning of their names, such as attention. Default: all but gpu.",
-    )
-    parser.add_argument("--list", action="store_true", help="List the rows and measure nothing.")
-    parser.add_argument(
-        "--gpu-day", action="store_true", help="Measure the rows below gpu, which take at most 15 minutes."
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="Sizes that a CPU computes in seconds, to try the rows."
-    )
-    parser.add_argument(
-        "--missing", action="store_true", help="Leave out rows that the file has from this commit and sizes."
-    )
-    parser.add_argument(
-        "--rows-to",
-        type=Path,
-        metavar="FILE",
-        help="CSV file of the results. Default: runs/benchmark.csv, with --tiny runs/benchmark-tiny.csv.",
-    )
-    parser.add_argument(
-        "--in-this-process",
-        action="store_true",
-        help="Measure in this process, without a time limit; for one row, such as under a profiler.",
-    )
+    rows_help = "Rows to measure, or the beginning of their names, such as attention. Default: all but gpu."
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=rows_help)
+    for flag, text in {
+        "--list": "List the rows and measure nothing.",
+        "--gpu-day": "Measure the rows below gpu, which take at most 15 minutes.",
+        "--tiny": "Sizes that a CPU computes in seconds, to try the rows.",
+        "--missing": "Leave out rows that the file has from this commit and sizes.",
+        "--in-this-process": "Measure in this process, without a time limit; for one row, such as under a "
+        "profiler.",
+    }.items():
+        parser.add_argument(flag, action="store_true", help=text)
+    file_help = "CSV file of the results. Default: runs/benchmark.csv, with --tiny runs/benchmark-tiny.csv."
+    parser.add_argument("--rows-to", type=Path, metavar="FILE", help=file_help)
     flags = parser.parse_args(arguments)
     names = [*flags.rows, *(["gpu"] if flags.gpu_day else [])]
-    rows = choose_rows(all_rows(), names) if names else [row for row in all_rows() if not row.needs_gpu]
+    rows = choose_rows(all_rows(), names) if names else all_rows()
     path = flags.rows_to or Path("runs") / ("benchmark-tiny.csv" if flags.tiny else "benchmark.csv")
     if flags.list:
-        for row in rows if names else all_rows():
+        for row in rows:
             print(f"{row.name:32}{row.description}")
         return 0
+    rows = [row for row in rows if names or not row.needs_gpu]
     if flags.in_this_process:
         for row in rows:
             prepare(row)
@@ -95,16 +82,26 @@ def is_measured(row: Row, tiny: bool, path: Path) -> bool:
 
 
 def measure_all(rows: Sequence[Row], tiny: bool, path: Path) -> int:
-    """Measures rows one after another, prints the table of those that were measured, and what failed.
+    """Measures rows one after another, and prints a table of those that were measured, and what failed.
 
     Returns:
       The exit status: 1 if a row could not be measured or is beyond its tolerance, else 0.
     """
+    flags = [*(["--tiny"] if tiny else []), "--rows-to", str(path.resolve())]
     failed: dict[str, str] = {}
     for number, row in enumerate(rows, start=1):
         print(f"{number}/{len(rows)} {row.name}: {row.description}", flush=True)
         started = time.perf_counter()
-        reason = measure_apart(row, tiny, path)
+        # In a process of its own: it holds the GPU's memory, and an illegal access or a failed check ends it
+        # or leaves it unusable.
+        command = [sys.executable, "-m", "evals.benchmark", row.name, "--in-this-process", *flags]
+        reason = ""
+        try:
+            ended = subprocess.run(command, cwd=SOURCE, timeout=row.limit_seconds, check=False)
+            if ended.returncode != 0:
+                reason = f"exit status {ended.returncode}, see above"
+        except subprocess.TimeoutExpired:
+            reason = f"took longer than {row.limit_seconds:.0f} s"
         if reason:
             failed[row.name] = reason
         print(f"  {reason or 'measured'} ({time.perf_counter() - started:.0f} s)", flush=True)
@@ -117,25 +114,10 @@ def measure_all(rows: Sequence[Row], tiny: bool, path: Path) -> int:
     for name, reason in failed.items():
         print(f"{name} was not measured: {reason}")
     if failed:
-        sizes = ["--tiny"] if tiny else []
-        command = ["python", "evals/benchmark.py", *failed, *sizes, "--rows-to", str(path)]
+        command = ["python", "evals/benchmark.py", *failed, *flags]
         print(f"to measure what is missing: {shlex.join(command)}")
     print(f"{len(chosen)} of {len(rows)} rows measured; see {path}")
     return int(bool(failed or wrong))
-
-
-def measure_apart(row: Row, tiny: bool, path: Path) -> str:
-    """Measures a row in a process of its own; returns why it failed, or "".
-
-    A process holds the GPU's memory, and an illegal access or a failed check ends it or leaves it unusable.
-    """
-    command = [sys.executable, "-m", "evals.benchmark", row.name, "--in-this-process"]
-    command += ["--rows-to", str(path.resolve()), *(["--tiny"] if tiny else [])]
-    try:
-        ended = subprocess.run(command, cwd=SOURCE, timeout=row.limit_seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"took longer than {row.limit_seconds:.0f} s"
-    return "" if ended.returncode == 0 else f"exit status {ended.returncode}, see above"
 
 
 if __name__ == "__main__":

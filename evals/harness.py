@@ -80,7 +80,7 @@ def main(
     chats = None if template is None else chat_template(template, tokenizer)
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
-    requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context)
+    requests = HarnessRequests(TextEngine(loaded, mesh), tokenizer, context, seed)
     # RULER counts the tokens of its prompts with the model's own tokenizer.
     metadata = {"tokenizer": str(model), "max_seq_lengths": _ruler_lengths(ruler_lengths, context)}
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -91,7 +91,7 @@ def main(
             f"the harness has no tasks {', '.join(unknown) or '(none named)'}; `lm_eval ls tasks` lists them"
         )
     results = simple_evaluate(
-        HarnessModel(requests, tokenizer, chats, seed),
+        HarnessModel(requests, tokenizer, chats),
         tasks=names,
         num_fewshot=num_fewshot,
         limit=limit,
@@ -106,9 +106,9 @@ def main(
 
 
 def _ruler_lengths(lengths: str | None, max_length: int) -> list[int]:
-    if lengths is not None:
-        return [parse_tokens(text.strip()) for text in lengths.split(",")]
-    return [1 << (max(1, max_length - RULER_ROOM).bit_length() - 1)]
+    if lengths is None:
+        return [1 << (max(1, max_length - RULER_ROOM).bit_length() - 1)]
+    return [parse_tokens(text.strip()) for text in lengths.split(",")]
 
 
 if __name__ == "__main__":

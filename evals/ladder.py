@@ -17,8 +17,8 @@ import tyro
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.terminal import cli
-from evals.retrieval.command import RunFlags, context_lengths
-from evals.retrieval.ladder_report import LadderReport, ruler_scores
+from evals.retrieval.reports import LadderReport, ruler_scores
+from evals.retrieval.run import RunFlags, context_lengths
 from evals.retrieval.tasks import named_tasks
 
 

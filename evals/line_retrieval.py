@@ -17,9 +17,9 @@ import tyro
 
 from agentic_ring.errors import ConfigError
 from agentic_ring.terminal import cli
-from evals.retrieval.command import RunFlags, context_lengths
-from evals.retrieval.line_report import LineReport
-from evals.retrieval.prices import Prices, forecast_table
+from evals.retrieval.answers import Prices, forecast_table
+from evals.retrieval.reports import LineReport
+from evals.retrieval.run import RunFlags, context_lengths
 from evals.retrieval.tasks import Rule
 
 

@@ -13,25 +13,14 @@ from typing import Annotated
 
 import rich
 import tyro
-from matplotlib.axes import Axes
 
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import read_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    draw_intervals,
-    legend_below,
-    save,
-    titled_canvas,
-)
-from evals.retrieval.plots import accuracy_axes
+from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, draw_intervals, legend_below, save, titled_canvas
+from evals.retrieval.reports import accuracy_axes
 from experiments.paper import RetrievalCurve, retrieval_curves
 
 PAPER_STYLES = (("v", ":"), ("^", "-."), ("D", "--"), ("s", "-"))
@@ -43,23 +32,17 @@ class RunCurve:
     """The accuracies of one run.
 
     Attributes:
-      name: name of the model.
-      trained_on_task: whether it was trained on line retrieval itself.
+      label: name of the model, with a note if it was ``trained_on_task``, on line retrieval itself.
       sets: names of the sets of cases, such as ``4k``, in ascending length.
       tokens: mean number of tokens per prompt, by set.
       accuracies: share of right answers, by set.
     """
 
-    name: str
+    label: str
     trained_on_task: bool
     sets: tuple[str, ...]
     tokens: tuple[float, ...]
     accuracies: tuple[Interval, ...]
-
-    @property
-    def label(self) -> str:
-        """The name, with a note if the model was trained on the task."""
-        return f"{self.name} (trained on the task)" if self.trained_on_task else self.name
 
 
 def read_curve(path: Path) -> RunCurve:
@@ -69,18 +52,14 @@ def read_curve(path: Path) -> RunCurve:
       DataError: it cannot be read, or it is not that of line retrieval.
     """
     results = read_results(path)
-    points = {
-        figure.name.removeprefix("accuracy/"): figure
-        for figure in results.figures
-        if figure.name.startswith("accuracy/")
-    }
+    points = {f.name.removeprefix("accuracy/"): f for f in results.figures if f.name.startswith("accuracy/")}
     reader, trained = results.config.get("reader"), results.config.get("trained_on_task")
     if not points or not isinstance(reader, str) or not isinstance(trained, bool):
         raise DataError(f"{path} has no accuracies of line retrieval; give one of evals/line_retrieval.py")
     tokens = {name: results.figure(f"prompt_tokens/{name}").value for name in points}
     names = tuple(sorted(points, key=tokens.__getitem__))
     return RunCurve(
-        name=reader,
+        label=f"{reader} (trained on the task)" if trained else reader,
         trained_on_task=trained,
         sets=names,
         tokens=tuple(tokens[name] for name in names),
@@ -92,35 +71,29 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
     """Plots the runs in colours, those trained on the task dashed and hollow, and the paper's in grey."""
     canvas, axes = titled_canvas("line retrieval (Figure 3)")
     for curve, (marker, line) in zip(paper, PAPER_STYLES, strict=True):
-        _draw_paper(axes, curve, marker, line)
+        contexts, low, high = zip(*((p.context, p.low, p.high) for p in curve.points), strict=True)
+        style = {"color": GREY, "marker": marker, "linestyle": line, "markersize": 5, "linewidth": 1.2}
+        axes.plot(contexts, low, **style, label=f"paper: {curve.model}")
+        if low != high:
+            axes.fill_between(contexts, low, high, color=GREY, alpha=0.15, linewidth=0)
     for index, run in enumerate(runs):
         colour = OWN_COLOURS[index % len(OWN_COLOURS)]
-        draw_intervals(
-            axes,
-            run.tokens,
-            run.accuracies,
-            color=colour,
-            marker="o",
-            mfc="white" if run.trained_on_task else colour,
-            linestyle="--" if run.trained_on_task else "-",
-            capsize=4,
-            linewidth=2,
-            label=run.label,
-        )
+        style = {
+            "color": colour,
+            "marker": "o",
+            "mfc": colour,
+            "linestyle": "-",
+            "capsize": 4,
+            "linewidth": 2,
+        }
+        if run.trained_on_task:
+            style |= {"mfc": "white", "linestyle": "--"}
+        draw_intervals(axes, run.tokens, run.accuracies, label=run.label, **style)
     tokens = [point.context for curve in paper for point in curve.points]
     accuracy_axes(axes, [*tokens, *(length for run in runs for length in run.tokens)])
     axes.set_ylabel("accuracy; bars: 95%")
     legend_below(canvas, axes)
     save(canvas, path)
-
-
-def _draw_paper(axes: Axes, curve: RetrievalCurve, marker: str, line: str) -> None:
-    contexts = [point.context for point in curve.points]
-    low, high = [point.low for point in curve.points], [point.high for point in curve.points]
-    style = {"color": GREY, "marker": marker, "linestyle": line, "markersize": 5, "linewidth": 1.2}
-    axes.plot(contexts, low, **style, label=f"paper: {curve.model}")
-    if low != high:
-        axes.fill_between(contexts, low, high, color=GREY, alpha=0.15, linewidth=0)
 
 
 def curve_table(runs: Sequence[RunCurve]) -> TextTable:

@@ -43,14 +43,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class Problem:
-    """One layer of self-attention, batch 1.
-
-    Attributes:
-      tokens: sequence length, T.
-      heads, kv_heads: number of query heads, N, and of key and value heads.
-      head_dim: size of a head, H.
-      dtype, mask: type of q, k, v and the output; causal or full mask.
-    """
+    """One layer of self-attention of T ``tokens``, with N ``heads`` of size H, ``head_dim``; batch 1."""
 
     tokens: int
     heads: int
@@ -70,9 +63,9 @@ class Problem:
         heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
 
         def make(key: jax.Array) -> tuple[jax.Array, ...]:
-            keys = zip(jax.random.split(key, len(heads)), heads, strict=True)
-            shapes = [(k, (1, self.tokens, n, self.head_dim)) for k, n in keys]
-            return tuple(jax.random.normal(k, shape, self.dtype) for k, shape in shapes)
+            shapes = [(1, self.tokens, count, self.head_dim) for count in heads]
+            keys = zip(jax.random.split(key, len(heads)), shapes, strict=True)
+            return tuple(jax.random.normal(key, shape, self.dtype) for key, shape in keys)
 
         return jax.jit(make, out_shardings=sharding)(jax.random.key(0))
 
@@ -82,7 +75,6 @@ class Contender:
     """An implementation of attention.
 
     Attributes:
-      name: its name in tables.
       forward: function of (q, k, v).
       both: function of (q, k, v, d_output) that returns the output and the three gradients.
       sharding: sharding of the arguments; one device by default.
@@ -129,13 +121,9 @@ def compare(
 ) -> list[Line]:
     """Times every contender that can compute the problem.
 
-    Args:
-      problem: the problem to compute.
-      contenders: those to time; one that does not support the problem, or needs more memory than there is, is
-        left out with the reason, before it runs.
-      references: names of the contenders with which all are compared.
-      rounds, calls: rounds, and calls per round; see ``time_interleaved``.
-      directions: what is timed.
+    One that does not support the problem, or needs more memory than there is, is left out with the reason,
+    before it runs. All are compared with the ``references``; ``rounds`` and ``calls`` are those of
+    ``time_interleaved``.
     """
     programs: dict[tuple[str, Direction], tuple[Contender, Callable[[], Any], int]] = {}
     lines: list[Line] = []
@@ -179,32 +167,36 @@ def plain(
     kernel: str = "auto",
     jax_nn: str = "xla",
 ) -> list[Line]:
-    """Times our strategies over a ring beside attention on one device and other libraries.
+    """Times our strategies over a ring of ``devices`` beside attention on one device and other libraries.
 
     Args:
       contenders: our strategies; "one device", "emulated ring of 8", "jax.nn", "ringattention".
-      devices: size of the ring.
       kernel: kernel of our own contenders.
       jax_nn: implementation of ``jax.nn.dot_product_attention``.
     """
-    mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
-    sequence = jax.NamedSharding(mesh, jax.P(None, "ring"))
+    mesh, sequence = _ring(devices)
     emulated = EmulatedRing(select_kernel(kernel), 8, MaskSpec(causal=True))
     dot_product_attention: Any = jax.nn.dot_product_attention
+    ours = [
+        Contender.of(name, partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence)
+        for name in get_args(Strategy)
+    ]
     references = [
         Contender.of("one device", partial(attention, kernel=kernel)),
         Contender("emulated ring of 8", emulated.forward, emulated.both),
         Contender.of("jax.nn", partial(dot_product_attention, is_causal=True, implementation=jax_nn)),
         Contender.of("ringattention", partial(ringattention, mesh=mesh), sequence),
     ]
-    strategies: tuple[Strategy, ...] = get_args(Strategy)
-    known = {
-        name: Contender.of(name, partial(attention, mesh=mesh, strategy=name, kernel=kernel), sequence)
-        for name in strategies
-    } | {each.name: each for each in references}
+    known = {each.name: each for each in [*ours, *references]}
     problem = Problem(tokens, heads, kv_heads, head_dim, dtype)
     names = [each.name for each in references]
     return compare(problem, [known[name] for name in contenders], names, rounds, calls)
+
+
+def _ring(devices: int) -> tuple[Mesh, Sharding]:
+    """A mesh whose axis "ring" has so many devices, and the sharding of a sequence over it."""
+    mesh = make_mesh(MeshShape(ring=devices), jax.devices()[:devices])
+    return mesh, jax.NamedSharding(mesh, jax.P(None, "ring"))
 
 
 def packed(
@@ -223,8 +215,7 @@ def packed(
     """
     problem, lines = Problem(tokens, heads, kv_heads, head_dim), []
     for ring in rings:
-        mesh = make_mesh(MeshShape(ring=ring), jax.devices()[:ring])
-        sharding = jax.NamedSharding(mesh, jax.P(None, "ring"))
+        mesh, sharding = _ring(ring)
         layouts: tuple[Layout, ...] = ("zigzag", "block_striped") if ring > 1 else ("contiguous",)
         contenders, details = [], {}
         for median in (None, *documents):
@@ -281,18 +272,9 @@ def ringattention(
         raise UnsupportedError(f"has no grouped heads, here {q.shape[2]} on {k.shape[2]}")
     if block % chunk:
         raise UnsupportedError(f"blocks of {block} tokens do not divide into chunks of {chunk}")
-    options = {
-        "causal_block_size": 1,
-        "deterministic": True,
-        "dropout_rng": None,
-        "attn_pdrop": 0.0,
-        "query_chunk_size": chunk,
-        "key_chunk_size": chunk,
-        "dtype": q.dtype,
-        "policy": jax.checkpoint_policies.nothing_saveable,
-        "precision": None,
-        "prevent_cse": True,
-    }
+    options: dict[str, Any] = {"causal_block_size": 1, "query_chunk_size": chunk, "key_chunk_size": chunk}
+    options |= {"deterministic": True, "dropout_rng": None, "attn_pdrop": 0.0, "dtype": q.dtype}
+    options |= {"policy": jax.checkpoint_policies.nothing_saveable, "precision": None, "prevent_cse": True}
 
     def on_device(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
         return library.ring_attention(q, k, v, None, segment_ids, None, "ring", True, options)
@@ -342,13 +324,12 @@ def decode(
     Args:
       cached, dtypes: number of tokens in the cache, and its types.
       query_dtypes: types of the new token's query, key and value.
-      heads, kv_heads, head_dim: sizes of the layer.
       rounds, calls: rounds, and steps per round; see ``time_interleaved``.
 
     Returns:
       Bytes of the cache that a step reads per second, and its time over that of reading them once.
     """
-    rules, mesh = ShardingRules(), make_mesh(MeshShape(ring=1), jax.devices()[:1])
+    rules, (mesh, _) = ShardingRules(), _ring(1)
     lines = []
     for dtype in dtypes:
         with jax.set_mesh(mesh):
@@ -375,11 +356,8 @@ def decode(
         for query_dtype, seconds in zip(query_dtypes, times, strict=True):
             rate = Spread.of(cache_bytes / x / 1e9 for x in seconds)
             ratios = {"reading the cache": Spread.ratio(seconds, once)}
-            details = {
-                "cache_bytes": cache_bytes,
-                "seconds": Spread.of(seconds).median,
-                "read_gigabytes_per_second": cache_bytes / Spread.of(once).median / 1e9,
-            }
+            details = {"cache_bytes": cache_bytes, "seconds": Spread.of(seconds).median}
+            details |= {"read_gigabytes_per_second": cache_bytes / Spread.of(once).median / 1e9}
             lines.append(Line(f"{query_dtype} query", f"{dtype} cache", rate, "GB/s", ratios, details))
     return lines
 

@@ -31,7 +31,7 @@ class EmulatedRing:
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> SoftmaxState:
         """Computes attention of q, k, v [B, T, N or K, H], T in zigzag order; the output has q's dtype."""
-        scores, (queries, keys_values) = _scores(q), self._blocks(q, k, v)
+        scores, (queries, keys_values) = Scores(q.shape[-1] ** -0.5), self._blocks(q, k, v)
 
         def device(indexed: tuple[jax.Array, jax.Array]) -> SoftmaxState:
             index, query = indexed
@@ -44,8 +44,7 @@ class EmulatedRing:
             def hop(state: SoftmaxState, number: jax.Array) -> tuple[SoftmaxState, None]:
                 return attend(state, (index - number) % self.devices), None
 
-            own = attend(None, index, own=True)
-            state, _ = jax.lax.scan(hop, own, jnp.arange(1, self.devices))
+            state, _ = jax.lax.scan(hop, attend(None, index, own=True), jnp.arange(1, self.devices))
             return state._replace(output=state.output.astype(q.dtype))
 
         states = jax.lax.map(device, (jnp.arange(self.devices), queries))
@@ -53,7 +52,7 @@ class EmulatedRing:
 
     def both(self, q: jax.Array, k: jax.Array, v: jax.Array, d_output: jax.Array) -> tuple[jax.Array, ...]:
         """Computes the output and the gradients, in q's dtype and zigzag order."""
-        state, scores = self.forward(q, k, v), _scores(q)
+        state, scores = self.forward(q, k, v), Scores(q.shape[-1] ** -0.5)
         queries, keys_values = self._blocks(q, k, v)
         rows = (queries, *(self._split(x) for x in (*state, d_output)))
 
@@ -63,9 +62,8 @@ class EmulatedRing:
             def differentiate(
                 sums: Sums | None, d_blocks: jax.Array, source: jax.Array, own: bool = False
             ) -> tuple[Sums, jax.Array]:
-                block = Block(keys_values[source], TokenLabels())
+                block, queries = Block(keys_values[source], TokenLabels()), Queries(query, TokenLabels())
                 origin = Origin(index, source, 0 if own else None)
-                queries = Queries(query, TokenLabels())
                 sums, d_block = self._hop.backward(
                     sums, d_blocks[source], queries, Saved.of(*saved), block, origin, scores
                 )
@@ -89,10 +87,6 @@ class EmulatedRing:
 
     def _split(self, x: jax.Array) -> jax.Array:
         return x.reshape(x.shape[0], self.devices, -1, *x.shape[2:]).swapaxes(0, 1)
-
-
-def _scores(q: jax.Array) -> Scores:
-    return Scores(q.shape[-1] ** -0.5)
 
 
 def _joined(x: jax.Array) -> jax.Array:

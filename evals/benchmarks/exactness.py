@@ -1,8 +1,9 @@
 """Error of a kernel's output and gradients against the reference in float64."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,12 @@ HEADS, RING = 8, 4
 
 
 def exactness(
-    kernel: str, dtypes: Sequence[str], tokens: int, head_dims: Sequence[int], kv_heads: Sequence[int]
+    kernel: str,
+    dtypes: Sequence[str],
+    tokens: int,
+    head_dims: Sequence[int],
+    kv_heads: Sequence[int],
+    masks: Sequence[Literal["causal", "full"]],
 ) -> list[Line]:
     """Compares ``attention`` and all hops of a ring with the reference, for each size and number of heads.
 
@@ -37,26 +43,25 @@ def exactness(
       ArgumentError: a kernel of another platform.
     """
     lines = []
-    for dtype in dtypes:
-        for mask in (MaskSpec(causal=True), MaskSpec(causal=False)):
-            local = Contender.of("attention", partial(attention, mask=mask, kernel=kernel))
-            ring = partial(_in_zigzag_order, EmulatedRing(select_kernel(kernel), RING, mask).both)
-            worst: dict[str, Any] = dict.fromkeys(("output", "dq", "dk", "dv"), 0.0)
-            shares: list[float] = []
-            for head_dim, key_heads in ((size, count) for size in head_dims for count in kv_heads):
-                arrays = Problem(tokens, HEADS, key_heads, head_dim, dtype).arrays(local.sharding)
-                wanted = _reference(mask, arrays)
-                for compute in (local.both, ring):
-                    with jax.default_matmul_precision("highest"):
-                        found = jax.jit(compute)(*arrays)
-                    for name, got, want in zip(worst, found, wanted, strict=True):
-                        error = float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())
-                        worst[name] = float(np.maximum(worst[name], error))
-                        shares.append(error / TOLERANCES[dtype][name != "output"])
-            # A NaN in any array is the largest of all.
-            spread = Spread(float(np.max(shares)), float(np.min(shares)), float(np.max(shares)))
-            case = f"{dtype}, {'causal' if mask.causal else 'full'}"
-            lines.append(Line(case, kernel, spread, "of tolerance", details=worst, limit=1.0))
+    for dtype, shape in itertools.product(dtypes, masks):
+        mask = MaskSpec(causal=shape == "causal")
+        local = Contender.of("attention", partial(attention, mask=mask, kernel=kernel))
+        ring = partial(_in_zigzag_order, EmulatedRing(select_kernel(kernel), RING, mask).both)
+        worst: dict[str, Any] = dict.fromkeys(("output", "dq", "dk", "dv"), 0.0)
+        shares: list[float] = []
+        for head_dim, key_heads in itertools.product(head_dims, kv_heads):
+            arrays = Problem(tokens, HEADS, key_heads, head_dim, dtype).arrays(local.sharding)
+            wanted = _reference(mask, arrays)
+            for compute in (local.both, ring):
+                with jax.default_matmul_precision("highest"):
+                    found = jax.jit(compute)(*arrays)
+                for name, got, want in zip(worst, found, wanted, strict=True):
+                    error = float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())
+                    worst[name] = float(np.maximum(worst[name], error))
+                    shares.append(error / TOLERANCES[dtype][name != "output"])
+        # A NaN in any array is the largest of all.
+        spread = Spread(float(np.max(shares)), float(np.min(shares)), float(np.max(shares)))
+        lines.append(Line(f"{dtype}, {shape}", kernel, spread, "of tolerance", details=worst, limit=1.0))
     return lines
 
 

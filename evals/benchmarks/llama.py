@@ -58,11 +58,11 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
         save_pretrained(config.build(jax.random.key(0)), folder, context=2 * len(tokens) + ANSWER)
         reader = TextEngine(load_pretrained(folder, mesh), mesh, CHUNK)
         writer = TextEngine(load_pretrained(folder), chunk=CHUNK)
-        peer = missing = None
+        peer, lines = None, []
         try:
             peer = TorchLlama(folder)
         except MissingExtraError as error:
-            missing = str(error)
+            lines.append(Line("prefill, decode", PEER, None, left_out=str(error)))
     document = reader.read(text)
     near = writer.adopt(document)
 
@@ -89,21 +89,17 @@ def llama(model: str, cached: int, devices: int, new_tokens: int, rounds: int) -
     encoding, answering = times["prefill", OURS], times["question", OURS]
     times["question", AGAIN] = [x + y for x, y in zip(encoding, answering, strict=True)]
     counts = {"prefill": cached, "decode": new_tokens, "question": QUESTION + ANSWER}
-    lines = [] if missing is None else [Line("prefill, decode", PEER, None, left_out=missing)]
     for (phase, contender), seconds in times.items():
         others = {other: times.get((phase, other)) for other in (PEER, AGAIN) if other != contender}
         ratios = {other: Spread.ratio(seconds, known) for other, known in others.items() if known}
-        spread, tokens = Spread.of(seconds), counts[phase]
-        details = {"tokens": tokens, "tokens_per_second": tokens / spread.median}
+        spread = Spread.of(seconds)
+        details = {"tokens": counts[phase], "tokens_per_second": counts[phase] / spread.median}
         lines.append(Line(phase, contender, spread, "s", ratios, details))
     return lines
 
 
 class TorchLlama:
     """Prefill and greedy decoding by ``transformers`` in float32 with its own cache, on all cores.
-
-    Args:
-      folder: model as ``save_pretrained`` writes it.
 
     Raises:
       MissingExtraError: torch or transformers is not installed.

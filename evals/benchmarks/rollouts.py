@@ -39,16 +39,12 @@ def rollouts(
     decisions: int,
     rounds: int,
 ) -> list[Line]:
-    """Times rollouts of an Agentic Transformer at several context lengths.
+    """Times rollouts of an Agentic Transformer, with ``decisions`` per round, at several context lengths.
 
     Args:
-      task: task of the environments.
       action_repeat: control steps for which an action is repeated.
-      width, layers: sizes of the transformer.
       environments: number of environments that are stepped together.
       trajectories: numbers of trajectories in context, the current trial included.
-      decisions: decisions per round.
-      rounds: number of timed rounds.
 
     Raises:
       ConfigError: the rounds are longer than an episode.
@@ -71,16 +67,12 @@ def rollouts(
         scaling, share = Scaling((0.0,) * observed, (1.0,) * observed, 1, 1), environments // plan.policies
         policy = InContextPolicy(model, params, plan.mesh, scaling, 0.0, share, length, prompt)
         cached = with_copies(policy, plan.policies)
-        contenders: dict[str, Sequence[TrialPolicy]] = {
-            RANDOM: [RandomPolicy(environments, acted, 0)],
-            CACHED: cached,
-        }
+        contenders: list[Sequence[TrialPolicy]] = [[RandomPolicy(environments, acted, 0)], cached]
         parts = [
-            shared_environments(parsed, 0, environments, len(policies), action_repeat)
-            for policies in contenders.values()
+            shared_environments(parsed, 0, environments, len(each), action_repeat) for each in contenders
         ]
-        functions = [_stepper(*pair, decisions) for pair in zip(contenders.values(), parts, strict=True)]
-        times = dict(zip(contenders, time_interleaved(rounds, *functions), strict=True))
+        functions = [_stepper(*pair, decisions) for pair in zip(contenders, parts, strict=True)]
+        times = dict(zip((RANDOM, CACHED), time_interleaved(rounds, *functions), strict=True))
         for environment in (each for part in parts for each in part):
             environment.close()
         size = context_bytes(cached)

@@ -26,13 +26,10 @@ class UnsupportedError(AgenticRingError):
 
 @dataclass(frozen=True)
 class Line:
-    """Result of one contender in one case of a row.
+    """Result of one contender in one case of a row, a part of the problem such as "forward".
 
     Attributes:
-      case: part of the problem, such as "forward".
-      contender: what was measured.
       value: measured value; None for a contender that was left out.
-      unit: unit of the value.
       ratios: seconds over those of another contender in the same round, by its name; below 1 is faster.
       details: further numbers and words by name, as JSON has them.
       limit: largest value that is right; None where any is.
@@ -55,7 +52,6 @@ class Row:
 
     Attributes:
       name: path-like, such as "attention/8192"; its beginnings choose several rows.
-      description: what is measured.
       function: MODULE:NAME in this package; called with the settings, returns the lines.
       settings: arguments of the function, as JSON has them.
       tiny: settings that differ at the sizes of ``--tiny``.
@@ -92,10 +88,10 @@ TINY_STEP = {"model": "tiny", "context": 32, "precision": "float32", "layers": 1
 
 def all_rows() -> list[Row]:
     """Returns every row: those of a CPU, which also run on accelerators, and those of a day with a GPU."""
-    return [*_attention_rows(), *_model_rows(), *_gpu_rows()]
+    return [*_cpu_rows(), *_gpu_rows()]
 
 
-def _attention_rows() -> Iterator[Row]:
+def _cpu_rows() -> Iterator[Row]:
     strategies = ["ring", "all_gather", "ulysses", "ulysses_ring"]
     contenders = [*strategies, "one device", "jax.nn", "ringattention"]
     for tokens in (8192, 32_768):
@@ -124,9 +120,6 @@ def _attention_rows() -> Iterator[Row]:
         {"cached": 524_288, **dtypes, **HEADS, "rounds": 15, "calls": 1},
         {"cached": 64, "dtypes": ["int8"], **HEADS_TINY},
     )
-
-
-def _model_rows() -> Iterator[Row]:
     yield Row(
         "train_step/100M",
         "update of a LLaMA on 4K tokens, share of the rate of a matrix product",
@@ -156,15 +149,14 @@ def _model_rows() -> Iterator[Row]:
 
 
 def _gpu_rows() -> Iterator[Row]:
-    sizes = {"tokens": 2048, "head_dims": [64, 128], "kv_heads": [8, 2]}
-    others = {"cudnn": "float16", "xla": "float32", "vanilla": "float32"}
-    for kernel, dtype in others.items():
+    sizes = {"tokens": 2048, "head_dims": [64, 128], "kv_heads": [8, 2], "masks": ["causal", "full"]}
+    for kernel, dtype in {"cudnn": "float16", "xla": "float32", "vanilla": "float32"}.items():
         yield Row(
             f"gpu/exactness/{kernel}",
             "output and gradients against the reference in float64, over the tolerance",
             "exactness:exactness",
             {"kernel": kernel, "dtypes": ["bfloat16", dtype], **sizes},
-            {"dtypes": [dtype], "tokens": 32, "head_dims": [8], "kv_heads": [2]},
+            {"dtypes": [dtype], "tokens": 32, "head_dims": [8], "kv_heads": [2], "masks": ["causal"]},
             limit_seconds=90,
         )
     kernels = {"kv_heads": 16, "dtype": "bfloat16", "kernel": "cudnn", "jax_nn": "cudnn", "rounds": 5}
@@ -210,11 +202,13 @@ def choose_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     Raises:
       UnknownNameError: a name that chooses no row.
     """
-    chosen = [[row for row in rows if f"{row.name}/".startswith(f"{name.rstrip('/')}/")] for name in names]
-    for name, found in zip(names, chosen, strict=True):
+    chosen = {}
+    for name in names:
+        found = [row for row in rows if f"{row.name}/".startswith(f"{name.rstrip('/')}/")]
         if not found:
             raise UnknownNameError("row", name, tuple(row.name for row in rows))
-    return list({row.name: row for found in chosen for row in found}.values())
+        chosen |= {row.name: row for row in found}
+    return list(chosen.values())
 
 
 def measure(row: Row, tiny: bool, path: Path) -> None:
@@ -241,12 +235,12 @@ def measure(row: Row, tiny: bool, path: Path) -> None:
 
 
 def _columns(line: Line) -> dict[str, Any]:
-    columns: dict[str, Any] = dict.fromkeys(("case", "contender", "value", "value_low", "value_high"))
-    columns |= {"case": line.case, "contender": line.contender, "unit": line.unit}
-    columns |= {} if line.value is None else line.value.cells("value")
-    columns["ratios"] = json.dumps({name: [x.median, x.low, x.high] for name, x in line.ratios.items()})
-    columns |= {"limit": line.limit, "left_out": line.left_out, "details": json.dumps(line.details)}
-    return columns
+    none = dict.fromkeys(("value", "value_low", "value_high"))
+    ratios = {name: [x.median, x.low, x.high] for name, x in line.ratios.items()}
+    columns = {"case": line.case, "contender": line.contender}
+    columns |= none if line.value is None else line.value.cells("value")
+    columns |= {"unit": line.unit, "ratios": json.dumps(ratios), "limit": line.limit}
+    return columns | {"left_out": line.left_out, "details": json.dumps(line.details)}
 
 
 def is_wrong(line: Mapping[str, str]) -> bool:

@@ -19,11 +19,8 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
     """Times updates on one sequence of ``context`` tokens, with remat "attention", on one device.
 
     Args:
-      model: one of ``llama_step.SHAPES``.
-      context: tokens of the sequence.
+      model: one of ``llama_step.SHAPES``, with as many ``layers`` as fit the device.
       precision: type of matrix products and activations.
-      layers: number of layers: as many of the model's as fit the device.
-      rounds: number of timed updates.
 
     Returns:
       Percent of the peak (see ``known_peak``) by this project's count of operations. The details hold the
@@ -49,8 +46,7 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
     config = step.config
     flops = step_flops(config.transformer, config.vocab_size, context, step.batch)
     spread = Spread.of(seconds)
-    counts = {"paper": flops.paper, "halved": flops.halved, "model": flops.model}
-    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in counts.items()}
+    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in flops._asdict().items()}
     details |= {"seconds": spread.median, "tokens_per_second": context * step.batch / spread.median}
     details |= {"layers": config.transformer.layers, "loss": loss, "peak": source}
     details |= {"planned_bytes": PlannedMemory.of(running.compiled).total}

@@ -4,7 +4,6 @@ This module does not import lm_eval, so that it can be tested without the extra 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -21,64 +20,40 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 DEFAULT_NEW_TOKENS = 256
 """Maximum length of an answer if the task sets none, as in the harness's own models."""
-
 _NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Settings for generating an answer.
+def read_settings(settings: Mapping[str, Any], seed: int) -> tuple[int, tuple[str, ...], Sampling]:
+    """Maximum number of new tokens, stop strings and sampling in the ``generation_kwargs`` of a task.
 
-    Attributes:
-      new_tokens: maximum number of tokens.
-      until: strings that end the answer.
-      sampling: how tokens are sampled.
+    Raises:
+      ConfigError: an unknown setting, which might change the answer.
     """
-
-    new_tokens: int
-    until: tuple[str, ...]
-    sampling: Sampling
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any], seed: int) -> "Generation":
-        """Reads the ``generation_kwargs`` of a task.
-
-        Raises:
-          ConfigError: an unknown setting, which might change the answer.
-        """
-        unread = dict(settings)
-        lengths = [value for name in _NEW_TOKENS if (value := unread.pop(name, None)) is not None]
-        until = unread.pop("until", None) or ()
-        temperature, top_p = unread.pop("temperature", None) or 0.0, unread.pop("top_p", None) or 1.0
-        do_sample = unread.pop("do_sample", None)
-        if unread:
-            raise ConfigError(
-                f"the task sets {', '.join(sorted(unread))} for its answers; only until, do_sample, "
-                f"temperature, top_p and {_NEW_TOKENS[0]} are supported"
-            )
-        return cls(
-            int(lengths[0]) if lengths else DEFAULT_NEW_TOKENS,
-            (until,) if isinstance(until, str) else tuple(until),
-            Sampling(0.0 if do_sample is False else float(temperature), float(top_p), seed),
+    unread = dict(settings)
+    lengths = [value for name in _NEW_TOKENS if (value := unread.pop(name, None)) is not None]
+    until = unread.pop("until", None) or ()
+    temperature, top_p = unread.pop("temperature", None) or 0.0, unread.pop("top_p", None) or 1.0
+    if unread.pop("do_sample", None) is False:
+        temperature = 0.0
+    if unread:
+        raise ConfigError(
+            f"the task sets {', '.join(sorted(unread))} for its answers; only until, do_sample, "
+            f"temperature, top_p and {_NEW_TOKENS[0]} are supported"
         )
+    stops = (until,) if isinstance(until, str) else tuple(until)
+    return int([*lengths, DEFAULT_NEW_TOKENS][0]), stops, Sampling(float(temperature), float(top_p), seed)
 
 
 class HarnessRequests:
     """Scores and answers of one model, for one context at a time.
 
-    The common prefix of two consecutive contexts is encoded only once.
-
-    Args:
-      engine: runs the model.
-      tokenizer: the model's tokenizer.
-      max_length: maximum number of tokens of prompt and answer together.
+    The common prefix of two consecutive contexts is encoded only once. A prompt and its answer have at most
+    ``max_length`` tokens; ``seed`` is that of sampled answers.
     """
 
-    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int):
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._prefixes = PrefixCache(engine)
-        self.max_length = max_length
+    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, max_length: int, seed: int = 0):
+        self._engine, self._tokenizer, self._prefixes = engine, tokenizer, PrefixCache(engine)
+        self.max_length, self._seed = max_length, seed
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
         """Log probability of each continuation, and whether greedy decoding would produce it.
@@ -94,24 +69,19 @@ class HarnessRequests:
             scores = self._engine.score([(rest, tokens) for tokens in continuations], document=document)
             yield from ((score.total, score.greedy) for score in scores)
 
-    def answer(self, context: str, generation: Generation) -> str:
-        """The model's answer to a context.
+    def answer(self, context: str, settings: Mapping[str, Any]) -> str:
+        """The model's answer to a context by a task's settings; see ``read_settings``.
 
         Raises:
           ArgumentError: context and answer together are too long.
         """
+        new_tokens, until, sampling = read_settings(settings, self._seed)
         tokens = self._tokenizer.encode_prompt(context)
-        self._check(len(tokens) + generation.new_tokens)
+        self._check(len(tokens) + new_tokens)
         document, rest = self._prefixes.split(tokens)
-        text = AnswerText(self._tokenizer.decode, (), generation.until)
+        text = AnswerText(self._tokenizer.decode, (), until)
         generate_answers(
-            self._engine,
-            self._tokenizer,
-            [rest],
-            [text],
-            generation.new_tokens,
-            generation.sampling,
-            document=document,
+            self._engine, self._tokenizer, [rest], [text], new_tokens, sampling, document=document
         )
         return text.text
 

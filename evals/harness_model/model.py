@@ -1,5 +1,6 @@
 """Adapter that makes our models available to lm-evaluation-harness. Needs the extra ``harness``."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
@@ -13,27 +14,15 @@ from agentic_ring.data.text.chat import ChatTemplate, Turn
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.terminal.progress import progress
-from evals.harness_model.engine_requests import Generation, HarnessRequests, chat_prompt
+from evals.harness_model.engine_requests import HarnessRequests, chat_prompt
 
 
 class HarnessModel(TemplateLM):
-    """The harness's interface of a model: encoding, scores and answers.
+    """The harness's interface of a model; without a template, prompts are bare."""
 
-    Args:
-      requests: computes scores and answers.
-      tokenizer: the model's tokenizer.
-      template: chat template; None sends bare prompts.
-      seed: seed of sampled answers.
-    """
-
-    def __init__(
-        self, requests: HarnessRequests, tokenizer: Tokenizer, template: ChatTemplate | None, seed: int
-    ):
+    def __init__(self, requests: HarnessRequests, tokenizer: Tokenizer, template: ChatTemplate | None):
         super().__init__()
-        self._requests = requests
-        self._ids = tokenizer
-        self._template = template
-        self._seed = seed
+        self._requests, self._ids, self._template = requests, tokenizer, template
 
     @property
     def eot_token_id(self) -> int:
@@ -72,9 +61,17 @@ class HarnessModel(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids, with exactly one BOS token in front unless ``add_special_tokens`` is False."""
-        if add_special_tokens is False:
-            return self._ids.encode(string)
-        return self._ids.encode_prompt(string)
+        return (self._ids.encode if add_special_tokens is False else self._ids.encode_prompt)(string)
+
+    def _cached(self, kind: str, keys: list[Any], found: Iterable[Any]) -> list[Any]:
+        """The results of requests, kept in the harness's cache under their keys as each is known."""
+        results = []
+        with progress(kind, len(keys)) as advance:
+            for key, result in zip(keys, found, strict=True):
+                self.cache_hook.add_partial(kind, key, result)
+                results.append(result)
+                advance(len(results), "")
+        return results
 
     def _loglikelihood_tokens(
         self,
@@ -82,36 +79,22 @@ class HarnessModel(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        found = []
         pairs = [(context, continuation) for _, context, continuation in requests]
-        with progress("continuations", len(pairs)) as advance:
-            for (key, _, _), score in zip(requests, self._requests.scores(pairs), strict=True):
-                self.cache_hook.add_partial("loglikelihood", key, score)
-                found.append(score)
-                advance(len(found), "")
-        return found
+        return self._cached("loglikelihood", [key for key, _, _ in requests], self._requests.scores(pairs))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log probability of whole texts; longer ones are scored in windows of ``max_length``."""
-        totals = []
-        with progress("texts", len(requests)) as advance:
+
+        def totals() -> Iterator[float]:
             for request in requests:
-                (text,) = request.args
-                tokens = self._ids.encode(text)
+                tokens = self._ids.encode(request.args[0])
                 windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length - 1, 1)
                 scores = self._requests.scores([make_disjoint_window(window) for window in windows])
-                totals.append(sum(total for total, _ in scores))
-                self.cache_hook.add_partial("loglikelihood_rolling", (text,), totals[-1])
-                advance(len(totals), "")
-        return totals
+                yield sum(total for total, _ in scores)
+
+        return self._cached("loglikelihood_rolling", [request.args for request in requests], totals())
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answers, each up to its task's first stop string."""
-        answers = []
-        with progress("answers", len(requests)) as advance:
-            for request in requests:
-                context, settings = request.args
-                answers.append(self._requests.answer(context, Generation.from_settings(settings, self._seed)))
-                self.cache_hook.add_partial("generate_until", request.args, answers[-1])
-                advance(len(answers), "")
-        return answers
+        keys = [request.args for request in requests]
+        return self._cached("generate_until", keys, (self._requests.answer(*key) for key in keys))

@@ -37,11 +37,8 @@ def plot_loss(
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, run: str = "") -> None:
     """Draws a run's loss, raw and as a running mean, on axes that several runs may share.
 
-    Args:
-      axes: panel to draw on.
-      rows: rows of ``metrics.jsonl``; those with ``step`` and ``loss`` are drawn.
-      colour: colour of both curves.
-      run: name in the legend.
+    Those ``rows`` of ``metrics.jsonl`` are drawn that have ``step`` and ``loss``; ``run`` names it in the
+    legend.
 
     Raises:
       ArgumentError: no row has both.
@@ -73,20 +70,18 @@ def plot_trial_returns(
     """Plots the mean return of each trial with its 95% interval, and reference lines.
 
     Args:
-      path: PNG file to write.
-      task: task in the title, such as ``walker_run``.
       trials: an estimate for each trial, in order.
       no_context: the same trials, each with an empty context.
       random_policy: return of uniform actions in the same environments; its interval is shaded.
       data_median, data_best: median and highest return of the training trajectories.
     """
     canvas, axes = titled_canvas(f"{task}: return of each trial")
-    ours = {"color": BLUE, "marker": "o", "capsize": 4, "linewidth": 2}
-    alone = {"color": PINK, "marker": "s", "markersize": 4, "capsize": 3, "linestyle": "--"}
-    label = f"Agentic Transformer ({trials[0].n} environments)"
-    draw_intervals(axes, range(1, len(trials) + 1), trials, label=label, **ours)
-    label = "the same trials without context"
-    draw_intervals(axes, range(1, len(no_context) + 1), no_context, label=label, **alone)
+    ours = {"label": f"Agentic Transformer ({trials[0].n} environments)", "color": BLUE, "marker": "o"}
+    ours |= {"capsize": 4, "linewidth": 2}
+    alone = {"label": "the same trials without context", "color": PINK, "marker": "s", "markersize": 4}
+    alone |= {"capsize": 3, "linestyle": "--"}
+    for intervals, style in ((trials, ours), (no_context, alone)):
+        draw_intervals(axes, range(1, len(intervals) + 1), intervals, **style)
     for value, color, linestyle, name in (
         (data_best, GREEN, "--", "best of the data"),
         (data_median, ORANGE, "-.", "median of the data"),
@@ -137,13 +132,10 @@ def draw_data_returns(
     # The largest group is at the bottom of the stack, so that small ones stay visible.
     names = sorted(set(algorithms), key=lambda name: (-list(algorithms).count(name), name))
     groups = [returns[np.array(algorithms) == name] for name in names]
-    axes.hist(
-        groups,
-        bins=np.histogram_bin_edges(returns, bins=30).tolist(),
-        stacked=True,
-        color=[PALETTE[index % len(PALETTE)] for index in range(len(names))],
-        label=[f"{name} ({len(group)})" for name, group in zip(names, groups, strict=True)],
-    )
+    labels = [f"{name} ({len(group)})" for name, group in zip(names, groups, strict=True)]
+    colours = [PALETTE[index % len(PALETTE)] for index in range(len(names))]
+    bins = np.histogram_bin_edges(returns, bins=30).tolist()
+    axes.hist(groups, bins=bins, stacked=True, color=colours, label=labels)
     axes.set_xlabel("return (sum of rewards)")
     axes.set_ylabel("trajectories")
 

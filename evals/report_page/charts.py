@@ -1,4 +1,4 @@
-"""Charts of a report as inline ``<svg>`` elements: loss, returns of the data, attention."""
+"""Charts of a report as inline ``<svg>`` elements: returns of the trials and of the data, loss, attention."""
 
 import io
 import re
@@ -11,36 +11,21 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.returns import EvaluationRecord
-from evals.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALETTE,
-    PINK,
-    SKY,
-    VERMILION,
-    draw_data_returns,
-    draw_loss,
-)
-from evals.report_page.attention_over_trials import TrialAttention
+from evals import plots
+from evals.plots import GREY, PALETTE, draw_data_returns, draw_intervals, draw_loss
+from evals.report_page.run_data import TrialAttention
 
 # In points, which the page scales to its column. A phone is this narrow, so 9-point text stays readable.
 WIDTH, HEIGHT = 370, 250
 INK = "#000000"
-VARIABLES = {
-    INK: "--ink",
-    BLUE: "--blue",
-    ORANGE: "--orange",
-    GREEN: "--green",
-    PINK: "--pink",
-    SKY: "--sky",
-    VERMILION: "--vermilion",
-    GREY: "--grey",
+VARIABLES = {INK: "--ink"} | {
+    getattr(plots, name.upper()): f"--{name}"
+    for name in ("blue", "orange", "green", "pink", "sky", "vermilion", "grey")
 }
 """CSS variable of the page for each colour of the charts."""
 _STYLE = {
@@ -52,40 +37,45 @@ _STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
+MODEL_CURVE = "return"
+REFERENCES = {
+    "return/data_best": ("best of the data", INK, "--"),
+    "return/target": ("target", INK, (0, (1, 3))),
+    "return/data_median": ("median of the data", GREY, "-."),
+    "return/random_policy": ("random policy", GREY, ":"),
+}
+"""Label, colour and line style of the reference values among the returns of the trials."""
+Curve = list[tuple[int, Figure]]
+"""(number of the trial, figure) of each trial of a curve, in order."""
 
 
 @contextmanager
-def chart(parts: list[str], description: str, height: int = HEIGHT) -> Iterator[Axes]:
+def chart(parts: list[str], description: str, height: int = HEIGHT, columns: int = 2) -> Iterator[Axes]:
     """Axes to draw on; when the block ends, the chart is added to ``parts`` as an ``<svg>`` element.
 
-    Args:
-      parts: list of the page's elements.
-      description: the chart in words, for screen readers.
-      height: height in points.
+    ``description`` is the chart in words, for screen readers, ``height`` in points, and ``columns`` those of
+    the legend below the chart.
     """
     # The salt makes the ids of markers and clip paths differ from those of the page's other charts.
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
     with matplotlib.rc_context(style):
         canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        axes = canvas.add_subplot()
-        yield axes
+        yield canvas.add_subplot()
+        canvas.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True)
-    parts.append(_for_page(buffer.getvalue(), description))
-
-
-def _for_page(svg: str, description: str) -> str:
-    """The ``<svg>`` element only, without prologue, metadata, group ids, fixed size and fixed colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib numbers groups, so two charts would share ids
+    svg = buffer.getvalue()
+    # The element only, without prologue, metadata, fixed size and colours. matplotlib numbers the groups, so
+    # that two charts would share their ids.
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     view_box = re.search(r'viewBox="[^"]*"', svg)
     assert view_box is not None
     opening = f'<svg class="chart" {view_box[0]} role="img" aria-label="{escape(description)}">'
     svg = re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
     for colour, variable in VARIABLES.items():
         svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
-    return svg
+    parts.append(svg)
 
 
 def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
@@ -100,7 +90,6 @@ def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None
         axes.set_ylabel("loss")
         if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
             axes.set_yscale("log")
-        legend(axes)
     return parts[0]
 
 
@@ -116,85 +105,135 @@ def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) ->
         for name, (label, line) in marks.items():
             if name in named:
                 axes.axvline(named[name], color=INK, linestyle=line, label=f"{label}, {named[name]:.4g}")
-        legend(axes)
+    return parts[0]
+
+
+def trial_curves(figures: Sequence[Figure]) -> dict[str, Curve]:
+    """Selects the figures of trials, by curve; the model's own curve comes first.
+
+    ``return/trial_2`` belongs to the curve ``return``, ``return/control/shuffled/trial_2`` to
+    ``return/control/shuffled``.
+    """
+    curves: dict[str, Curve] = {}
+    for figure in figures:
+        match = re.fullmatch(r"(.+)/trial_(\d+)", figure.name)
+        if match:
+            curves.setdefault(match[1], []).append((int(match[2]), figure))
+    ordered = sorted(curves, key=lambda curve: curve != MODEL_CURVE)
+    return {curve: sorted(curves[curve], key=lambda point: point[0]) for curve in ordered}
+
+
+def curve_label(curve: str) -> str:
+    """``return/control/other_task`` -> ``control: other task``."""
+    if curve == MODEL_CURVE:
+        return "the model"
+    return curve.partition("/")[2].replace("/", ": ").replace("_", " ")
+
+
+def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) -> str | None:
+    """Chart of the return of each trial with all intervals, references and controls; None without trials.
+
+    ``top`` is the highest return on the axis when several runs are compared; None fits the axis to this run.
+    """
+    curves = trial_curves(figures)
+    if not curves:
+        return None
+    named = {figure.name: figure.value for figure in figures}
+    references = {name: style for name, style in REFERENCES.items() if name in named}
+    parts: list[str] = []
+    described = "; ".join(
+        f"{curve_label(name)}: {', '.join(f'{figure.value:.4g}' for _, figure in points)}"
+        for name, points in curves.items()
+    )
+    height = 225 + 8 * (len(curves) + len(references))
+    with chart(parts, f"Return of each trial of {run}. {described}", height) as axes:
+        for index, (name, points) in enumerate(curves.items()):
+            main = index == 0
+            draw_intervals(
+                axes,
+                # Curves are shifted slightly so that no interval hides another.
+                np.array([number for number, _ in points]) + 0.06 * index,
+                [Interval(figure.value, figure.low, figure.high, figure.n) for _, figure in points],
+                color=PALETTE[index % len(PALETTE)],
+                linestyle=("-", "--", "-.", ":")[index // len(PALETTE) % 4],
+                marker="o",
+                markersize=5 if main else 3.5,
+                linewidth=2 if main else 1.2,
+                capsize=3,
+                label=curve_label(name),
+                zorder=3 if main else 2,
+            )
+        for name, (label, colour, line) in references.items():
+            label = f"{label}, {named[name]:.4g}"
+            axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("trial")
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
+        unit = next(iter(curves.values()))[0][1].unit
+        axes.set_ylabel(f"mean {unit}; bars: 95%")
     return parts[0]
 
 
 def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> str:
     """Bars of the mean attention of each trial's actions to each trial, above those of uniform attention."""
-    names = source_names(attention, first_trial)
+    sources = _sources(attention, first_trial)
     trials = np.unique(attention.trajectory)
     rows = []
     for trial in trials:
         chosen = attention.trajectory == trial
-        rows.append(grouped(attention.shares[:, :, chosen].mean(axis=(0, 1, 2)), first_trial))
-        rows.append(grouped(attention.even[chosen].mean(axis=0), first_trial))
-    shares = np.array(rows)  # [2 trials, sources]
+        rows += [attention.shares[:, :, chosen].mean(axis=(0, 1, 2)), attention.even[chosen].mean(axis=0)]
+    shares = _grouped(np.array(rows), first_trial)  # [2 trials, sources]
     places = np.concatenate([[2.6 * row, 2.6 * row + 0.95] for row in range(len(trials))])
     heights = np.tile([1.1, 0.55], len(trials))
     parts: list[str] = []
     described = "; ".join(
         f"trial {index + 1}: "
-        + ", ".join(f"{name} {share:.0%}" for name, share in zip(names, row, strict=True) if share)
+        + ", ".join(f"{name} {share:.0%}" for name, share in zip(sources, row, strict=True) if share)
         for index, row in enumerate(shares[::2])
     )
-    with chart(
-        parts, f"Attention of the actions of each trial of {run}. {described}", 90 + 40 * len(trials)
-    ) as axes:
+    described, height = f"Attention of the actions of each trial of {run}. {described}", 90 + 40 * len(trials)
+    with chart(parts, described, height, min(len(sources), 4)) as axes:
         start = np.zeros(len(shares))
-        for index, name in enumerate(names):
-            colour = _source_colour(index, first_trial)
+        for index, (name, colour) in enumerate(sources.items()):
             bars = axes.barh(places, shares[:, index], heights, left=start, color=colour, label=name)
-            for bar, faint in zip(bars, np.arange(len(shares)) % 2, strict=True):
-                bar.set_alpha(0.45 if faint else 1.0)
+            for faint in bars[1::2]:
+                faint.set_alpha(0.45)
             start += shares[:, index]
         axes.set_yticks(places[::2], [f"trial {index + 1}" for index in range(len(trials))])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("share of attention; thin bars: uniform attention")
-        legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
 def attention_course(attention: TrialAttention, first_trial: int, run: str) -> str:
     """Stacked attention shares of the last trial over its decisions."""
-    names = source_names(attention, first_trial)
+    sources = _sources(attention, first_trial)
     chosen = attention.trajectory == attention.trajectory.max()
-    shares = attention.shares[:, :, chosen].mean(axis=(0, 1))
-    stacked = np.stack([grouped(row, first_trial) for row in shares], axis=1)
+    shares = _grouped(attention.shares[:, :, chosen].mean(axis=(0, 1)), first_trial)
     parts: list[str] = []
-    with chart(parts, f"Attention of the last trial of {run} over its decisions, by trial") as axes:
-        colours = [_source_colour(index, first_trial) for index in range(len(names))]
-        axes.stackplot(attention.timestep[chosen], stacked, colors=colours, labels=names)
-        axes.set_xlim(attention.timestep[chosen].min(), attention.timestep[chosen].max())
+    described = f"Attention of the last trial of {run} over its decisions, by trial"
+    with chart(parts, described, columns=min(len(sources), 4)) as axes:
+        timesteps = attention.timestep[chosen]
+        axes.stackplot(timesteps, shares.T, colors=list(sources.values()), labels=list(sources))
+        axes.set_xlim(timesteps.min(), timesteps.max())
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("decision of the last trial")
         axes.set_ylabel("share of attention")
-        legend(axes, columns=min(len(names), 4))
     return parts[0]
 
 
-def source_names(attention: TrialAttention, first_trial: int) -> list[str]:
-    """What an action can attend to: the prompt, if there was one, and each trial."""
-    prompt = ["prompt"] if first_trial else []
-    return prompt + [f"trial {number + 1}" for number in range(attention.even.shape[1] - first_trial)]
+def _sources(attention: TrialAttention, first_trial: int) -> dict[str, str]:
+    """What an action can attend to, with its colour: the prompt, if there was one, and each trial."""
+    trials = range(attention.even.shape[1] - first_trial)
+    prompt = {"prompt": GREY} if first_trial else {}
+    return prompt | {f"trial {number + 1}": PALETTE[number % len(PALETTE)] for number in trials}
 
 
-def grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:
-    """Shares [J] with the prompt's trajectories summed into one."""
-    if not first_trial:
-        return shares
-    return np.concatenate([[shares[:first_trial].sum()], shares[first_trial:]])
-
-
-def _source_colour(index: int, first_trial: int) -> str:
-    if first_trial and index == 0:
-        return GREY
-    return PALETTE[(index - bool(first_trial)) % len(PALETTE)]
-
-
-def legend(axes: Axes, columns: int = 2) -> None:
-    """Adds a legend below the chart."""
-    axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)
+def _grouped(shares: np.ndarray, first_trial: int) -> np.ndarray:
+    """Shares [..., J] with those of the prompt's trajectories summed into one."""
+    prompt = [shares[..., :first_trial].sum(axis=-1, keepdims=True)] if first_trial else []
+    return np.concatenate([*prompt, shares[..., first_trial:]], axis=-1)

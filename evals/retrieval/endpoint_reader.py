@@ -8,42 +8,45 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import openai
 from tokenizers import Tokenizer
 
 from agentic_ring.errors import ConfigError, DataError
-from evals.retrieval.readers import Answer
+from evals.retrieval.answers import Answer
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-
 CHAT_TEMPLATE_TOKENS = 64
 """Tokens reserved for the server's chat template; Vicuna's has about 40."""
-
-LEAST_SHARE = 0.5
-"""Share of our count of a prompt's tokens that a server must report, where the count is an estimate."""
-LEAST_SHARE_COUNTED = 0.95
-"""The same, where the model's tokenizer has counted them."""
-
+LEAST_SHARE, LEAST_SHARE_COUNTED = 0.5, 0.95
+"""Share of our count of a prompt's tokens that a server must report, where the count is an estimate, and
+where the model's tokenizer has counted them."""
 LETTERS_PER_TOKEN = 3.5
-
 CONNECT_SECONDS = 30.0
 """Seconds until a server that does not even take a connection counts as silent."""
-
 FAILURES = "abort", "content_filter", "error"
 """Reasons to end an answer that is not the model's own, or not whole."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A model on a server, and how to ask it.
+@dataclass
+class EndpointReader:
+    """Sends each question to a server with the whole document.
+
+    The first question about a document goes alone: when it is answered, a server that caches prefixes has
+    read the document, and the others go several at a time. A reply that reports far fewer prompt tokens than
+    were sent is an error: servers may cut long prompts without saying so.
+
+    The API key comes from the environment variable OPENAI_API_KEY, if it is set, and is never shown.
 
     Attributes:
       address: base address, such as http://127.0.0.1:8000/v1.
       name: the server's name of the model.
+      count_text: counts the tokens of a text; see ``token_counter``.
+      exact: whether that is the model's own count, of which a server must report nearly all, or an estimate.
       completions: send bare prompts to ``/completions``, for models without a chat template, instead of
         user messages to ``/chat/completions``.
       fields: more fields of each request; None takes a field of ours away.
@@ -54,18 +57,21 @@ class Endpoint:
         server asks for, up to a minute.
 
     Raises:
-      ConfigError: the address is malformed or contains a password; a field is one that a question needs; or
-        a number is out of range.
+      ConfigError: the address is malformed or contains a password; a field is one that a question needs; a
+        number is out of range; or the key has spaces or characters other than ASCII's.
     """
 
     address: str
     name: str
+    count_text: Callable[[str], int]
+    exact: bool = False
     completions: bool = False
     fields: Mapping[str, Any] | None = None
     timeout: float = 600.0
     concurrency: int = 8
     requests_per_minute: float | None = None
     retries: int = 8
+    trained_on_task: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if "@" in self.address:
@@ -81,58 +87,28 @@ class Endpoint:
             raise ConfigError(
                 f"the endpoint {self.address!r} is not an address such as http://127.0.0.1:8000/v1"
             )
-        for name in ("model", "messages", "prompt", "stream"):
-            if name in (self.fields or {}):
-                raise ConfigError(f"the field {name!r} of a request is this program's; leave it out")
+        for name in {"model", "messages", "prompt", "stream"} & {*(self.fields or {})}:
+            raise ConfigError(f"the field {name!r} of a request is this program's; leave it out")
         for name in ("timeout", "concurrency", "requests_per_minute"):
             number = getattr(self, name)
             if number is not None and not number > 0:
                 raise ConfigError(f"{name} is {number}; it must be positive")
-
-    @property
-    def url(self) -> str:
-        """Where questions are sent."""
-        return self.address.rstrip("/") + ("/completions" if self.completions else "/chat/completions")
-
-
-class EndpointReader:
-    """A ``Reader`` that sends each question to a server with the whole document.
-
-    The first question about a document goes alone: when it is answered, a server that caches prefixes has
-    read the document, and the others go several at a time. A reply that reports far fewer prompt tokens than
-    were sent is an error: servers may cut long prompts without saying so.
-
-    The API key comes from the environment variable OPENAI_API_KEY, if it is set, and is never shown.
-
-    Args:
-      endpoint: the model and its server.
-      count_text: counts the tokens of a text; see ``token_counter``.
-      exact: whether that is the model's own count, of which a server must report nearly all, or an estimate.
-
-    Raises:
-      ConfigError: the key has spaces or characters other than ASCII's.
-    """
-
-    trained_on_task = False
-
-    def __init__(self, endpoint: Endpoint, count_text: Callable[[str], int], exact: bool = False):
-        self.name = endpoint.name
-        self._endpoint, self._count_text = endpoint, count_text
-        self._least_share = LEAST_SHARE_COUNTED if exact else LEAST_SHARE
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not re.fullmatch("[!-~]*", self._key):  # errors of the HTTP library would repeat it
             raise ConfigError(f"{KEY_VARIABLE} has characters that no key has; set it anew")
+        self._url = self.address.rstrip("/") + ("/completions" if self.completions else "/chat/completions")
+        self._template_tokens = 0 if self.completions else CHAT_TEMPLATE_TOKENS
         self._reached = False
         self._lock, self._next_start = threading.Lock(), time.monotonic()
 
     def count_tokens(self, document: str, question: str) -> int:
         """Tokens of the text, plus ``CHAT_TEMPLATE_TOKENS`` for a chat message."""
-        return self._count_text(document + question) + self._template_tokens
+        return self.count_text(document + question) + self._template_tokens
 
     def answers(
         self, document: str, questions: Sequence[str], max_new_tokens: int
     ) -> Iterator[tuple[int, Answer]]:
-        """See ``Reader``.
+        """Answers with the numbers of their questions, each as soon as it is complete.
 
         Lost requests and refusals (429, 5xx) are retried; after the last attempt, and after a reply without
         an answer, the answer has an error. If the first prompt is truncated, the others are not sent.
@@ -141,22 +117,27 @@ class EndpointReader:
           ConfigError: the server does not accept the key, address or model, or never replied at all; further
             questions would fail too.
         """
-        document_tokens = self._count_text(document)
+        document_tokens = self.count_text(document)
+        client = openai.OpenAI(
+            api_key=self._key or "none",
+            base_url=self.address,
+            timeout=openai.Timeout(self.timeout, connect=CONNECT_SECONDS),
+            max_retries=self.retries,
+            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
+        )
         # Once the client is closed, requests in flight are not tried again for long.
-        with self._connected() as client:
-            api = client.with_raw_response
-            create = api.completions.create if self._endpoint.completions else api.chat.completions.create
+        with client:
 
             def answer(number: int) -> Answer:
-                tokens = document_tokens + self._count_text(questions[number])
-                return self._answer(create, document + questions[number], tokens, max_new_tokens)
+                tokens = document_tokens + self.count_text(questions[number])
+                return self._answer(client, document + questions[number], tokens, max_new_tokens)
 
             first = answer(0)
             yield 0, first
             if isinstance(first, _TruncatedAnswer):
                 yield from ((number, first) for number in range(1, len(questions)))
                 return
-            pool = ThreadPoolExecutor(self._endpoint.concurrency)
+            pool = ThreadPoolExecutor(self.concurrency)
             try:
                 numbers = {pool.submit(answer, number): number for number in range(1, len(questions))}
                 for future in as_completed(numbers):
@@ -164,42 +145,27 @@ class EndpointReader:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _connected(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            api_key=self._key or "none",
-            base_url=self._endpoint.address,
-            timeout=openai.Timeout(self._endpoint.timeout, connect=CONNECT_SECONDS),
-            max_retries=self._endpoint.retries,
-            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._wait_for_rate]}),
-        )
-
-    @property
-    def _template_tokens(self) -> int:
-        return 0 if self._endpoint.completions else CHAT_TEMPLATE_TOKENS
-
     def _wait_for_rate(self, request: Any) -> None:
         """Waits until the next request may start."""
-        if self._endpoint.requests_per_minute is None:
+        if self.requests_per_minute is None:
             return
         with self._lock:
             start = max(time.monotonic(), self._next_start)
-            self._next_start = start + 60 / self._endpoint.requests_per_minute
+            self._next_start = start + 60 / self.requests_per_minute
         time.sleep(max(0.0, start - time.monotonic()))
 
-    def _answer(self, create: Callable[..., Any], prompt: str, tokens: int, max_new_tokens: int) -> Answer:
-        """The answer to a prompt of so many tokens, by our own count and without the template.
-
-        ``create`` sends a request by the client.
-        """
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
-        if self._endpoint.completions:
-            asked = {"prompt": prompt}
-        ours = {"max_tokens": max_new_tokens, "temperature": 0}
-        fields = {**ours, **(self._endpoint.fields or {})}
+    def _answer(self, client: openai.OpenAI, prompt: str, tokens: int, max_new_tokens: int) -> Answer:
+        """The answer to a prompt of so many tokens, by our own count and without the template."""
+        ask: Callable[..., Any] = partial(
+            client.chat.completions.with_raw_response.create,
+            messages=[{"role": "user", "content": prompt}],
+        )
+        if self.completions:
+            ask = partial(client.completions.with_raw_response.create, prompt=prompt)
+        fields = {"max_tokens": max_new_tokens, "temperature": 0, **(self.fields or {})}
         try:
-            reply = create(
+            reply = ask(
                 model=self.name,
-                **asked,
                 extra_body={name: value for name, value in fields.items() if value is not None},
                 extra_headers=None if self._key else {"Authorization": openai.omit},
             )
@@ -210,13 +176,12 @@ class EndpointReader:
             problem = f"status {error.status_code}: {self._excerpt(error.response.text)}"
             if error.status_code in (401, 403, 404):
                 raise ConfigError(
-                    f"{self._endpoint.url} refuses every question with {problem}. Check the key in "
-                    f"{KEY_VARIABLE}, the model name {self.name!r}, and the address, which mostly ends in /v1"
+                    f"{self._url} refuses every question with {problem}. Check the key in {KEY_VARIABLE}, "
+                    f"the model name {self.name!r}, and the address, which mostly ends in /v1"
                 ) from error
         except openai.APIConnectionError as error:
-            late = isinstance(error, openai.APITimeoutError)
-            within = f" within {self._endpoint.timeout:g} s" if late else ""
-            problem = f"no reply from {self._endpoint.url}{within}: {error.__cause__ or error}"
+            within = f" within {self.timeout:g} s" if isinstance(error, openai.APITimeoutError) else ""
+            problem = f"no reply from {self._url}{within}: {error.__cause__ or error}"
             if not self._reached:
                 raise ConfigError(f"{problem}. Is the server running, and is this its address?") from error
         return Answer("", tokens + self._template_tokens, 0.0, problem)
@@ -224,6 +189,7 @@ class EndpointReader:
     def _read(self, reply: str, seconds: float, tokens: int) -> Answer:
         """The answer in a reply; one with an error if it has none, or the server has cut the prompt."""
         counted = tokens + self._template_tokens
+        failed = partial(Answer, "", counted, seconds)
         try:
             content = json.loads(reply)
             # Servers may send several answers unasked.
@@ -236,17 +202,14 @@ class EndpointReader:
             thought = _tokens(usage, "completion_tokens_details", "reasoning_tokens")
             reasoned = message.get("reasoning_content") or message.get("reasoning") or thought
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return Answer("", counted, seconds, f"a reply without an answer: {self._excerpt(reply)}")
+            return failed(f"a reply without an answer: {self._excerpt(reply)}")
         cut_off = ended == "length"
         text = "" if text is None and cut_off else text
         if ended in FAILURES or not isinstance(text, str):
-            return Answer(
-                "", counted, seconds, f"an answer that ended with {ended!r}: {self._excerpt(reply)}"
-            )
+            return failed(f"an answer that ended with {ended!r}: {self._excerpt(reply)}")
         if read and cached is not None and cached > read:
-            problem = f"a reply with {cached} cached tokens of {read} tokens of the prompt"
-            return Answer("", counted, seconds, problem)
-        if read and read < self._least_share * tokens:
+            return failed(f"a reply with {cached} cached tokens of {read} tokens of the prompt")
+        if read and read < tokens * (LEAST_SHARE_COUNTED if self.exact else LEAST_SHARE):
             problem = (
                 f"the server has read {read:,} tokens of a prompt of about {tokens:,}: it truncates "
                 "prompts. Raise its context length (Ollama: num_ctx), or ask for a shorter --ctx"
@@ -254,7 +217,7 @@ class EndpointReader:
             return _TruncatedAnswer("", read, seconds, problem)
         unfinished = None
         # A model that completes bare prompts never comes to an end.
-        if cut_off and not self._endpoint.completions:
+        if cut_off and not self.completions:
             unfinished = "the answer was cut off at the limit of tokens"
             if reasoned and not text.strip():
                 unfinished = "all tokens of the answer went into reasoning"
@@ -292,12 +255,12 @@ def token_counter(tokenizer: Path | None) -> Callable[[str], int]:
     if tokenizer is None:
         return estimated_tokens
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; give the folder of a model that has a tokenizer.json")
     try:
         loaded = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing more specific
-        raise DataError(f"{path} cannot be read as a tokenizer: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as a tokenizer: {error}; give the folder of a model that has one"
+        ) from error
     loaded.no_truncation()  # some files truncate or pad texts
     loaded.no_padding()
     return lambda text: len(loaded.encode(text))

@@ -13,6 +13,7 @@ record of its own.
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,31 +24,40 @@ from evals.retrieval.documents import (
     QUESTION_START,
     CountTokens,
     Document,
+    KeyKind,
     Question,
+    line_keys,
     line_text,
     longest_document,
     question_text,
 )
-from evals.retrieval.keys import KeyKind, line_keys
 from evals.retrieval.tasks import TASKS, Record
 
 LISTED = 4
 """Lines that a question of the task ``lines`` asks for."""
 OCCURRENCES = 4
 """Lines that share a key."""
-LEAST_GROUP, LARGEST_GROUP = 2, 5
+GROUP_SIZES = range(2, 6)
 """Lines that share a number."""
 HOPS = {"hop2": 1, "hop3": 2}
 """Lines of a chain before the one with the number."""
 
 LIST_START = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in each of these lines:"
 LIST_END = "\nI need the numbers in this order, each as 'line <line index>: <REGISTER_CONTENT>'."
-
 CHAIN_START = (
     f"{QUESTION_START} Some lines contain another line in place of a number. Write the <REGISTER_CONTENT> of "
     "the line that I ask for, then that of the line it leads to, and so on, one below the other, until it is "
     "a number."
 )
+OCCURRENCE_QUESTION = (
+    f"{QUESTION_START} Several lines begin with line {{key}}. Tell me what is the <REGISTER_CONTENT> in "
+    "number {number} of them, in the order of the record? I need the number."
+)
+GROUP_QUESTIONS = {
+    "value": f"{QUESTION_START} Tell me all lines whose <REGISTER_CONTENT> is <{{}}>. I need their line "
+    "indices, each as 'line <line index>'.",
+    "count": f"{QUESTION_START} In how many lines is the <REGISTER_CONTENT> <{{}}>? I need the number.",
+}
 JSON_HEADER = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
 JSON_KEY, JSON_VALUE = '\n\nKey: "', '"\nCorresponding value:'
 
@@ -56,12 +66,7 @@ JSON_KEY, JSON_VALUE = '\n\nKey: "', '"\nCorresponding value:'
 class LadderPlan:
     """Everything that determines a document, except its number of lines.
 
-    Attributes:
-      kind: kind of keys.
-      name: name of the document's set, such as ``4k``.
-      number: number of the document within the set.
-      record: the kind of record.
-      asked: number of questions of each task.
+    It is document ``number`` of the set ``name``, such as ``4k``, with so many questions of each task.
     """
 
     kind: KeyKind
@@ -74,11 +79,11 @@ class LadderPlan:
     @property
     def least(self) -> int:
         """Least number of lines: at least half of them are ordinary."""
-        counts = dict(self.asked)
-        groups = sum(_group_sizes(max(counts.get("value", 0), counts.get("count", 0))))
-        repeated = OCCURRENCES * -(-counts.get("occurrence", 0) // OCCURRENCES)
-        chains = sum((hops + 1) * counts.get(task, 0) for task, hops in HOPS.items())
-        return max(2 * (groups + repeated + chains), 4 * LISTED, 2 * max(counts.values()))
+        counts = Counter(dict(self.asked))
+        repeated = OCCURRENCES * -(-counts["occurrence"] // OCCURRENCES)
+        chains = sum((hops + 1) * counts[task] for task, hops in HOPS.items())
+        special = sum(_group_sizes(counts)) + repeated + chains
+        return max(2 * special, 4 * LISTED, 2 * max(counts.values()))
 
     def build(self, num_lines: int) -> Document:
         """Builds the document.
@@ -91,7 +96,7 @@ class LadderPlan:
         place = f"{self.kind}/{self.name}/{self.seed}/{self.number}/{self.record}/{num_lines}"
         draw = random.Random(f"ladder/{place}")
         keys = [str(key) for key in line_keys(self.kind, num_lines, draw)]
-        counts = dict(self.asked)
+        counts = Counter(dict(self.asked))
         if self.record == "json":
             return _json_document(keys, self.kind, counts["json"], draw)
         return _LineRecord(keys, counts, draw).document()
@@ -108,29 +113,25 @@ def ladder_documents(
 ) -> list[Document]:
     """As few records as hold all questions of a length; each kind of record has its own.
 
-    Args:
-      tasks: names of the tasks; ``num_samples`` questions are asked of each.
-      kind: kind of keys.
-      name: name of the length, such as ``4k``.
-      room, count_tokens: see ``longest_document``.
+    ``num_samples`` questions are asked of each task; for ``room`` see ``longest_document``.
 
     Raises:
       ConfigError: not even one question fits.
     """
 
     def fewest(record: Record, asked: Sequence[str]) -> list[Document]:
-        for records in range(1, num_samples + 1):
+        for records in itertools.count(1):
             shares = [len(range(number, num_samples, records)) for number in range(records)]
             plans = [
                 LadderPlan(kind, name, seed, number, record, tuple((task, share) for task in asked))
                 for number, share in enumerate(shares)
             ]
             try:
-                return [longest_document(plan, room, count_tokens) for plan in plans]
+                return [longest_document(plan.build, plan.least, room, count_tokens) for plan in plans]
             except ConfigError:
                 if records == num_samples:
                     raise
-        return []
+        raise AssertionError
 
     documents = []
     for record in ("lines", "json"):
@@ -139,9 +140,9 @@ def ladder_documents(
     return documents
 
 
-def _group_sizes(groups: int) -> list[int]:
-    sizes = range(LEAST_GROUP, LARGEST_GROUP + 1)
-    return [sizes[number % len(sizes)] for number in range(groups)]
+def _group_sizes(counts: Counter[str]) -> list[int]:
+    """Sizes of the groups of lines with one number; both tasks ask about the same groups."""
+    return list(itertools.islice(itertools.cycle(GROUP_SIZES), max(counts["value"], counts["count"])))
 
 
 def _json_document(keys: Sequence[str], kind: KeyKind, count: int, draw: random.Random) -> Document:
@@ -169,11 +170,11 @@ def _spread(places: Sequence[int], count: int, draw: random.Random) -> list[int]
 class _LineRecord:
     """A record of lines that is being laid out, and the questions about it."""
 
-    def __init__(self, keys: list[str], counts: dict[str, int], draw: random.Random):
+    def __init__(self, keys: list[str], counts: Counter[str], draw: random.Random):
         self._keys, self._counts, self._draw = keys, counts, draw
         self._free = draw.sample(range(len(keys)), len(keys))
         self._led: set[tuple[str, str]] = set()
-        sizes = _group_sizes(max(counts.get("value", 0), counts.get("count", 0)))
+        sizes = _group_sizes(counts)
         shared = draw.sample(range(1, LARGEST_VALUE + 1), len(sizes))
         self._others = sorted({*range(1, LARGEST_VALUE + 1)} - {*shared})
         self._contents = [str(draw.choice(self._others)) for _ in keys]
@@ -184,72 +185,56 @@ class _LineRecord:
 
     def document(self) -> Document:
         """The record with all its questions."""
-        count = self._counts.get
-        # Each takes lines away from the ordinary ones, which the last two ask for.
-        special = [
-            *self._occurrence_questions(count("occurrence", 0)),
-            *(question for task in HOPS for question in self._chain_questions(task, count(task, 0))),
-            *self._group_questions(),
-        ]
-        questions = [
-            *self._single_questions(count("line", 0)),
-            *self._list_questions(count("lines", 0)),
-            *special,
-        ]
+        # Each takes lines away from the ordinary ones, which the questions for lines ask for.
+        special = [*self._occurrence_questions(), *self._chain_questions(), *self._group_questions()]
+        questions = (*self._line_questions(), *special)
         text = HEADER + "".join(map(line_text, self._keys, self._contents))
-        return Document(text, len(self._keys), tuple(questions))
+        return Document(text, len(self._keys), questions)
 
     def _take(self, count: int) -> list[int]:
         """Places of lines that are no longer ordinary, in the order of the record."""
         return sorted(self._free.pop() for _ in range(count))
 
-    def _question(self, task: str, text: str, expected: Sequence[str], place: int) -> Question:
-        return Question(task, text, tuple(expected), place / len(self._keys))
-
-    def _single_questions(self, count: int) -> Iterator[Question]:
-        for place in _spread(sorted(self._free), count, self._draw):
-            yield self._question("line", question_text(self._keys[place]), [self._contents[place]], place)
-
-    def _list_questions(self, count: int) -> Iterator[Question]:
-        """Keys of one question have no word in common."""
-        for _ in range(count):
+    def _line_questions(self) -> Iterator[Question]:
+        for place in _spread(sorted(self._free), self._counts["line"], self._draw):
+            text = question_text(self._keys[place])
+            yield Question("line", text, (self._contents[place],), place / len(self._keys))
+        for _ in range(self._counts["lines"]):
             places, words = [], set()
-            while len(places) < LISTED:
+            while len(places) < LISTED:  # keys without a word in common
                 place = self._draw.choice(self._free)
                 of_key = {*self._keys[place].split("-")}
                 if not words & of_key:
                     places.append(place)
                     words |= of_key
-            keys = [self._keys[place] for place in places]
-            values = [self._contents[place] for place in places]
+            keys, values = ([texts[place] for place in places] for texts in (self._keys, self._contents))
             text = LIST_START + "".join(f"\nline {key}" for key in keys) + LIST_END
-            yield self._question("lines", text, [*keys, *values], min(places))
+            yield Question("lines", text, (*keys, *values), min(places) / len(self._keys))
 
-    def _occurrence_questions(self, count: int) -> Iterator[Question]:
+    def _occurrence_questions(self) -> Iterator[Question]:
+        count = self._counts["occurrence"]
         for first in range(0, count, OCCURRENCES):
             places = self._take(OCCURRENCES)
             values = self._draw.sample(self._others, OCCURRENCES)
-            for place, value in zip(places, values, strict=True):
-                self._keys[place], self._contents[place] = self._keys[places[0]], str(value)
-            for number, place in enumerate(places[: count - first], start=1):
-                text = (
-                    f"{QUESTION_START} Several lines begin with line {self._keys[place]}. Tell me what is "
-                    f"the <REGISTER_CONTENT> in number {number} of them, in the order of the record? I need "
-                    "the number."
-                )
-                yield self._question("occurrence", text, [self._contents[place]], place)
+            key = self._keys[places[0]]
+            for number, (place, value) in enumerate(zip(places, values, strict=True), start=1):
+                self._keys[place], self._contents[place] = key, str(value)
+                if first + number <= count:
+                    text = OCCURRENCE_QUESTION.format(key=key, number=number)
+                    yield Question("occurrence", text, (str(value),), place / len(self._keys))
 
-    def _chain_questions(self, task: str, count: int) -> Iterator[Question]:
-        for _ in range(count):
-            (target,) = self._take(1)
-            stations = [self._contents[target]]
-            for _ in range(HOPS[task]):
-                leading = self._leading_to(target)
-                self._contents[leading] = f"line {self._keys[target]}"
-                stations.insert(0, self._keys[target])
-                target = leading
-            text = CHAIN_START + question_text(self._keys[target]).removeprefix(QUESTION_START)
-            yield self._question(task, text, stations, target)
+    def _chain_questions(self) -> Iterator[Question]:
+        for task in HOPS:
+            for _ in range(self._counts[task]):
+                target = self._free.pop()
+                stations = [self._contents[target]]
+                for _ in range(HOPS[task]):
+                    leading = self._leading_to(target)
+                    self._contents[leading] = f"line {self._keys[target]}"
+                    stations.insert(0, self._keys[target])
+                    target = leading
+                text = CHAIN_START + question_text(self._keys[target]).removeprefix(QUESTION_START)
+                yield Question(task, text, tuple(stations), target / len(self._keys))
 
     def _leading_to(self, target: int) -> int:
         """Takes a line to lead to another.
@@ -265,13 +250,8 @@ class _LineRecord:
                 return self._free.pop(number)
 
     def _group_questions(self) -> Iterator[Question]:
-        texts = {
-            "value": "Tell me all lines whose <REGISTER_CONTENT> is <{}>. I need their line indices, each as "
-            "'line <line index>'.",
-            "count": "In how many lines is the <REGISTER_CONTENT> <{}>? I need the number.",
-        }
-        for task, text in texts.items():
-            for value, places in self._groups[: self._counts.get(task, 0)]:
-                keys = [self._keys[place] for place in places]
-                expected = keys if task == "value" else [str(len(places))]
-                yield self._question(task, f"{QUESTION_START} {text.format(value)}", expected, places[0])
+        for task, text in GROUP_QUESTIONS.items():
+            for value, places in self._groups[: self._counts[task]]:
+                keys = tuple(self._keys[place] for place in places)
+                expected = keys if task == "value" else (str(len(places)),)
+                yield Question(task, text.format(value), expected, places[0] / len(self._keys))

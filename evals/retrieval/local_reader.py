@@ -17,38 +17,29 @@ from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.inference.ragged_batch import common_prefix_length
-from agentic_ring.inference.text_engine import DocumentBytes, TextEngine
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
 from agentic_ring.models.llama.config_fields import read_fields
 from agentic_ring.models.llama.config_file import read_config, usable_context
 from agentic_ring.terminal.progress import progress, say
-from evals.retrieval.keys import KeyKind
-from evals.retrieval.readers import Answer
+from evals.retrieval.answers import Answer
+from evals.retrieval.documents import KeyKind
 
 EMBEDDED = Path(__file__).parents[1] / "retriever"
 """Folder of the small model that comes with the project; ``experiments/train_retriever.py`` trains it."""
 
 EMBEDDED_KEYS: tuple[KeyKind, ...] = ("LRT-NL",)
 """Kinds of keys that the embedded model was trained on."""
-
 CHUNK = 2048
 """Tokens of a document that are prefilled at a time."""
-
 MEMORY_SHARE = 0.9
 """Share of the host's memory that a model on a CPU may take."""
 
 
 @dataclass(frozen=True)
 class LocalReader:
-    """A ``Reader`` that answers by greedy decoding.
-
-    Attributes:
-      name: name of the model.
-      trained_on_task: whether it was trained on line retrieval, according to its config.json.
-      engine: runs the model.
-      tokenizer, template: the model's tokenizer and chat template.
-    """
+    """Answers by greedy decoding; the model's config.json says whether it was ``trained_on_task``."""
 
     name: str
     trained_on_task: bool
@@ -63,7 +54,7 @@ class LocalReader:
     def answers(
         self, document: str, questions: Sequence[str], max_new_tokens: int
     ) -> Iterator[tuple[int, Answer]]:
-        """See ``Reader``; in the order of the questions.
+        """Answers with the numbers of their questions, in order.
 
         These go in batches of equal size that need no more memory than the document: their prompts have at
         most as many tokens as one of its chunks, and those with their answers as many as the document.
@@ -108,9 +99,8 @@ def open_reader(
 
     Args:
       model: folder or Hugging Face name; None is the embedded retriever.
-      contexts: context lengths to be used; memory is checked for the longest.
+      contexts: context lengths to be used; the memory that the longest needs is checked and printed.
       template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
-      allow_extrapolation: whether contexts may be longer than the model supports.
 
     Raises:
       ConfigError: a context is longer than the model supports, or the longest does not fit into memory.
@@ -127,35 +117,19 @@ def open_reader(
     check_special_tokens(chats, tokenizer)
     mesh = make_mesh(shape_with_ring(None, jax.device_count()))
     engine = TextEngine(load_pretrained(folder, mesh, context=longest or None), mesh, CHUNK)
-    if longest:
-        _check_memory(engine.document_bytes(longest), longest)
-    return LocalReader(
-        "embedded retriever" if model is None else model.rstrip("/"),
-        fields.get("trained_on_task") is True,
-        engine,
-        tokenizer,
-        chats,
-    )
-
-
-def _check_memory(needed: DocumentBytes, tokens: int) -> None:
-    """Prints the memory that a document needs before it is read.
-
-    Raises:
-      ConfigError: there is less memory than that.
-    """
     limit = memory_limit(jax.device_count(), MEMORY_SHARE)
-    if limit is None:
-        return
-    parts = (
-        f"reading {tokens:,} tokens takes {needed.total / 1e9:.2f} GB: weights {needed.weights / 1e9:.2f}, "
-        f"cache {needed.cache / 1e9:.2f}, activations {needed.activations / 1e9:.2f}"
-    )
-    if needed.total > limit:
-        raise ConfigError(
-            f"{parts}; {limit / 1e9:.2f} GB are available. Use shorter contexts or more devices"
+    if longest and limit is not None:
+        needed = engine.document_bytes(longest)
+        parts = (
+            f"reading {longest:,} tokens takes {needed.total / 1e9:.2f} GB: weights "
+            f"{needed.weights / 1e9:.2f}, cache {needed.cache / 1e9:.2f}, activations "
+            f"{needed.activations / 1e9:.2f}; {limit / 1e9:.2f} GB are available"
         )
-    say(f"{parts}; {limit / 1e9:.2f} GB are available")
+        if needed.total > limit:
+            raise ConfigError(f"{parts}. Use shorter contexts or more devices")
+        say(parts)
+    shown = "embedded retriever" if model is None else model.rstrip("/")
+    return LocalReader(shown, fields.get("trained_on_task") is True, engine, tokenizer, chats)
 
 
 def model_folder(model: str) -> Path:
@@ -176,10 +150,8 @@ def model_folder(model: str) -> Path:
             f"{model} is not a folder, was not downloaded before, and Hugging Face cannot be reached. On a "
             f"machine with access run `hf download {model} --local-dir FOLDER`, then give --model FOLDER"
         ) from error
-    except HFValidationError as error:
-        raise DataError(f"{model} is neither a folder nor a name on Hugging Face") from error
-    except HfHubHTTPError as error:
+    except (HFValidationError, HfHubHTTPError) as error:
         raise DataError(
-            f"{model} cannot be downloaded from Hugging Face: {error}. A gated model needs `hf auth login` "
-            "first"
+            f"{model} is no folder, and cannot be downloaded from Hugging Face: {error}. A gated model needs "
+            "`hf auth login` first"
         ) from error

@@ -1,12 +1,14 @@
-"""A resumable run: documents, answers and scores in one folder."""
+"""A resumable run of questions: its flags, and documents, answers and scores in one folder."""
 
+import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
@@ -14,19 +16,160 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.files.run_folder import Stages, enter_directory
+from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.results.results_file import Results, write_results
+from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import progress, say
-from agentic_ring.token_units import short_tokens
-from evals.retrieval.documents import Document, longest_document, plan_lines
-from evals.retrieval.keys import KeyKind
+from agentic_ring.token_units import parse_tokens, short_tokens
+from evals.retrieval.answers import Forecast, PredictionLog, SetScore, asked_questions
+from evals.retrieval.documents import (
+    Document,
+    KeyKind,
+    longest_document,
+    plan_lines,
+    read_cases,
+    write_cases,
+)
+from evals.retrieval.endpoint_reader import EndpointReader, token_counter
 from evals.retrieval.ladder_documents import ladder_documents
-from evals.retrieval.ladder_report import LadderReport
-from evals.retrieval.line_report import LineReport
-from evals.retrieval.longchat_files import read_cases, write_cases
-from evals.retrieval.prediction_log import PredictionLog, asked_questions
-from evals.retrieval.prices import Forecast
-from evals.retrieval.readers import Reader
-from evals.retrieval.scores import SetScore
+from evals.retrieval.local_reader import EMBEDDED_KEYS, LocalReader, open_reader
+from evals.retrieval.reports import LadderReport, LineReport
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """The model, how it is asked, and where the answers go.
+
+    Attributes:
+      model: Folder or Hugging Face name of a model to run locally, or the endpoint's name of its model.
+        Default: the small embedded retriever, which was trained on line retrieval only.
+      endpoint: Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key
+        comes from OPENAI_API_KEY. Default: the model runs locally.
+      completions: Send bare prompts to the endpoint (/completions) instead of chat messages.
+      template: Chat template of a local model: vicuna_v1.1, llama-3, plain, or tokenizer for the one in the
+        model's folder. Default: tokenizer if the folder has one, else plain.
+      allow_extrapolation: Allow contexts that are longer than a local model supports.
+      devices: Number of simulated devices that a record is sharded over, on a machine with only a CPU.
+      tokenizer: The endpoint model's tokenizer.json, or its folder, to count the tokens of prompts. Default:
+        an estimate, about 3% above LLaMA's own count.
+      request_json: More fields of each request to an endpoint, such as
+        '{"chat_template_kwargs": {"enable_thinking": false}}'; null takes a field away, as in
+        '{"max_tokens": null, "max_completion_tokens": 200}'.
+      timeout: Seconds that an endpoint may take to answer.
+      concurrency: Maximum number of requests to an endpoint at a time. The first question about a record
+        goes alone.
+      requests_per_minute: Maximum rate of requests to an endpoint. Default: no limit.
+      num_samples: Number of questions per length, and of the ladder per task.
+      line_idx: Keys of the lines: numbers (LRT), words of the letters A to F (LRT-ABCindex), UUIDs
+        (LRT-UUID), or adjective-noun pairs as in LongChat's files (LRT-NL).
+      max_new_tokens: Maximum number of tokens of an answer. Default: 100, or 200 for the ladder.
+      seed: Seed of the records and the questions.
+      resume: Continue the run in the output folder; --no-resume moves it aside and starts a new one.
+      output: Folder of the run. Default: runs/line_retrieval-MODEL or runs/ladder-MODEL.
+    """
+
+    model: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None
+    endpoint: Annotated[str | None, cli.optional_flag(metavar="URL")] = None
+    completions: Annotated[bool, cli.switch] = False
+    template: Annotated[str | None, cli.optional_flag(metavar="NAME")] = None
+    allow_extrapolation: Annotated[bool, cli.switch] = False
+    devices: int = 1
+    tokenizer: Annotated[Path | None, cli.optional_flag(metavar="PATH")] = None
+    request_json: Annotated[str | None, cli.optional_flag(metavar="JSON")] = None
+    timeout: float = EndpointReader.timeout
+    concurrency: int = EndpointReader.concurrency
+    requests_per_minute: Annotated[float | None, cli.optional_flag(metavar="N")] = None
+    num_samples: int = 50
+    line_idx: KeyKind = "LRT-NL"
+    max_new_tokens: Annotated[int | None, cli.optional_flag(metavar="N")] = None
+    seed: int = 0
+    resume: bool = True
+    output: Annotated[Path | None, cli.optional_flag(metavar="DIR")] = None
+
+    def open(
+        self,
+        test: Literal["line_retrieval", "ladder"],
+        contexts: Sequence[int],
+        tasks: Sequence[str],
+        default_new_tokens: int,
+        report: LineReport | LadderReport,
+        questions_per_document: int | None = None,
+    ) -> "RetrievalRun":
+        """Opens the model and the run that asks it; see ``RetrievalConfig``.
+
+        Raises:
+          ConfigError: a flag is out of range, or does not fit the others.
+          DataError: the model or its tokenizer cannot be read.
+        """
+        fields = request_fields(self.request_json)
+        most = default_new_tokens if self.max_new_tokens is None else self.max_new_tokens
+        for name, number in (("max_new_tokens", most), ("num_samples", self.num_samples)):
+            if number < 1:
+                raise ConfigError(f"{name} is {number}; it must be at least 1")
+        if self.endpoint is None:
+            if fields is not None:
+                raise ConfigError("request_json is of an endpoint; name one with --endpoint URL")
+            if self.model is None and self.line_idx not in EMBEDDED_KEYS:
+                raise ConfigError(
+                    f"line_idx is {self.line_idx}; the embedded retriever knows only "
+                    f"{' and '.join(EMBEDDED_KEYS)}. Name another --model for other keys"
+                )
+            simulate_cpu_devices(self.devices)
+            reader = open_reader(self.model, contexts, self.template, self.allow_extrapolation)
+        elif self.model is None:
+            raise ConfigError(f"which model of {self.endpoint} should answer? Name it with --model")
+        else:
+            limits = [(fields or {}).get(name) for name in ("max_completion_tokens", "max_tokens")]
+            most = next((limit for limit in limits if isinstance(limit, int) and limit > 0), most)
+            reader = EndpointReader(
+                self.endpoint,
+                self.model,
+                token_counter(self.tokenizer),
+                exact=self.tokenizer is not None,
+                completions=self.completions,
+                fields=fields,
+                timeout=self.timeout,
+                concurrency=self.concurrency,
+                requests_per_minute=self.requests_per_minute,
+            )
+        config = RetrievalConfig(
+            test=test,
+            reader=reader.name,
+            trained_on_task=reader.trained_on_task,
+            tasks=",".join(tasks),
+            line_idx=self.line_idx,
+            num_samples=self.num_samples,
+            seed=self.seed,
+            max_new_tokens=most,
+            source=self.endpoint or "local",
+            completions=self.completions,
+            tokenizer=None if self.tokenizer is None else str(self.tokenizer),
+            questions_per_document=questions_per_document,
+            template=self.template,
+            request_json=self.request_json,
+        )
+        directory = self.output or Path("runs") / f"{test}-{re.sub(r'[^A-Za-z0-9._-]+', '-', reader.name)}"
+        return RetrievalRun(directory, config, reader, report)
+
+
+def request_fields(text: str | None) -> dict[str, Any] | None:
+    """The fields in a JSON object.
+
+    Raises:
+      ConfigError: the text is none.
+    """
+    try:
+        fields = None if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"request_json is {text!r}, which is no JSON: {error}") from error
+    if text is not None and not isinstance(fields, dict):
+        raise ConfigError(f"request_json is {text!r}; expected an object such as " + '{"top_p": 1}')
+    return fields
+
+
+def context_lengths(text: str) -> list[int]:
+    """The lengths in a list such as ``4k,16k``, in ascending order and without duplicates."""
+    return sorted({parse_tokens(length.strip()) for length in text.split(",") if length.strip()})
 
 
 @dataclass(frozen=True)
@@ -34,21 +177,12 @@ class RetrievalConfig:
     """Everything that determines an answer except the length: one folder holds all lengths.
 
     Attributes:
-      test: line retrieval, whose documents are LongChat's, or the ladder of tasks.
-      reader: name of the model.
-      trained_on_task: whether the model was trained on line retrieval itself.
-      tasks: names of the tasks, separated by commas.
-      line_idx: kind of keys.
-      num_samples: questions per task and length.
-      seed: seed of the documents and questions.
-      max_new_tokens: maximum number of tokens of an answer.
+      reader: name of the model, which may be ``trained_on_task``, on line retrieval itself.
+      tasks: names of the tasks, separated by commas; each has ``num_samples`` questions per length.
       source: the endpoint, or "local".
-      completions: whether the endpoint receives bare prompts.
       tokenizer: tokenizer that measures prompts for an endpoint, or None for an estimate.
       questions_per_document: maximum number of questions about one document of line retrieval; None for
         the ladder, whose documents take as many as fit.
-      template: chat template of a local model, or None for its own.
-      request_json: more fields of the endpoint's requests, as JSON text, or None.
     """
 
     test: Literal["line_retrieval", "ladder"]
@@ -76,7 +210,11 @@ class RetrievalRun:
     """
 
     def __init__(
-        self, directory: Path, config: RetrievalConfig, reader: Reader, report: LineReport | LadderReport
+        self,
+        directory: Path,
+        config: RetrievalConfig,
+        reader: LocalReader | EndpointReader,
+        report: LineReport | LadderReport,
     ):
         self._directory, self._config, self._reader, self._report = directory, config, reader, report
         self._stages = Stages()
@@ -102,11 +240,10 @@ class RetrievalRun:
                 f"the sets of questions are {names or 'none'}; expected at least one, such as --ctx 4k,16k, "
                 "with different names"
             )
-        if self._config.num_samples < 1:
-            raise ConfigError(f"num_samples is {self._config.num_samples}; it must be at least 1")
         from_files = [read_cases(path) for path in files]
         with enter_directory(self._directory, self._config, resume):
             self._stages.keep_in(self._directory)
+            (self._directory / "testcases").mkdir(exist_ok=True)
             with self._stages.stage("cases"):
                 for name, context in zip(names, contexts, strict=False):
                     if not self._cases(name).exists():
@@ -114,7 +251,7 @@ class RetrievalRun:
                 for name, documents in zip(names[len(contexts) :], from_files, strict=True):
                     if not self._cases(name).exists():
                         self._write(name, documents)
-                    elif not _same(self._read(name), documents):
+                    elif self._read(name) != documents:
                         raise ConfigError(
                             f"{self._directory} holds other cases with the name {name}; give another --output"
                         )
@@ -165,8 +302,16 @@ class RetrievalRun:
         self._report.write(self._directory, self._reader.name, scores)
         return scores
 
-    def conclude(self, scores: Sequence[SetScore]) -> int:
-        """Prints the table; returns the exit status, 1 if questions failed or answers are unfinished."""
+    def evaluate(self, names: Sequence[str]) -> int:
+        """Asks all questions, writes the results after each set, and prints the table.
+
+        Returns:
+          The exit status: 1 if questions failed or answers are unfinished.
+        """
+        scores = []
+        for name in names:
+            self.ask(name)
+            scores = self.score()
         title = f"{self._report.title}, {self._reader.name}"
         if self._reader.trained_on_task:
             title += " (trained on line retrieval)"
@@ -190,14 +335,6 @@ class RetrievalRun:
             )
         return 1 if failures or unfinished else 0
 
-    def evaluate(self, names: Sequence[str]) -> int:
-        """Asks all questions, writes the results after each set, and returns the exit status."""
-        scores = []
-        for name in names:
-            self.ask(name)
-            scores = self.score()
-        return self.conclude(scores)
-
     def _make(self, name: str, context: int) -> list[Document]:
         config, count = self._config, self._reader.count_tokens
         room = context - config.max_new_tokens
@@ -208,7 +345,7 @@ class RetrievalRun:
             )
         each = config.questions_per_document or config.num_samples
         plans = plan_lines(config.line_idx, name, config.seed, config.num_samples, each)
-        return [longest_document(plan, room, count) for plan in plans]
+        return [longest_document(plan.build, len(plan.strata), room, count) for plan in plans]
 
     def _read(self, name: str) -> list[Document]:
         if self._config.test == "line_retrieval":
@@ -230,11 +367,4 @@ class RetrievalRun:
         return documents, PredictionLog(path, asked_questions(documents))
 
     def _cases(self, name: str) -> Path:
-        path = self._directory / "testcases" / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-
-def _same(first: Sequence[Document], second: Sequence[Document]) -> bool:
-    """Whether records and questions are the same."""
-    return [(d.text, d.questions) for d in first] == [(d.text, d.questions) for d in second]
+        return self._directory / "testcases" / f"{name}.jsonl"

@@ -12,18 +12,15 @@ Rule = Literal["last", "first"]
 
 UNPARSABLE = -1
 """The number of an answer that contains none, as in LongChat; no line has this value."""
-
 MOST_DIGITS = 100
 """Digits that are parsed: Python refuses to convert thousands of them, and a model may write that many."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of question.
+    """A kind of question about a kind of record.
 
     Attributes:
-      title: what is asked.
-      record: the kind of record that it is asked about.
       literal: whether the answer, as it is to be written, follows from finding equal words alone. The others
         need the order of several lines, their number, or a memory of those that have been answered.
       score: (expected, answer) -> score in [0, 1]; see each function.
@@ -127,14 +124,11 @@ def named_tasks(text: str) -> list[str]:
     Raises:
       UnknownNameError: there is no such task.
     """
+    groups = {name: [name] for name in TASKS}
+    groups |= {"all": [*TASKS], "literal": [name for name, task in TASKS.items() if task.literal]}
     asked: set[str] = set()
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name == "all":
-            asked |= {*TASKS}
-        elif name == "literal":
-            asked |= {task for task in TASKS if TASKS[task].literal}
-        elif name in TASKS:
-            asked.add(name)
-        else:
-            raise UnknownNameError("task", name, (*TASKS, "all", "literal"))
+    for name in filter(None, map(str.strip, text.split(","))):
+        if name not in groups:
+            raise UnknownNameError("task", name, (*groups,))
+        asked.update(groups[name])
     return [name for name in TASKS if name in asked]

@@ -23,8 +23,8 @@ from agentic_ring.token_units import short_tokens
 from data_prep.conversations import conversation_texts, train_tokenizer
 from data_prep.sharegpt import SPLITS, ConversationsConfig, prepare
 from evals.retrieval.documents import LinePlan
-from evals.retrieval.ladder_report import LadderReport
 from evals.retrieval.local_reader import open_reader
+from evals.retrieval.reports import LadderReport
 from evals.retrieval.run import RetrievalConfig, RetrievalRun
 from experiments.finetune.presets import PRESETS, FinetuneConfig
 from experiments.retriever.lessons import ANSWER, TOKENS_A_LINE, TOKENS_A_QUESTION

@@ -13,8 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
-from evals.retrieval.documents import HEADER, LARGEST_VALUE, QUESTION_START
-from evals.retrieval.keys import START_OF_VALUE, word_lists
+from evals.retrieval.documents import HEADER, LARGEST_VALUE, QUESTION_START, START_OF_VALUE, word_lists
 
 END, UNKNOWN = "<end>", "<unknown>"
 ASKED = f"{QUESTION_START} Tell me what is the <REGISTER_CONTENT> in "

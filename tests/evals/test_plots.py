@@ -16,8 +16,7 @@ def pixels(path: Path, colour: str) -> np.ndarray:
     """Coordinates [n, 2] (x to the right, y downwards) of the PNG's pixels of exactly this colour."""
     image = matplotlib.image.imread(path)[..., :3]
     same = np.abs(image - matplotlib.colors.to_rgb(colour)).max(axis=-1) < 1 / 255
-    rows, columns = np.nonzero(same)
-    return np.stack([columns, rows], axis=1)
+    return np.argwhere(same)[:, ::-1]
 
 
 def test_the_loss_falls_from_left_to_right(tmp_path):
@@ -28,8 +27,7 @@ def test_the_loss_falls_from_left_to_right(tmp_path):
     curve = drawn[drawn[:, 0] < 700]  # left of the legend
     assert np.corrcoef(curve[:, 0], curve[:, 1])[0, 1] > 0.99
     assert list(path.parent.iterdir()) == [path]
-    few = [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}]  # without a running mean
-    plot_loss(tmp_path / "few.png", "walker_run", few)
+    plot_loss(tmp_path / "few.png", "walker_run", rows[:2])  # without a running mean
     assert (tmp_path / "few.png").stat().st_size > 5000
     with pytest.raises(ArgumentError, match="none of 1 "):
         plot_loss(tmp_path / "none.png", "walker_run", [{"step": 3}])
@@ -42,42 +40,25 @@ def test_trials_rise_between_the_lines_of_the_data(tmp_path):
     trials = [mean_interval(generator.normal(60 + 20 * trial, 10, 16)) for trial in range(4)]
     reference = mean_interval(generator.normal(25, 5, 16))
     alone = [mean_interval(generator.normal(60, 10, 16))] * 4
-    plot_trial_returns(
-        path,
-        "walker_run",
-        trials,
-        no_context=alone,
-        random_policy=reference,
-        data_median=70.0,
-        data_best=300.0,
-    )
-    axes_height = 520  # below it lies the legend
-    heights = {
-        colour: np.median([y for _, y in pixels(path, colour) if y < axes_height])
-        for colour in (BLUE, ORANGE, GREEN, PINK)
-    }
+    data = {"data_median": 70.0, "data_best": 300.0}
+    plot_trial_returns(path, "walker_run", trials, no_context=alone, random_policy=reference, **data)
+    # Below the axes lies the legend.
+    drawn = {colour: pixels(path, colour) for colour in (BLUE, ORANGE, GREEN, PINK)}
+    drawn = {colour: found[found[:, 1] < 520] for colour, found in drawn.items()}
+    heights = {colour: np.median(found[:, 1]) for colour, found in drawn.items()}
     assert heights[GREEN] < heights[BLUE] < heights[PINK]
     assert heights[GREEN] < heights[ORANGE]
-    ours = pixels(path, BLUE)
-    ours = ours[ours[:, 1] < axes_height]
-    assert np.corrcoef(ours[:, 0], ours[:, 1])[0, 1] < -0.9  # upwards: y falls
-
-
-def test_one_environment_and_one_trial_can_be_drawn(tmp_path):
+    assert np.corrcoef(*drawn[BLUE].T)[0, 1] < -0.9  # upwards: y falls
     single = Interval(5.0, None, None, 1)
-    path = tmp_path / "trials.png"
-    plot_trial_returns(
-        path, "walker_run", [single], no_context=[single], random_policy=single, data_median=3, data_best=9
-    )
+    plot_trial_returns(path, "walker_run", [single], no_context=[single], random_policy=single, **data)
     assert len(pixels(path, BLUE)) > 50
 
 
 def test_each_algorithm_has_its_share_of_the_histogram(tmp_path):
     path = tmp_path / "data.png"
-    generator = np.random.default_rng(0)
     counts = {"td3": 300, "rnd": 100, "ou": 30}
     algorithms = [name for name, count in counts.items() for _ in range(count)]
-    returns = generator.uniform(0, 100, len(algorithms))
+    returns = np.random.default_rng(0).uniform(0, 100, len(algorithms))
     plot_data_returns(path, "walker_run", returns, algorithms, random_policy=25.0, last_trial=80.0)
     areas = [len(pixels(path, colour)) for colour in (BLUE, ORANGE, GREEN)]
     assert areas[0] / areas[1] == pytest.approx(3, rel=0.15)

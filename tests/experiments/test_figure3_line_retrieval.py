@@ -9,10 +9,10 @@ from experiments.figure3_line_retrieval import main, plot_curves, read_curve
 from experiments.paper import retrieval_curves, tables
 
 
-def write_run(path, reader="ours", trained_on_task=True, shares=((8, 10), (10, 10)), names=("16k", "4k")):
+def write_run(path, reader="ours", trained_on_task=True):
     figures = [
         figure
-        for name, (right, asked), tokens in zip(names, shares, (16000.0, 4000.0), strict=True)
+        for name, right, asked, tokens in (("16k", 8, 10, 16000.0), ("4k", 10, 10, 4000.0))
         for figure in (
             Figure.from_interval(f"accuracy/{name}", wilson_interval(right, asked), "share right"),
             Figure.from_interval(f"accuracy_first/{name}", wilson_interval(0, asked), "share right"),
@@ -37,41 +37,33 @@ def test_the_paper_has_four_curves_within_their_contexts():
     assert set(curves) == set(tables()["figure3_line_retrieval"]["read_off_the_plot"])
     contexts = [1024 * int(text[:-1]) for text in tables()["figure3_line_retrieval"]["contexts"]]
     for curve in curves.values():
-        limit = 1024 * int(curve.model.split("(")[1].removesuffix("K)"))
         at = [point.context for point in curve.points]
         assert at == sorted(set(at) & set(contexts))
-        assert max(at) <= limit
+        assert max(at) <= 1024 * int(curve.model.split("(")[1].removesuffix("K)"))
         assert all(0 <= point.low <= point.high <= 1 for point in curve.points)
     assert [point.context for point in curves["Ring Attention-13B (512K)"].points] == contexts
 
 
-def test_models_trained_on_the_task_are_drawn_apart_from_the_others_and_the_paper(tmp_path, monkeypatch):
-    drawn: list[Canvas] = []
-    monkeypatch.setattr("experiments.figure3_line_retrieval.save", lambda canvas, _: drawn.append(canvas))
-    runs = [
-        read_curve(write_run(tmp_path / "a.json")),
-        read_curve(write_run(tmp_path / "b.json", reader="theirs", trained_on_task=False)),
-    ]
-    plot_curves(tmp_path / "figure3.png", runs, retrieval_curves())
-    (axes,) = drawn[0].axes
-    lines = {container.get_label(): container.lines[0] for container in axes.containers}
-    assert set(lines) == {"ours (trained on the task)", "theirs"}
-    assert lines["ours (trained on the task)"].get_linestyle() == "--"
-    assert lines["theirs"].get_linestyle() == "-"
-    assert list(lines["theirs"].get_ydata()) == [1.0, 0.8]
-    paper = [line for line in axes.lines if str(line.get_label()).startswith("paper: ")]
-    assert len(paper) == 4
-    assert {line.get_color() for line in paper} == {plots.GREY}
-    assert axes.get_xlim()[1] >= 500 * 1024
-
-
-def test_the_script_draws_and_prints_runs_beside_the_papers_words(tmp_path, capsys):
+def test_models_trained_on_the_task_are_drawn_apart_from_the_others_and_the_paper(
+    tmp_path, monkeypatch, capsys
+):
     first, second = write_run(tmp_path / "a.json"), write_run(tmp_path / "b.json", "theirs", False)
     main((first, second), output=tmp_path / "figure3.png")
     assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     for text in ("ours (trained on the task)", "theirs", "0.800", "Claude-2 (100K): about 1.0 to 64K"):
-        assert text in " ".join(printed.split())
+        assert text in printed
+    drawn: list[Canvas] = []
+    monkeypatch.setattr("experiments.figure3_line_retrieval.save", lambda canvas, _: drawn.append(canvas))
+    plot_curves(tmp_path / "x.png", [read_curve(first), read_curve(second)], retrieval_curves())
+    (axes,) = drawn[0].axes
+    lines = {container.get_label(): container.lines[0] for container in axes.containers}
+    styles = {label: line.get_linestyle() for label, line in lines.items()}
+    assert styles == {"ours (trained on the task)": "--", "theirs": "-"}
+    assert list(lines["theirs"].get_ydata()) == [1.0, 0.8]
+    paper = [line for line in axes.lines if str(line.get_label()).startswith("paper: ")]
+    assert [line.get_color() for line in paper] == [plots.GREY] * 4
+    assert axes.get_xlim()[1] >= 500 * 1024
 
 
 def test_results_of_something_else_are_named(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.results.results_file import read_results
-from evals.retrieval.documents import LARGEST_VALUE, LinePlan
-from evals.retrieval.keys import word_lists
+from evals.retrieval.documents import LARGEST_VALUE, LinePlan, word_lists
 from evals.retrieval.local_reader import EMBEDDED, open_reader
 from experiments import train_retriever
 from experiments.retriever.lessons import (

@@ -14,7 +14,7 @@ from agentic_ring.serve.__main__ import main
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.prompts import PromptProcess
 from evals import line_retrieval
-from evals.retrieval.command import RunFlags
+from evals.retrieval.run import RunFlags
 from tests.serve.running_server import BODY_BYTES, CONTEXT, LONG, NEW, PROMPT, body, metrics, serving
 
 

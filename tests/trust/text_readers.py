@@ -15,12 +15,18 @@ from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.models.llama.config_file import read_config, usable_context
 from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
 from data_prep.conversations import conversation, records
-from evals.retrieval.documents import HEADER, Document, line_question, line_text, question_text
+from evals.retrieval.answers import Answer, PredictionLog, asked_questions
+from evals.retrieval.documents import (
+    HEADER,
+    Document,
+    line_question,
+    line_text,
+    question_text,
+    read_cases,
+    write_cases,
+)
 from evals.retrieval.ladder_documents import LadderPlan
-from evals.retrieval.ladder_report import ruler_scores
-from evals.retrieval.longchat_files import read_cases, write_cases
-from evals.retrieval.prediction_log import PredictionLog, asked_questions
-from evals.retrieval.readers import Answer
+from evals.retrieval.reports import ruler_scores
 from tests.data.text.test_packing import numbered, packed, write
 from tests.models.llama_cases import BASE
 from tests.models.tiny_llama import tiny_tokenizer

@@ -1,4 +1,4 @@
-"""Tasks of our own, run by the harness itself: where its package is installed, with `.[harness]`."""
+"""Requests of the harness give the engine's scores and answers; tasks of our own, where it is installed."""
 
 import json
 import math
@@ -6,14 +6,19 @@ import sys
 
 import pytest
 
+from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ConfigError, MissingExtraError
+from agentic_ring.errors import ArgumentError, ConfigError, MissingExtraError
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.models.llama import load_pretrained
 from evals import harness
+from evals.harness_model.engine_requests import HarnessRequests, chat_prompt, read_settings
+from tests.data.text.tokenizers_for_tests import byte_level
 from tests.models.tiny_llama import write_tiny_model
 
-CONTEXT = 128
+CONTEXT, CHUNK = 128, 32
+QUESTION = "the other one and the user"
 TASK = """
 task: {name}
 dataset_path: json
@@ -45,6 +50,61 @@ def folder(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model"), CONTEXT)
 
 
+@pytest.fixture(scope="module")
+def opened(folder):
+    engine, tokenizer = TextEngine(load_pretrained(folder), chunk=CHUNK), Tokenizer.load(folder)
+    return HarnessRequests(engine, tokenizer, CONTEXT), engine, tokenizer
+
+
+def test_scores_are_the_engines(opened):
+    requests, engine, tokenizer = opened
+    context = tokenizer.encode(QUESTION * 5, bos=True)
+    assert len(context) > CHUNK
+    pairs = [(context, tokenizer.encode(text)) for text in (" yes", " no", " or not")]
+    pairs.append((context[:5], tokenizer.encode("er")))
+    expected = [(score.total, score.greedy) for score in engine.score(pairs)]
+    found = list(requests.scores(pairs))
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    with pytest.raises(ArgumentError, match=f"take {CONTEXT + 1} tokens, but the limit is {CONTEXT}; "):
+        list(requests.scores([([1], [2] * 10), ([1], [2] * CONTEXT)]))
+
+
+def test_an_answer_is_the_engines_up_to_its_stop_string(opened):
+    requests, engine, tokenizer = opened
+    (whole,) = engine.generate([tokenizer.encode(QUESTION, bos=True)], 12)
+    text = tokenizer.decode(whole.tokens)
+    greedy = {"do_sample": False, "temperature": 0.7, "max_gen_toks": 12}
+    assert requests.answer(QUESTION, greedy) == text
+    # What begins with the token that begins texts gets no second one.
+    assert requests.answer("<s>" + QUESTION, greedy) == text
+    assert requests.answer(QUESTION, greedy | {"until": text[4:6]}) == text[: text.index(text[4:6])]
+    length = len(tokenizer.encode_prompt(QUESTION))
+    with pytest.raises(ArgumentError, match=f"take {length + CONTEXT} tokens, but the limit is {CONTEXT}; "):
+        requests.answer(QUESTION, {"max_gen_toks": CONTEXT})
+
+
+def test_settings_of_tasks_are_understood_or_refused():
+    settings = {"until": ["\n", "."], "max_gen_toks": 5, "temperature": 0.0, "do_sample": False}
+    assert read_settings(settings, 3) == (5, ("\n", "."), Sampling(0.0, 1.0, 3))
+    drawn = {"until": "a", "max_tokens": 7, "temperature": 0.5, "do_sample": True, "top_p": 0.9}
+    assert read_settings(drawn, 3) == (7, ("a",), Sampling(0.5, 0.9, 3))
+    assert read_settings({}, 0) == (256, (), Sampling())
+    with pytest.raises(ConfigError, match="the task sets num_beams for its answers"):
+        read_settings({"num_beams": 4}, 0)
+
+
+@pytest.mark.parametrize("name", ["vicuna_v1.1", "llama-3", "plain"])
+def test_a_chat_goes_on_where_an_answer_was_begun(name):
+    template = chat_template(name, byte_level())
+    question = Turn("user", "How many?")
+    asked = chat_prompt(template, [question])
+    assert asked == template.prompt([question])
+    begun = chat_prompt(template, [question, Turn("assistant", "There are")])
+    assert begun.startswith(asked)
+    assert begun.endswith("There are")
+
+
 def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[harness\]'"):
@@ -54,6 +114,8 @@ def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
 @pytest.mark.filterwarnings("default")
 def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
     pytest.importorskip("lm_eval")
+    with pytest.raises(ConfigError, match="the harness has no tasks not_there"):
+        harness.main(folder, "not_there")
     engine, tokenizer = TextEngine(load_pretrained(folder)), Tokenizer.load(folder)
     questions = ["the other one", "is it the user?"]
     prompts = [tokenizer.encode(question, bos=True) for question in questions]
@@ -85,12 +147,6 @@ def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
     total = sum(engine.score([(prompt[:1], prompt[1:])])[0].total for prompt in prompts)
     words = sum(len(question.split()) for question in questions)
     assert results["our_texts"]["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-3)
-
-
-def test_tasks_that_do_not_exist_are_named(folder):
-    pytest.importorskip("lm_eval")
-    with pytest.raises(ConfigError, match="the harness has no tasks not_there"):
-        harness.main(folder, "not_there")
 
 
 @pytest.mark.parametrize(

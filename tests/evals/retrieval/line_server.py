@@ -20,25 +20,16 @@ class LineServer(LocalServer):
 
     ``plan`` holds what the next replies are; when it is used up, replies are answers. Each is
     ("status", number, headers, body), ("body", text), ("silence", seconds), ("answer", text),
-    ("half", body), which announces more than it sends, or ("hang up",).
-
-    Attributes:
-      delay: seconds before each answer.
-      context: characters of a prompt that are read, from its end; None for all.
-      starving: whether each answer is cut off at the limit of tokens.
+    ("half", body), which announces more than it sends, or ("hang up",). ``delay`` is in seconds before each
+    answer, ``context`` the characters of a prompt that are read, from its end, or None for all; a server that
+    is ``starving`` cuts each answer off at the limit of tokens.
     """
 
     def __init__(self):
         super().__init__(_Handler)
         self.plan: deque[tuple] = deque()
-        self.requests: list[dict] = []
-        self.times: list[float] = []
-        self.keys: list[str | None] = []
-        self.delay = 0.0
-        self.context: int | None = None
-        self.starving = False
-        self.at_once: list[int] = []
-        self.open = 0
+        self.requests, self.times, self.keys, self.at_once = [], [], [], []
+        self.delay, self.context, self.starving, self.open = 0.0, None, False, 0
         self.lock = threading.Lock()
 
     @property
@@ -61,38 +52,36 @@ class _Handler(QuietHandler):
         time.sleep(server.delay)
         with server.lock:  # before the reply leaves: a client that has it may send its next request at once
             server.open -= 1
-        self._reply(body)
+        match server.plan.popleft() if server.plan else ("lookup",):
+            case "status", status, headers, text:
+                self._send(status, headers, text)
+            case "body", text:
+                self._send(200, {}, text)
+            case "silence", seconds:
+                time.sleep(seconds)
+            case "half", text:
+                self._send(200, {}, text, announced=len(text) + 100)
+                self.close_connection = True
+            case ("hang up",):
+                self.connection.close()
+            case _, *texts:
+                self._answer(body, *texts)
 
-    def _reply(self, body: dict):
-        server = self.server
-        kind, *rest = server.plan.popleft() if server.plan else ("lookup",)
-        if kind == "status":
-            self._send(*rest)
-        elif kind == "body":
-            self._send(200, {}, rest[0])
-        elif kind == "silence":
-            time.sleep(rest[0])
-        elif kind == "half":
-            self._send(200, {}, rest[0], announced=len(rest[0]) + 100)
-            self.close_connection = True
-        elif kind == "hang up":
-            self.connection.close()
-        else:
-            chat = self.path.endswith("/chat/completions")
-            prompt = body["messages"][-1]["content"] if chat else body["prompt"]
-            seen = prompt if server.context is None else prompt[-server.context :]
-            text = rest[0] if kind == "answer" else looked_up(prompt)
-            choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            choice["finish_reason"] = "length" if server.starving else "stop"
-            cached = {"prompt_tokens_details": {"cached_tokens": len(seen) // 2}}
-            usage = {"prompt_tokens": len(seen), "completion_tokens": len(text), **cached}
-            self._send(200, {}, json.dumps({"choices": [choice], "usage": usage}))
+    def _answer(self, body: dict, text: str | None = None):
+        chat = self.path.endswith("/chat/completions")
+        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        text = text or looked_up(prompt)
+        read = min(len(prompt), self.server.context or len(prompt))
+        choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choice["finish_reason"] = "length" if self.server.starving else "stop"
+        cached = {"prompt_tokens_details": {"cached_tokens": read // 2}}
+        usage = {"prompt_tokens": read, "completion_tokens": len(text), **cached}
+        self._send(200, {}, json.dumps({"choices": [choice], "usage": usage}))
 
     def _send(self, status: int, headers: dict[str, str], body: str, announced: int | None = None):
         content = body.encode()
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in {**headers, "Content-Length": str(announced or len(content))}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(announced or len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -1,5 +1,6 @@
-"""Records of LongChat's line retrieval: keys, prompts, and the longest record that fits."""
+"""LongChat's line retrieval: keys, prompts, files, and the longest record that fits."""
 
+import json
 import random
 import re
 import uuid
@@ -8,16 +9,20 @@ from itertools import pairwise
 import pytest
 from wonderwords import RandomWord
 
-from agentic_ring.errors import ArgumentError, ConfigError
+from agentic_ring.errors import ArgumentError, ConfigError, DataError
 from evals.retrieval.documents import (
     HEADER,
+    KINDS,
     LinePlan,
+    count_word_partners,
+    line_keys,
     line_text,
     longest_document,
     plan_lines,
     question_text,
+    read_cases,
+    write_cases,
 )
-from evals.retrieval.keys import KINDS, count_word_partners, line_keys
 
 # From LongChat's longeval/evaluation/lines/testcases/700_lines.jsonl.
 LONGCHAT_HEADER = (
@@ -25,6 +30,15 @@ LONGCHAT_HEADER = (
     "contains a '<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, "
     "memorize its corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the "
     "corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
+)
+PARTNER_KEYS = (
+    "old-cat",
+    "old-dog",
+    "new-dog",
+    "older-dogs",
+    "old-fashioned-dog",
+    "new-e-mail",
+    "old-e-mail",
 )
 
 
@@ -41,10 +55,17 @@ def words(document: str, question: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]|\n", document + question))
 
 
+def prompt_words(document) -> int:
+    return max(words(document.text, question.text) for question in document.questions)
+
+
+def longest(plan, room, count=words):
+    return longest_document(plan.build, len(plan.strata), room, count)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_are_unique_and_the_seed_decides_them(kind):
-    many = keys(kind, 50_000)
-    assert len(set(many)) == 50_000
+    assert len(set(keys(kind, 50_000))) == 50_000
     assert keys(kind, 100) == keys(kind, 100) == keys(kind, 8_000)[:100]
     assert (keys(kind, 100) != keys(kind, 100, seed=1)) == (kind in ("LRT-UUID", "LRT-NL"))
 
@@ -55,6 +76,8 @@ def test_kinds_of_keys_are_longchats():
     assert {len(key) for key in keys("LRT-ABCindex", 6**6)} == {6}
     assert {len(key) for key in keys("LRT-ABCindex", 6**6 + 1)} == {7}
     assert {uuid.UUID(key).version for key in keys("LRT-UUID", 50)} == {4}
+    with pytest.raises(ArgumentError, match="10000000 "):
+        keys("LRT-NL", 10_000_000)
 
 
 def test_up_to_910_lines_no_word_returns_as_in_longchat():
@@ -66,48 +89,16 @@ def test_up_to_910_lines_no_word_returns_as_in_longchat():
     assert 350 < sum(a < b for a, b in pairwise(rest)) < 560  # in no order
     for adjective in sorted(adjectives, key=len, reverse=True):  # "old-fashioned" before "old"
         found = [key for key in rest if key.startswith(f"{adjective}-")]
-        found = [key for key in found if key.removeprefix(f"{adjective}-") in nouns]
-        assert len(found) == 1, adjective
-        rest.remove(found[0])
+        (found,) = [key for key in found if key.removeprefix(f"{adjective}-") in nouns]
+        rest.remove(found)
     assert rest == []
 
 
-@pytest.mark.parametrize("count", [0, 10_000_000])
-def test_numbers_of_keys_that_cannot_be_are_refused(count):
-    with pytest.raises(ArgumentError, match=f"{count} "):
-        keys("LRT-NL", count)
-
-
-PARTNER_KEYS = [
-    "old-cat",
-    "old-dog",
-    "new-dog",
-    "older-dogs",
-    "old-fashioned-dog",
-    "new-e-mail",
-    "old-e-mail",
-]
-
-
-@pytest.mark.parametrize(
-    ("key", "partners"),
-    [
-        ("old-cat", 3),  # old-dog, old-e-mail, and old-fashioned-dog up to its hyphen
-        ("new-dog", 3),
-        ("older-dogs", 0),
-        ("old-fashioned-dog", 2),
-        ("new-e-mail", 2),
-    ],
-)
-def test_lines_with_the_adjective_or_the_noun_are_counted(key, partners):
+def test_lines_with_the_adjective_or_the_noun_are_counted():
     record = HEADER + "".join(line_text(each, 5) for each in PARTNER_KEYS)
-    assert count_word_partners(record, key) == partners
-
-
-def test_half_a_million_tokens_have_as_many_partners_as_words_repeat():
-    document = LinePlan("LRT-NL", "512k", 0, 0, (0, 1, 2), 3).build(104_869)
-    for question in document.questions:
-        assert 110 <= count_word_partners(document.text, str(question.key)) <= 150
+    # Of old-cat: old-dog, old-e-mail, and old-fashioned-dog up to its hyphen.
+    partners = {"old-cat": 3, "new-dog": 3, "older-dogs": 0, "old-fashioned-dog": 2, "new-e-mail": 2}
+    assert {key: count_word_partners(record, key) for key in partners} == partners
 
 
 def test_the_strings_are_longchats_to_the_letter():
@@ -122,18 +113,19 @@ def test_the_strings_are_longchats_to_the_letter():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_question_is_answered_by_the_line_at_its_position(kind):
-    document = plan(kind).build(300)
+def test_questions_are_answered_by_their_lines_and_the_longest_document_fits(kind):
+    document = longest(plan(kind), 3996)
     lines = document.text.removeprefix(LONGCHAT_HEADER).splitlines()
-    assert len(lines) == document.num_lines == 300
+    assert len(lines) == document.num_lines > 100
     for question in document.questions:
         (number,) = question.expected
         assert lines[question.position] == f"line {question.key}: REGISTER_CONTENT is <{number}>"
-        assert question.depth == question.position / 300
+        assert question.depth == question.position / document.num_lines
         assert f"in line {question.key}? I need" in question.text
+    assert prompt_words(document) <= 3996 < prompt_words(plan(kind).build(document.num_lines + 1))
 
 
-@pytest.mark.parametrize(("samples", "per_document"), [(50, 10), (50, 7), (3, 10)])
+@pytest.mark.parametrize(("samples", "per_document"), [(50, 7), (3, 10)])
 def test_depths_are_asked_evenly_over_all_documents_and_in_each(samples, per_document):
     plans = plan_lines("LRT-NL", "4k", 0, samples, per_document)
     assert max(len(each.strata) for each in plans) <= per_document
@@ -174,22 +166,12 @@ def test_values_are_between_1_and_50000_and_duplicates_are_counted():
     assert any(expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_longest_document_fits_and_one_more_line_does_not(kind):
-    each = plan(kind)
-    document = longest_document(each, 3996, words)
-    longest = max(words(document.text, question.text) for question in document.questions)
-    more = each.build(document.num_lines + 1)
-    assert longest <= 3996 < max(words(more.text, question.text) for question in more.questions)
-
-
 def test_the_search_is_right_where_every_number_of_lines_can_be_tried():
     each = plan(samples=2)
-    tried = [each.build(lines) for lines in range(2, 60)]
-    longest = {d.num_lines: max(words(d.text, q.text) for q in d.questions) for d in tried}
-    for room in range(longest[2], longest[50], 9):
-        found = longest_document(each, room, words).num_lines
-        assert longest[found] <= room < longest[found + 1]
+    needed = {lines: prompt_words(each.build(lines)) for lines in range(2, 60)}
+    for room in range(needed[2], needed[50], 21):
+        found = longest(each, room).num_lines
+        assert needed[found] <= room < needed[found + 1]
 
 
 def test_half_a_million_tokens_are_counted_a_few_times_only():
@@ -199,15 +181,19 @@ def test_half_a_million_tokens_are_counted_a_few_times_only():
         counted.append(len(document))
         return words(document, question)
 
-    assert longest_document(plan(), 2**19, count).num_lines > 20_000
+    document = longest(plan(), 2**19, count)
+    assert document.num_lines > 20_000
     assert sum(length > 100_000 for length in counted) <= 6
+    # As many lines share a word with another as words repeat.
+    partners = [count_word_partners(document.text, question.key) for question in document.questions[:2]]
+    assert all(document.num_lines / 910 < count < document.num_lines / 600 for count in partners)
 
 
 def test_contexts_that_are_too_short_and_counts_that_do_not_grow_are_refused():
     with pytest.raises(ConfigError, match=r"\d+ tokens are needed for 10 lines.*100 are left"):
-        longest_document(plan(), 100, words)
+        longest(plan(), 100)
     with pytest.raises(ArgumentError, match="no more than 10 lines"):
-        longest_document(plan(), 4096, lambda document, question: 512)
+        longest(plan(), 4096, lambda document, question: 512)
 
 
 def test_a_few_lines_more_may_have_fewer_tokens():
@@ -216,12 +202,78 @@ def test_a_few_lines_more_may_have_fewer_tokens():
 
     least = plan().build(10)
     room = max(count(least.text, question.text) for question in least.questions) + 3
-    document = longest_document(plan(), room, count)
+    document = longest(plan(), room, count)
     assert document.num_lines >= 10
     assert max(count(document.text, question.text) for question in document.questions) <= room
 
 
-@pytest.mark.parametrize(("samples", "per_document"), [(0, 1), (1, 0)])
-def test_no_questions_are_refused(samples, per_document):
-    with pytest.raises(ConfigError, match=f"num_samples is {samples} "):
-        plan_lines("LRT", "4k", 0, samples, per_document)
+DOCUMENTS = [each.build(30) for each in plan_lines("LRT-NL", "4k", 7, 6, 3)]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """LongChat's fields of each case in a file of ours."""
+    write_cases(tmp_path / "cases.jsonl", DOCUMENTS)
+    found = map(json.loads, (tmp_path / "cases.jsonl").read_text().splitlines())
+    return [dict(list(row.items())[:5]) for row in found]
+
+
+def test_files_have_longchats_keys_and_whole_prompts_and_read_back(tmp_path, rows):
+    path = tmp_path / "cases.jsonl"
+    assert read_cases(path) == DOCUMENTS
+    first = rows[0]
+    assert list(first) == ["random_idx", "expected_number", "num_lines", "correct_line", "prompt"]
+    key, position = first["random_idx"]
+    assert first["correct_line"] == f"line {key}: REGISTER_CONTENT is <{first['expected_number']}>\n"
+    assert first["prompt"].split("\n")[2 + position] + "\n" == first["correct_line"]
+    numbers = [LinePlan("LRT", "4k", 7, 0, (0, 1), 2).build(9)]
+    write_cases(path, numbers)
+    assert read_cases(path) == numbers
+    # LongChat's own have other keys, and a trailing space.
+    more = {"token_size": 4803, "prompt_length": -1, "prompt": first["prompt"] + " "}
+    path.write_text(json.dumps(first | more) + "\n")
+    (document,) = read_cases(path)
+    (question,) = document.questions
+    assert document.text + question.text == first["prompt"] + " "
+    assert document.seed is None
+    assert question.depth == question.position / 30
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: {"expected_number": 1}, "correct_line is not that of key"),
+        (lambda row: {"num_lines": 31}, "has 30 lines, not num_lines 31"),
+        (lambda row: {"random_idx": ["other", 3]}, "does not end by asking for line other"),
+        (lambda row: {"random_idx": [row["random_idx"][0], 29]}, "line 29 of the record is not correct_line"),
+        (lambda row: {"random_idx": [row["random_idx"][0], 3000]}, "line 3000 of the record is not"),
+        (lambda row: {"prompt": row["prompt"][5:]}, "does not begin with LongChat's header"),
+        (lambda row: {"expected_number": "many"}, "expected_number = .many.: .*valid integer"),
+    ],
+)
+def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path, rows, change, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1] | change(rows[1])) + "\n")
+    with pytest.raises(DataError, match=message) as caught:
+        read_cases(path)
+    assert str(caught.value).startswith(f"{path}, line 2 ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "line 1 .* is not UTF-8"),
+        *((line, "line 1 is not a test case") for line in (b"{\n", b"[]\n", b'{"prompt": "x"}\n', b"\n")),
+    ],
+)
+def test_what_is_no_file_of_cases_is_named(tmp_path, content, message):
+    path = tmp_path / "bad.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"bad\.jsonl.* {message}"):
+        read_cases(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_cases(tmp_path)

@@ -21,9 +21,9 @@ from evals.retrieval.tasks import parsed_number
 QUESTIONS = 12
 
 
-@pytest.fixture(scope="module")
-def reader():
-    return open_reader(None, [], None, allow_extrapolation=False)
+def asked(lines: int):
+    document = plan_lines("LRT-NL", f"{lines}", 0, QUESTIONS, QUESTIONS)[0].build(lines)
+    return document, [question.text for question in document.questions]
 
 
 @pytest.fixture
@@ -40,41 +40,32 @@ def changed(tmp_path):
     return copy
 
 
-def right_answers(folder, lines: int, shape: MeshShape, devices: int, chunk: int, **arguments) -> int:
-    """Number of right answers to ``QUESTIONS`` questions about a document."""
-    mesh = make_mesh(shape, jax.devices()[:devices])
-    engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
-    tokenizer = Tokenizer.load(folder)
-    reader = LocalReader("embedded", True, engine, tokenizer, chat_template("tokenizer", tokenizer))
-    (plan,) = plan_lines("LRT-NL", f"{lines}", 0, QUESTIONS, QUESTIONS)
-    document = plan.build(lines)
-    answers = reader.answers(document.text, [question.text for question in document.questions], 4)
-    return sum(
-        parsed_number(answer.text, "last") == int(question.expected[0])
-        for (_, answer), question in zip(answers, document.questions, strict=True)
-    )
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "devices", "chunk", "lines", "arguments"),
+    ("shape", "chunk", "lines", "theta", "arguments"),
     [
-        (MeshShape(ring=4), 4, 64, 125, {}),
-        pytest.param(MeshShape(ring=2), 2, 256, 301, {"cache_dtype": "bfloat16"}, marks=pytest.mark.slow),
-        pytest.param(MeshShape(data=2, ring=4), 8, 512, 1000, {}, marks=pytest.mark.slow),
+        (MeshShape(ring=2), 256, 301, None, {"cache_dtype": "bfloat16"}),
+        (MeshShape(data=2, ring=4), 512, 500, None, {}),
+        (MeshShape(ring=1), 2048, 301, 1e3, {}),  # wrong rotary positions are seen
     ],
     ids=str,
 )
-def test_every_answer_is_right_on_any_ring_with_any_chunk(shape, devices, chunk, lines, arguments):
-    assert right_answers(EMBEDDED, lines, shape, devices, chunk, **arguments) == QUESTIONS
+def test_every_answer_is_right_on_any_ring_with_any_chunk(changed, shape, chunk, lines, theta, arguments):
+    folder = EMBEDDED
+    if theta is not None:
+        folder = changed("config.json", lambda fields: fields.update(rope_theta=theta))
+    mesh = make_mesh(shape, jax.devices()[: shape.data * shape.ring])
+    engine = TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
+    tokenizer = Tokenizer.load(folder)
+    reader = LocalReader("embedded", True, engine, tokenizer, chat_template("tokenizer", tokenizer))
+    document, texts = asked(lines)
+    answers = [parsed_number(answer.text, "last") for _, answer in reader.answers(document.text, texts, 4)]
+    expected = [int(question.expected[0]) for question in document.questions]
+    right = sum(map(int.__eq__, answers, expected))
+    assert right == QUESTIONS if theta is None else right < QUESTIONS / 2
 
 
-@pytest.mark.slow
-def test_wrong_rotary_positions_would_be_seen(changed):
-    wrong = changed("config.json", lambda fields: fields.update(rope_theta=1e3))
-    assert right_answers(wrong, 301, MeshShape(ring=1), 1, 2048) < QUESTIONS / 2
-
-
-def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document(reader):
+def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_document():
     batches = []
 
     def generate(prompts, new_tokens, document, stop_tokens):
@@ -85,10 +76,9 @@ def test_questions_go_in_equal_batches_that_need_no_more_memory_than_the_documen
         return [Completion([*prompt]) for prompt in prompts]
 
     engine = SimpleNamespace(chunk=32, read=lambda tokens, advance: tokens, generate=generate)
-    (plan,) = plan_lines("LRT-NL", "x", 0, QUESTIONS, QUESTIONS)
-    document = plan.build(300)
-    texts = [question.text for question in document.questions]
-    answers = list(replace(reader, engine=engine).answers(document.text, texts, 4))
+    reader = replace(open_reader(None, [], None, allow_extrapolation=False), engine=engine)
+    document, texts = asked(300)
+    answers = list(reader.answers(document.text, texts, 4))
     assert [number for number, _ in answers] == [*range(QUESTIONS)]
     for question, (_, answer) in zip(document.questions, answers, strict=True):
         assert str(question.key).split("-")[-1] in answer.text
@@ -102,7 +92,9 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(changed, capsys):
     with pytest.raises(ConfigError, match=r"2048 tokens .*1000"):
         open_reader(str(short), [1024, 2048], None, allow_extrapolation=False)
     open_reader(str(short), [1024, 2048], None, allow_extrapolation=True)
-    assert "warning: the model was made for 1000 tokens, and is used on up to 2048" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "warning: the model was made for 1000 tokens, and is used on up to 2048" in printed
+    assert "reading 2,048 tokens takes" in printed
 
 
 def test_more_than_there_is_memory_for_is_said_before_it_starts(monkeypatch):
@@ -117,17 +109,16 @@ def test_a_tokenizer_of_another_model_is_refused(changed):
         open_reader(str(other), [], None, allow_extrapolation=False)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "/not/here"])
-def test_a_model_that_is_not_there_says_so(name):
-    with pytest.raises(DataError, match=name):
-        model_folder(name)
-
-
-def test_a_name_that_cannot_be_fetched_says_what_to_do(monkeypatch, tmp_path):
+def test_a_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
+    for name in ("./nowhere", "a/b/c", "/not/here"):
+        with pytest.raises(DataError, match=name):
+            model_folder(name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DataError, match="hf download organisation/name --local-dir"):
         model_folder("organisation/name")
+    with pytest.raises(DataError, match="-name is no folder, and cannot be downloaded"):
+        model_folder("organisation/-name")
 
 
 def test_the_embedded_retriever_is_small_and_says_what_it_is():

@@ -8,11 +8,14 @@ import pytest
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import wilson_interval
 from agentic_ring.results.results_file import read_rows
-from evals.retrieval.ladder_report import effective_length, ruler_scores
-from evals.retrieval.line_report import LineReport, write_responses
-from evals.retrieval.plots import plot_word_partners
-from evals.retrieval.prediction_log import Prediction
-from evals.retrieval.scores import SetScore
+from evals.retrieval.answers import Prediction, SetScore
+from evals.retrieval.reports import (
+    LineReport,
+    effective_length,
+    plot_word_partners,
+    ruler_scores,
+    write_responses,
+)
 
 
 def answered(case, expected, text, duplicates=0, score=0.0, task="line"):
@@ -46,24 +49,16 @@ def table_row(score):
     return LineReport().table([score], "x").rows[0]
 
 
-def test_failed_questions_are_in_no_accuracy_and_unparsable_answers_are_wrong():
-    found = figures(SCORE)
-    share = wilson_interval(1, 3)
-    accuracy = found["accuracy/4k"]
-    assert (accuracy.value, accuracy.low, accuracy.high, accuracy.n) == (1 / 3, share.low, share.high, 3)
-    counts = {
-        name: found[f"{name}/4k"].value for name in ("unparsable", "failed", "value_duplicates", "lines")
-    }
-    assert counts == {"unparsable": 1, "failed": 1, "value_duplicates": 1, "lines": 169}
-    assert found["prompt_tokens/4k"].value == 4000
-    assert found["seconds_per_question/4k"].value == 0.5
-
-
 @pytest.mark.parametrize(("rule", "right"), [("last", [True, False, False]), ("first", [False, True, False])])
-def test_the_rule_decides_which_accuracy_is_the_score(rule, right):
+def test_failed_questions_are_in_no_accuracy_and_unparsable_answers_are_wrong(rule, right):
     found = figures(SCORE, rule)
-    assert found["accuracy/4k"].value == found[f"accuracy_{rule}/4k"].value == 1 / 3
+    accuracy, share = found["accuracy/4k"], wilson_interval(1, 3)
+    assert (accuracy.value, accuracy.low, accuracy.high, accuracy.n) == (1 / 3, share.low, share.high, 3)
+    assert accuracy.value == found[f"accuracy_{rule}/4k"].value
     assert SCORE.right(rule) == right
+    expected = {"unparsable": 1, "failed": 1, "value_duplicates": 1, "lines": 169, "unfinished": 0}
+    expected |= {"prompt_tokens": 4000, "seconds_per_question": 0.5}
+    assert {name: found[f"{name}/4k"].value for name in expected} == expected
 
 
 def test_a_set_of_which_all_failed_has_no_accuracy(tmp_path):
@@ -91,7 +86,9 @@ def test_the_summary_has_rulers_columns_and_a_row_a_length(tmp_path):
     LineReport().write(tmp_path, "a model", [SCORE, replace(SCORE, name="8k")])
     rows = read_rows(tmp_path / "summary.csv")
     assert [row["Tasks"] for row in rows] == ["lines_4k", "lines_8k"]
-    assert (rows[0]["Score"], rows[0]["Nulls"], rows[0]["Failed"]) == ("33.33", "1/3", "1")
+    columns = ("Score", "Nulls", "Low", "High", "Last", "First", "Failed", "Duplicates", "Lines")
+    found = ("33.33", "1/3", "6.15", "79.23", "33.33", "33.33", "1", "1", "169.0")
+    assert tuple(rows[0][name] for name in columns) == found
     for name in ("accuracy.png", "depths.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "word_partners.png").exists()
