@@ -24,8 +24,7 @@ from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, shape_with_ring
 from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.llama.config_file import read_config
-from agentic_ring.models.lora import LoraConfig
-from agentic_ring.models.model import Model
+from agentic_ring.models.model import LoraConfig, Model
 from agentic_ring.results.results_file import figure_table
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say

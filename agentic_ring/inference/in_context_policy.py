@@ -7,7 +7,7 @@ row if all environments share the prompt, so that its size does not depend on th
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -72,14 +72,10 @@ class _Programs(CachedModel):
     def _encoders(self) -> dict[bool, Any]:
         """Store a whole prompt (True), or its next chunk (False), in a cache."""
 
-        def encoder(whole: bool) -> Any:
-            def encode(weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
-                model = self.bind(weights)
-                return (model.prefill if whole else model.prefill_chunk)(steps, cache)
+        def encode(method: str, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+            return getattr(self.bind(weights), method)(steps, cache)
 
-            return self.jit(encode)
-
-        return {whole: encoder(whole) for whole in (True, False)}
+        return {True: self.jit(partial(encode, "prefill")), False: self.jit(partial(encode, "prefill_chunk"))}
 
     @cached_property
     def _first_row(self) -> Any:
@@ -209,7 +205,12 @@ class InContextPolicy:
         # Position of the next step, and index of the last trajectory.
         self._prompt_end = (0, -1)
         if prompt is not None:
-            self._check_prompt(prompt)
+            rows = (np.asarray(prompt.position) >= 0).sum(axis=1).tolist()
+            if len(rows) not in (1, self.num_environments) or np.ptp(prompt.position, axis=0).any():
+                raise ConfigError(
+                    f"the prompt has {len(rows)} rows of {rows} steps; expected one row, or "
+                    f"{self.num_environments} of the same length, one per environment"
+                )
             self._prompt_end = int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory))
             chunks = _chunks(_padded(prompt, self._programs.ring), self._prompt_chunk)
             with jax.set_mesh(self._mesh):
@@ -227,14 +228,6 @@ class InContextPolicy:
     def _number_environments(self, first: int) -> None:
         numbers = np.arange(first, first + self.num_environments, dtype=np.int32)
         self._numbers = jax.device_put(numbers, NamedSharding(self._mesh, PartitionSpec()))
-
-    def _check_prompt(self, prompt: ChainSteps) -> None:
-        rows = len(prompt.position)
-        if rows not in (1, self.num_environments) or np.ptp(prompt.position, axis=0).any():
-            raise ConfigError(
-                f"the prompt has {rows} rows of {(np.asarray(prompt.position) >= 0).sum(axis=1).tolist()} "
-                f"steps; expected one row, or {self.num_environments} of the same length, one per environment"
-            )
 
     def discard_trials(self) -> None:
         """Discards all trials; the prompt stays."""
@@ -313,16 +306,9 @@ class InContextPolicy:
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
-            action, self._cache = programs.act(
-                programs.weights,
-                ChainSteps.joined(self._previous),
-                current,
-                self._cache,
-                self._prefix,
-                self._sampling,
-                self._numbers,
-                np.int32(self._decision),
-            )
+            steps = ChainSteps.joined(self._previous), current
+            draw = self._sampling, self._numbers, np.int32(self._decision)
+            action, self._cache = programs.act(programs.weights, *steps, self._cache, self._prefix, *draw)
         return action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
@@ -343,26 +329,18 @@ class InContextPolicy:
         self._position += 1
         self._timestep += 1
 
-    def _steps(self, position: int, **fields: np.ndarray) -> ChainSteps:
+    def _steps(self, position: int, **known: np.ndarray) -> ChainSteps:
         """One step of every environment, [E, 1]; fields that are not given are 0."""
+        widths = {"observation": (self._observation_dim,), "action": (self._action_dim,)}
+        integers = {"timestep": self._timestep, "trajectory": max(self._trial, 0), "position": position}
 
-        def floats(name: str, *width: int) -> Any:
-            values = np.broadcast_to(fields.get(name, np.float32(0)), (self.num_environments, *width))
-            return values.astype(np.float32)[:, None]
+        def values(name: str) -> Any:
+            if name in integers:
+                return np.full((self.num_environments, 1), integers[name], np.int32)
+            shape = (self.num_environments, *widths.get(name, ()))
+            return np.broadcast_to(known.get(name, 0), shape).astype(np.float32)[:, None]
 
-        def integers(value: int) -> Any:
-            return np.full((self.num_environments, 1), value, np.int32)
-
-        return ChainSteps(
-            return_to_go=floats("return_to_go"),
-            observation=floats("observation", self._observation_dim),
-            action=floats("action", self._action_dim),
-            reward=floats("reward"),
-            completion=floats("completion"),
-            timestep=integers(self._timestep),
-            trajectory=integers(max(self._trial, 0)),
-            position=integers(position),
-        )
+        return ChainSteps(**{field.name: values(field.name) for field in fields(ChainSteps)})
 
 
 def _padded(steps: ChainSteps, ring: int) -> ChainSteps:

@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.llama_programs import LlamaPrograms
-from agentic_ring.inference.ragged_batch import RaggedBatch, Tokens, bucket_size
+from agentic_ring.inference.cached_model import array_bytes
+from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size
 from agentic_ring.inference.sampling import Sampling, SamplingValues
 from agentic_ring.mesh import devices_along, make_mesh
 from agentic_ring.models.llama import Llama
@@ -135,11 +135,7 @@ class TextEngine:
             )
 
     def read(self, tokens: Tokens, advance: Callable[[int], None] = lambda done: None) -> Document:
-        """Encodes a text.
-
-        Args:
-          tokens: at least one.
-          advance: called after each chunk with the number of tokens encoded so far.
+        """Encodes a text; ``advance`` is called after each chunk with the number of tokens encoded so far.
 
         Raises:
           ArgumentError: there is no token, or one outside the vocabulary.
@@ -152,12 +148,12 @@ class TextEngine:
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
             last = programs.nothing_read(programs.copies)
             for chunk in rows.chunks():
-                here = programs.weights, chunk.tokens, chunk.positions
+                arguments = programs.weights, chunk.tokens, chunk.positions
                 done = min(chunk.first + chunk.size, len(tokens))
                 if done < len(tokens):
-                    cache = programs.store(*here, cache)
+                    cache = programs.store(*arguments, cache)
                 else:
-                    last, cache = programs.encode(*here, chunk.place_of_last, last, cache, None)
+                    last, cache = programs.encode(*arguments, chunk.place_of_last, last, cache, None)
                 jax.block_until_ready(cache)
                 advance(done)
             logits, cache = programs.first_row(programs.weights, cache, last)
@@ -233,16 +229,8 @@ class TextEngine:
                     return answers.completions
                 positions = np.where(working, texts.start + texts.lengths + index, EMPTY_SLOT)
                 index += 1
-                tokens, likelihoods, cache = programs.next_token(
-                    programs.weights,
-                    tokens,
-                    positions.astype(np.int32),
-                    cache,
-                    prefix,
-                    values,
-                    numbers,
-                    np.int32(index),
-                )
+                state = programs.weights, tokens, positions.astype(np.int32), cache, prefix
+                tokens, likelihoods, cache = programs.next_token(*state, values, numbers, np.int32(index))
 
     def score(
         self, pairs: Sequence[tuple[Tokens, Tokens]], *, document: Document | None = None
@@ -295,17 +283,13 @@ class TextEngine:
         slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self._mesh):
             return DocumentBytes(
-                weights=sum(leaf.nbytes for leaf in jax.tree.leaves(self.programs.weights)),
+                weights=array_bytes(self.programs.weights),
                 cache=self.programs.cache_bytes(self.programs.copies, slots),
                 activations=self.programs.encode_bytes(self.programs.copies, slots) * self._mesh.size,
             )
 
     def check(self, texts: Sequence[Tokens]) -> None:
-        """Checks that there are texts, each with a token, and that all tokens are the model's.
-
-        Raises:
-          ArgumentError: one is not so.
-        """
+        """Raises an ArgumentError unless there are texts, none is empty, and all tokens are the model's."""
         vocabulary = self.model.config.vocab_size
         if not len(texts) or not all(len(text) for text in texts):
             raise ArgumentError("there is no text, or one is empty; give each at least one token")
@@ -359,24 +343,21 @@ class _Answers:
         goes_on = np.zeros(len(tokens), bool)
         found = zip(self.completions, tokens.tolist(), likelihoods.tolist(), strict=False)  # padding is last
         for row, (answer, token, likelihood) in enumerate(found):
-            if answer.ended is None:
-                self._add(row, token, likelihood)
-                goes_on[row] = answer.ended is None
-        return goes_on
-
-    def _add(self, row: int, token: int, likelihood: float) -> None:
-        answer = self.completions[row]
-        if token in self._stop_tokens:
-            answer.ended = "stop"
-        else:
-            answer.tokens.append(token)
-            answer.log_probabilities.append(likelihood)
-            if self._on_token(row, token):
+            if answer.ended is not None:
+                continue
+            if token in self._stop_tokens:
                 answer.ended = "stop"
-            elif len(answer.tokens) == self._limits[row]:
-                answer.ended = "length"
-        if answer.ended is not None:
-            self._on_end(row, answer)
+            else:
+                answer.tokens.append(token)
+                answer.log_probabilities.append(likelihood)
+                if self._on_token(row, token):
+                    answer.ended = "stop"
+                elif len(answer.tokens) == self._limits[row]:
+                    answer.ended = "length"
+            goes_on[row] = answer.ended is None
+            if answer.ended is not None:
+                self._on_end(row, answer)
+        return goes_on
 
 
 def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndarray, SamplingValues]:

@@ -156,11 +156,8 @@ class Transformer(nnx.Module):
 
             def body(config: TransformerConfig, x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
                 x = checkpoint_name(x, _BLOCK_INPUT)
-                if dropout is None:
-                    return self._shard(layer.configured(config)(x, positions, segment_ids, layout)), None
-                block, index = layer
-                drop = partial(dropout, index)
-                return self._shard(block.configured(config)(x, positions, segment_ids, layout, drop)), None
+                block, *drop = (layer,) if dropout is None else (layer[0], partial(dropout, layer[1]))
+                return self._shard(block.configured(config)(x, positions, segment_ids, layout, *drop)), None
 
             if self.config.remat != "none":
                 body = jax.checkpoint(body, policy=_KEPT[self.config.remat], static_argnums=0)
@@ -168,9 +165,9 @@ class Transformer(nnx.Module):
 
         labels = positions, segment_ids, dropout
         layers = self.blocks if dropout is None else (self.blocks, jnp.arange(self.config.layers))
-        if stages == 1:
-            return apply(layers, x, labels)
-        return apply_in_stages(apply, layers, x, labels, self.config.rules)
+        if stages > 1:
+            return apply_in_stages(apply, layers, x, labels, self.config.rules)
+        return apply(layers, x, labels)
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache
@@ -251,10 +248,8 @@ class Transformer(nnx.Module):
 
     def block(self, index: int) -> Block:
         """The block of one layer."""
-        if isinstance(self.blocks, nnx.List):
-            block = self.blocks[index]
-        else:
-            block = jax.tree.map(lambda x: x[index], self.blocks)
+        blocks = self.blocks
+        block = blocks[index] if isinstance(blocks, nnx.List) else jax.tree.map(lambda x: x[index], blocks)
         return block.configured(self.config.of_layer(index))
 
     def _shard(self, x: jax.Array) -> jax.Array:
@@ -269,11 +264,8 @@ def _over_layers(
 ) -> tuple[jax.Array, Any]:
     """Applies ``body`` to the configuration of each layer, x [B, T, D] and the layer.
 
-    Args:
-      layers: a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
-
-    Returns:
-      The last x and the stacked results.
+    ``layers`` is a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
+    Returns the last x and the stacked results.
     """
     if isinstance(layers, nnx.List):
         results = []

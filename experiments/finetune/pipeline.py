@@ -17,10 +17,9 @@ from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards
 from agentic_ring.models.llama import LlamaConfig, save_pretrained
-from agentic_ring.models.llama.config_fields import read_fields
+from agentic_ring.models.llama.config_file import read_fields
 from agentic_ring.models.llama.pretrained import load_weights
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model, Params
+from agentic_ring.models.model import LoraConfig, LoraModel, Model, Params
 from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common_prefix_length
+from agentic_ring.inference.llama_programs import RaggedBatch, bucket_size
+from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices

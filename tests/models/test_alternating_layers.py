@@ -12,11 +12,9 @@ from flax import nnx
 from agentic_ring.errors import ConfigError, MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model
-from agentic_ring.models.rotary import LinearScaling
+from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.transformer import Transformer
-from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig
 from agentic_ring.training.losses import token_loss
 from tests.models.test_pipeline import (
     ONE_DEVICE,

@@ -8,9 +8,15 @@ from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
 from agentic_ring.models.baselines import BehaviorCloningConfig, DecisionTransformerConfig
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.lora import LoraConfig
-from agentic_ring.models.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
-from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
+from agentic_ring.models.model import LoraConfig
+from agentic_ring.models.transformer_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    QueryScaling,
+    TransformerConfig,
+    YarnScaling,
+)
 
 SIZES = {"width": 32, "layers": 2, "heads": 4, "ffn_width": 48}
 STACK = {"transformer": TransformerConfig(**SIZES)}

@@ -15,7 +15,7 @@ from agentic_ring.errors import AgenticRingError, ArgumentError, ConfigError, Da
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.llama import Llama, TokenBatch, load_pretrained, pretrained, save_pretrained
 from agentic_ring.models.llama.config_file import read_config, usable_context
-from agentic_ring.models.rotary import inverse_frequencies
+from agentic_ring.models.self_attention import inverse_frequencies
 from tests.models.llama_cases import (
     CASES,
     FAMILIES,

@@ -11,8 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model
+from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer

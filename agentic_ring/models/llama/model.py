@@ -12,11 +12,17 @@ from agentic_ring.attention.ring.layout import Layout, from_layout, order, padde
 from agentic_ring.attention.scores import soft_capped
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.mesh import ShardingRules, constrain, devices_along
-from agentic_ring.models.blockwise import Weights, apply_blockwise, gather_param, gather_weight, sum_over_axes
-from agentic_ring.models.layers import init_weight
+from agentic_ring.models.layers import (
+    Weights,
+    apply_blockwise,
+    gather_param,
+    gather_weight,
+    init_weight,
+    sum_over_axes,
+)
 from agentic_ring.models.llama.families import family_named, misfits
 from agentic_ring.models.transformer import Transformer
-from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig, set_fields
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,8 @@ class LlamaConfig:
     """Name of the family whose files the model is read from and written to; see ``families``."""
 
     def __post_init__(self) -> None:
-        optional = (name for name in ("loss_chunk", "context") if getattr(self, name) is not None)
-        check_at_least_one(self, "vocab_size", *optional)
-        if self.logit_cap is not None:
-            check_positive(self, "logit_cap")
+        check_at_least_one(self, "vocab_size", *set_fields(self, "loss_chunk", "context"))
+        check_positive(self, *set_fields(self, "logit_cap"))
         for config in (self, self.transformer):
             for name, expected in misfits(family_named(self.family, "family"), config):
                 raise ConfigError(
@@ -89,11 +93,8 @@ class Llama(nnx.Module):
         width = config.transformer.width
         self.embedding = init_weight(embedding, (config.vocab_size, width), ("vocab", "embed"), fan_in=width)
         self.transformer = Transformer(stack, config.transformer)
-        self.head = (
-            None
-            if config.tied
-            else init_weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
-        )
+        shape = (width, config.vocab_size)
+        self.head = None if config.tied else init_weight(head, shape, ("embed", "vocab"), fan_in=width)
         self.config = config
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -136,7 +137,7 @@ class Llama(nnx.Module):
         return self.transformer.extend(self.embedded(tokens), positions, cache, prefix)
 
     def logits(self, encoded: jax.Array) -> jax.Array:
-        """Of the next token, from what the stack made of each: [..., D] -> float32 [..., V]."""
+        """Logits of the token after each encoded one: [..., D] -> float32 [..., V]."""
         rules = self.config.transformer.rules
         return self._scores(self.transformer.norm(encoded), gather_param(self._head, rules, encoded.dtype))
 

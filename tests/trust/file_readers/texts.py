@@ -16,7 +16,7 @@ from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
-from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
+from agentic_ring.models.llama.pretrained import INDEX, SINGLE, TensorFiles
 from data_prep.conversation_files import conversation, records
 from evals.retrieval.documents import HEADER, Document, line_question, line_text, question_text
 from evals.retrieval.ladder_documents import LadderPlan
