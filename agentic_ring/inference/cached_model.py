@@ -42,7 +42,7 @@ class CachedModel:
 
     @property
     def weights(self) -> list[jax.Array]:
-        """First argument of every compiled function; ``bind`` makes a module of them."""
+        """First argument of every compiled function."""
         return self._parts[2]
 
     def bind(self, weights: list[jax.Array]) -> Any:
@@ -85,9 +85,9 @@ class CachedModel:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def jit(self, function: Any, *results: NamedSharding | None, rules: ShardingRules | None = None) -> Any:
-        """Compiles a function that takes a ``cache`` and returns the cache last, after ``results``.
+        """Compiles a function that takes a ``cache``, which is donated, and returns it last.
 
-        The cache is donated. ``results`` are the shardings of the other results.
+        ``results`` are the shardings of the results before it.
         """
         cache = self.cache_shardings(rules)
         shardings = (*results, cache) if results else cache

@@ -51,12 +51,9 @@ def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **chan
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (MeshShape(data=2, fsdp=2, ring=1, tensor=2), {}),
-                (MeshShape(ring=4, tensor=2), {"remat": "attention"}),
-                (MeshShape(fsdp=4, ring=2), {"remat": "offload"}),
-                (MeshShape(data=4, ring=2), {"attention_kernel": "vanilla"}),
-                (MeshShape(data=4, ring=2), {"attention_strategy": "local"}),
-                (MeshShape(ring=8), {"accumulation": 4}),
+                (MeshShape(ring=4, tensor=2), {"remat": "attention", "accumulation": 4}),
+                (MeshShape(fsdp=4, ring=2), {"remat": "offload", "attention_kernel": "vanilla"}),
+                (MeshShape(data=2, fsdp=2, ring=2), {"attention_strategy": "local"}),
                 (MeshShape(stage=2, ring=4), {"dropout": RATE}),
             )
         ),
@@ -106,15 +103,16 @@ def test_the_trajectory_index_is_no_input_by_default():
     assert not np.allclose(predict(other, ablation), predict(STEPS, ablation))
 
 
-@pytest.mark.parametrize("name", ["return_to_go", "action", "reward", "observation"])
-def test_paired_tokens_are_state_and_outcome_without_a_return(name):
+def test_paired_tokens_are_state_and_outcome_without_a_return():
     model = Model(dataclasses.replace(tiny_config(layers=1), paired_tokens=True))
-    bound = model.bind(fresh_params(model))
-    other = dataclasses.replace(STEPS, **{name: getattr(STEPS, name) + 1})
-    tokens, changed = (np.asarray(bound.tokens(steps)) for steps in (STEPS, other))
+    params = fresh_params(model)
+    embed = jax.jit(lambda steps: model.bind(params).tokens(steps))
+    tokens = embed(STEPS)
     assert tokens.shape[1] == 2 * STEPS.position.shape[1]
-    states, outcomes = ((tokens != changed).any(axis=-1)[:, start::2].all() for start in (0, 1))
-    assert (states, outcomes) == (name == "observation", name != "return_to_go")
+    for name in ("return_to_go", "action", "reward", "observation"):
+        changed = embed(dataclasses.replace(STEPS, **{name: getattr(STEPS, name) + 1}))
+        states, outcomes = ((tokens != changed).any(axis=-1)[:, start::2].all() for start in (0, 1))
+        assert (states, outcomes) == (name == "observation", name != "return_to_go"), name
 
 
 def test_the_most_likely_of_several_actions_is_taken():
