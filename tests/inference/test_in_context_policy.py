@@ -71,10 +71,7 @@ def make_policy(shape, decisions, prompt=None, config=None, target=TARGET, **opt
 
 @pytest.mark.parametrize(
     ("shape", "prompt_steps"),
-    [
-        (MeshShape(ring=8), 24),
-        pytest.param(MeshShape(data=2, ring=2, tensor=2), 0, marks=pytest.mark.slow),
-    ],
+    [(MeshShape(ring=8), 24), pytest.param(MeshShape(data=2, ring=2, tensor=2), 0, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):

@@ -288,10 +288,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
         (fields("gemma2", sliding_window=None), "global_every is 2"),
         (fields("gemma3_text", attn_logit_softcapping=50.0), r"attn_logit_softcapping 50\.0"),
         (fields(rope_parameters={GLOBAL: {"rope_theta": 1e6}}), "layers with a window"),
-        (
-            fields(**family("qwen3")),
-            r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_",
-        ),
+        (fields(**family("qwen3")), r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_"),
         (fields(hidden_act="gelu"), "hidden_act 'gelu'"),
         (fields(torch_dtype="int4"), "'int4'"),
         (fields(num_key_value_heads=3), "kv_heads 3"),

@@ -8,12 +8,7 @@ import pytest
 from agentic_ring.errors import ArgumentError
 from agentic_ring.models.layers import RMSNorm
 from agentic_ring.models.self_attention import apply_rotary, attention_factor, inverse_frequencies
-from agentic_ring.models.transformer_config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    YarnScaling,
-)
+from agentic_ring.models.transformer_config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 
 HEAD_DIM = 64
 SCALINGS = [
