@@ -173,14 +173,12 @@ class InContextPolicy:
         # Gathers the weights over the ring once instead of at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
         self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
-        self._mesh = mesh
+        self._config = model.config
         self._scaling = scaling
         self._target = target
         self.num_environments = num_environments
         self._decisions = decisions
         self._prompt_chunk = prompt_chunk
-        self._observation_dim = model.config.observation_dim
-        self._action_dim = model.config.action_dim
         self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
         self._number_environments(first_environment)
         self._hold = hold
@@ -190,11 +188,9 @@ class InContextPolicy:
     def start_over(
         self, prompt: ChainSteps | None, advance: Callable[[int], None] = lambda done: None
     ) -> None:
-        """Discards all trials and the prompt, and encodes another prompt.
+        """Discards all trials and the prompt, and encodes another prompt, which is as for the constructor.
 
-        Args:
-          prompt: as for the constructor.
-          advance: called after each chunk with the number of prompt steps encoded so far.
+        ``advance`` is called after each chunk with the number of prompt steps encoded so far.
 
         Raises:
           ConfigError: the prompt has neither 1 nor E rows, or its rows differ in length.
@@ -212,8 +208,8 @@ class InContextPolicy:
                     f"{self.num_environments} of the same length, one per environment"
                 )
             self._prompt_end = int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory))
-            chunks = _chunks(_padded(prompt, self._programs.ring), self._prompt_chunk)
-            with jax.set_mesh(self._mesh):
+            chunks = _chunks(prompt, self._prompt_chunk, self._programs.ring)
+            with jax.set_mesh(self._programs.mesh):
                 self._prefix = self._programs.prefill(chunks, advance)
         self.discard_trials()
 
@@ -235,7 +231,7 @@ class InContextPolicy:
         self._position, self._trial = self._prompt_end
         self._timestep = 0
         self._previous = [self._steps(position=-1)] * self._hold
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._programs.mesh):
             self._cache = self._programs.placed_cache(self.num_environments, self._slots(1))
 
     def _slots(self, steps: int) -> int:
@@ -244,7 +240,7 @@ class InContextPolicy:
         A call reads all slots, so a cache that grows with the context takes half the time. Each size is
         compiled once; they grow by half, so that there are few.
         """
-        ring, tokens = self._programs.ring, self._programs.module.config.tokens_per_step
+        ring, tokens = self._programs.ring, self._config.tokens_per_step
         unit = SLOTS_UNIT // tokens
         size = unit
         while size * ring < steps:
@@ -302,7 +298,7 @@ class InContextPolicy:
             observation=self._observation,
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._programs.mesh):
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
@@ -331,7 +327,7 @@ class InContextPolicy:
 
     def _steps(self, position: int, **known: np.ndarray) -> ChainSteps:
         """One step of every environment, [E, 1]; fields that are not given are 0."""
-        widths = {"observation": (self._observation_dim,), "action": (self._action_dim,)}
+        widths = {"observation": (self._config.observation_dim,), "action": (self._config.action_dim,)}
         integers = {"timestep": self._timestep, "trajectory": max(self._trial, 0), "position": position}
 
         def values(name: str) -> Any:
@@ -343,20 +339,20 @@ class InContextPolicy:
         return ChainSteps(**{field.name: values(field.name) for field in fields(ChainSteps)})
 
 
-def _padded(steps: ChainSteps, ring: int) -> ChainSteps:
-    """The steps [B, S] with padding at the end, up to a multiple of the ring."""
-    missing = -steps.position.shape[1] % ring
+def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]:
+    """Splits the steps [B, S], padded to a multiple of the ring, into chunks of ``size``.
+
+    The last one may be shorter; None makes a single chunk.
+    """
+    missing = -prompt.position.shape[1] % ring
 
     def pad(x: jax.Array, value: int) -> Any:
         return np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], constant_values=value)
 
-    return replace(jax.tree.map(lambda x: pad(x, 0), steps), position=pad(steps.position, -1))
-
-
-def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
-    """Splits the steps [1, S] into chunks of ``size``, the last one shorter; None makes a single chunk."""
-    length = prompt.position.shape[1]
+    padded = replace(jax.tree.map(lambda x: pad(x, 0), prompt), position=pad(prompt.position, -1))
+    length = padded.position.shape[1]
+    size = size or length
     return [
-        jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
-        for first in range(0, length, size or length)
+        jax.tree.map(lambda x, first=first: x[:, first : first + size], padded)
+        for first in range(0, length, size)
     ]

@@ -34,22 +34,17 @@ PROMPT_UNIT, ANSWER_UNIT = 8, 32
 """Multiples to which the lengths of short prompts and of answers are rounded up; the first, unless the ring
 needs more. Padding of a prompt is computed, that of an answer only takes memory."""
 
-Ending = Literal["stop", "length"]
-
 
 @dataclass(frozen=True)
 class Document:
-    """An encoded text that any number of prompts may continue.
-
-    Attributes:
-      cache: keys and values, one row.
-      length: number of tokens.
-      next_logits: float32 [1, V] of the token after it; None for the beginning of a longer document.
-    """
+    """An encoded text that any number of prompts may continue."""
 
     cache: KVCache
+    """Keys and values, one row."""
     length: int
+    """Number of tokens."""
     next_logits: jax.Array | None
+    """float32 [1, V] of the token after it; None for the beginning of a longer document."""
 
     def beginning(self, length: int) -> "Document":
         """The first ``length`` tokens as a document that shares this one's memory.
@@ -68,33 +63,25 @@ class Document:
 
 @dataclass
 class Completion:
-    """Tokens generated after a prompt.
-
-    Attributes:
-      tokens: generated tokens without the final stop token.
-      log_probabilities: log probability of each token under the model, before temperature and top-p.
-      ended: "stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete.
-    """
+    """Tokens generated after a prompt."""
 
     tokens: list[int] = field(default_factory=list)
+    """Without the final stop token."""
     log_probabilities: list[float] = field(default_factory=list)
-    ended: Ending | None = None
+    """Of each token under the model, before temperature and top-p."""
+    ended: Literal["stop", "length"] | None = None
+    """"stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Log probabilities of a continuation.
-
-    Attributes:
-      tokens: scored tokens.
-      log_probabilities: log probability of each token given all earlier ones, in nats.
-      likeliest: most likely token at each place.
-      likeliest_log_probabilities: log probability of that token.
-    """
+    """Log probabilities of the ``tokens`` of a continuation, in nats."""
 
     tokens: list[int]
     log_probabilities: list[float]
+    """Of each token given all earlier ones."""
     likeliest: list[int]
+    """Most likely token at each place."""
     likeliest_log_probabilities: list[float]
 
     @property
@@ -106,6 +93,23 @@ class Score:
     def total(self) -> float:
         """Log probability of the whole continuation, in nats."""
         return sum(self.log_probabilities)
+
+
+@dataclass(frozen=True)
+class DocumentBytes:
+    """Memory needed to encode a document, in bytes, summed over all devices."""
+
+    weights: int
+    """The model, each weight counted once."""
+    cache: int
+    """Keys and values."""
+    activations: int
+    """Temporary memory while a chunk is encoded, from the compiled program."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the three."""
+        return self.weights + self.cache + self.activations
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ class TextEngine:
             scores.append(Score(list(continuation), *values))
         return scores
 
-    def document_bytes(self, tokens: int) -> "DocumentBytes":
+    def document_bytes(self, tokens: int) -> DocumentBytes:
         """Memory needed to encode a document of ``tokens`` tokens."""
         slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self._mesh):
@@ -366,23 +370,3 @@ def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndar
         return np.arange(batch, dtype=np.int32), Sampling.stacked([sampling] * batch)
     padding = [Sampling()] * (batch - len(sampling))
     return np.zeros(batch, np.int32), Sampling.stacked([*sampling, *padding])
-
-
-@dataclass(frozen=True)
-class DocumentBytes:
-    """Memory needed to encode a document, in bytes, summed over all devices.
-
-    Attributes:
-      weights: the model, each weight counted once.
-      cache: keys and values.
-      activations: temporary memory while a chunk is encoded, from the compiled program.
-    """
-
-    weights: int
-    cache: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """Sum of the three."""
-        return self.weights + self.cache + self.activations
