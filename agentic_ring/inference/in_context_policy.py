@@ -21,7 +21,7 @@ from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.data.scaling import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache
+from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache, program
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.mesh import batch_shards, devices_along
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
@@ -30,15 +30,12 @@ from agentic_ring.models.model import Model, Params
 
 @dataclass(frozen=True)
 class ContextBytes:
-    """Memory of a policy's context, in bytes, summed over all devices.
-
-    Attributes:
-      prompt: cache of the stored trajectories.
-      environments: caches of the environments' own trials.
-    """
+    """Memory of a policy's context, in bytes, summed over all devices."""
 
     prompt: int
+    """Cache of the stored trajectories."""
     environments: int
+    """Caches of the environments' own trials."""
 
     @classmethod
     def planned(
@@ -68,14 +65,15 @@ class ContextBytes:
 class _Programs(CachedModel):
     """The compiled functions of a policy."""
 
-    @cached_property
-    def _encoders(self) -> dict[bool, Any]:
-        """Store a whole prompt (True), or its next chunk (False), in a cache."""
+    @program()
+    def encode(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores a whole prompt."""
+        return self.bind(weights).prefill(steps, cache)
 
-        def encode(method: str, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
-            return getattr(self.bind(weights), method)(steps, cache)
-
-        return {True: self.jit(partial(encode, "prefill")), False: self.jit(partial(encode, "prefill_chunk"))}
+    @program()
+    def encode_chunk(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores the next chunk of a prompt."""
+        return self.bind(weights).prefill_chunk(steps, cache)
 
     @cached_property
     def _first_row(self) -> Any:
@@ -91,27 +89,22 @@ class _Programs(CachedModel):
         ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
         slots = slots_needed(self.module.config.tokens_per_step * ends[-1], 0, 0, self.ring)
         cache = self.placed_cache(copies * rows, slots)
-        encode = self._encoders[len(chunks) == 1]
+        encode = self.encode if len(chunks) == 1 else self.encode_chunk
         for chunk, end in zip(chunks, ends, strict=True):
             cache = encode(self.weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache)
             jax.block_until_ready(cache)
             advance(end)
         return self._first_row(cache) if rows == 1 else cache
 
-    @cached_property
-    def act(self) -> Any:
+    @program(())
+    def act(self, weights, previous, current, cache, prefix, sampling, environments, decision):
         """Returns the actions [E, A] and the cache.
 
-        Arguments: weights, previous, current, cache, prefix or None, ``SamplingValues``, the numbers [E] of
-        the environments, and the number of the decision.
+        ``environments`` are their numbers [E], and ``decision`` is the number of the decision.
         """
-
-        def act(weights, previous, current, cache, prefix, sampling, environments, decision):
-            (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
-            component, _ = sample_next_token(log_probs, sampling, environments, decision)
-            return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
-
-        return self.jit(act, NamedSharding(self.mesh, PartitionSpec()))
+        (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
+        component, _ = sample_next_token(log_probs, sampling, environments, decision)
+        return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
 
 
 class InContextPolicy:

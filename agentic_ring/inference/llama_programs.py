@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache, slots_needed, specs_of
 from agentic_ring.attention.cache import first_row as one_row
 from agentic_ring.errors import ArgumentError
-from agentic_ring.inference.cached_model import CachedModel, array_bytes
+from agentic_ring.inference.cached_model import CachedModel, array_bytes, program
 from agentic_ring.inference.sampling import sample_next_token
 
 SCORED_AT_A_TIME = 64
@@ -39,45 +39,31 @@ class LlamaPrograms(CachedModel):
     def nothing_read(self, rows: int) -> jax.Array:
         """Argument ``last`` of the first call of ``encode``: zeros [B, D]."""
         # Placed as ``encode`` returns it; otherwise its first call would be compiled separately.
-        return jnp.zeros((rows, self.stack.width), self.stack.dtype, device=self._per_row)
+        per_row = NamedSharding(self.mesh, self.rules.spec("batch"))
+        return jnp.zeros((rows, self.stack.width), self.stack.dtype, device=per_row)
 
-    @cached_property
-    def encode(self) -> Any:
-        """(weights, tokens, positions [B, C], place_of_last [B], last, cache, prefix) -> (last, cache).
+    @program(("batch",))
+    def encode(self, weights, tokens, positions, place_of_last, last, cache, prefix):
+        """Encodes a chunk, [B, C], and stores it.
 
-        Encodes a chunk and stores it. ``last`` [B, D] is the encoded last token of each row that has ended.
+        ``last`` [B, D] is the encoded last token, at ``place_of_last`` [B], of each row that has ended.
         """
+        encoded, cache = self.bind(weights).prefill_chunk(tokens, positions, cache, prefix)
+        size = tokens.shape[1]
+        place = jnp.clip(place_of_last, 0, size - 1)[:, None, None]
+        here = (place_of_last >= 0) & (place_of_last < size)
+        found = jnp.take_along_axis(encoded, place, axis=1)[:, 0]
+        return jnp.where(here[:, None], found, last), cache
 
-        def encode(weights, tokens, positions, place_of_last, last, cache, prefix):
-            encoded, cache = self.bind(weights).prefill_chunk(tokens, positions, cache, prefix)
-            size = tokens.shape[1]
-            place = jnp.clip(place_of_last, 0, size - 1)[:, None, None]
-            here = (place_of_last >= 0) & (place_of_last < size)
-            found = jnp.take_along_axis(encoded, place, axis=1)[:, 0]
-            return jnp.where(here[:, None], found, last), cache
+    @program()
+    def store(self, weights, tokens, positions, cache):
+        """Stores a chunk that is not the last one of its text; the last layer's attention is not computed."""
+        return self.bind(weights).store_chunk(tokens, positions, cache)
 
-        return self.jit(encode, self._per_row)
-
-    @cached_property
-    def store(self) -> Any:
-        """(weights, tokens, positions [B, C], cache) -> cache.
-
-        Stores a chunk that is not the last one of its text; the last layer's attention is not computed.
-        """
-
-        def store(weights, tokens, positions, cache):
-            return self.bind(weights).store_chunk(tokens, positions, cache)
-
-        return self.jit(store)
-
-    @cached_property
-    def first_row(self) -> Any:
-        """(weights, cache, last [B, D]) -> (logits [1, V], cache of batch 1) of the first row."""
-
-        def first_row(weights, cache, last):
-            return self.bind(weights).logits(last[:1]), one_row(cache)
-
-        return self.jit(first_row, None, rules=replace(self.rules, batch=()))
+    @program(None, whole_rows=False)
+    def first_row(self, weights, cache, last):
+        """Returns the logits [1, V] and the cache, of batch 1, of the first row."""
+        return self.bind(weights).logits(last[:1]), one_row(cache)
 
     @cached_property
     def first_token(self) -> Any:
@@ -88,52 +74,42 @@ class LlamaPrograms(CachedModel):
 
         return jax.jit(first_token)
 
-    @cached_property
-    def next_token(self) -> Any:
-        """(weights, tokens [B], positions [B], cache, prefix, sampling, rows [B], index) -> three results.
+    @program(None, None)
+    def next_token(self, weights, tokens, positions, cache, prefix, sampling, rows, index):
+        """One decode step, [B]: returns the next tokens, their log probabilities, and the cache.
 
-        One decode step: the next tokens, their log probabilities, and the cache. ``index`` is the index of
-        the new token within its answer.
+        ``index`` is the index of the new token within its answer.
         """
+        model = self.bind(weights)
+        encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
+        return *sample_next_token(model.logits(encoded[:, 0]), sampling, rows, index), cache
 
-        def next_token(weights, tokens, positions, cache, prefix, sampling, rows, index):
-            model = self.bind(weights)
-            encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
-            return *sample_next_token(model.logits(encoded[:, 0]), sampling, rows, index), cache
-
-        return self.jit(next_token, None, None)
-
-    @cached_property
-    def score(self) -> Any:
-        """(weights, tokens [B, C], positions, targets, cache, prefix) -> four results.
+    @program(None, None, None)
+    def score(self, weights, tokens, positions, targets, cache, prefix):
+        """Encodes a chunk and returns four results.
 
         Log probabilities of the targets [B, C], the most likely token at each place [B, C] with its log
         probability [B, C], and the cache.
         """
+        model = self.bind(weights)
+        encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
 
-        def score(weights, tokens, positions, targets, cache, prefix):
-            model = self.bind(weights)
-            encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
+        def score_part(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            x, target = part
+            values = jax.nn.log_softmax(model.logits(x))
+            found = jnp.take_along_axis(values, target[..., None], axis=-1)[..., 0]
+            # Both come from one array, so the most likely token has bit for bit the same value in both.
+            return found, jnp.argmax(values, axis=-1).astype(jnp.int32), values.max(axis=-1)
 
-            def score_part(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-                x, target = part
-                values = jax.nn.log_softmax(model.logits(x))
-                found = jnp.take_along_axis(values, target[..., None], axis=-1)[..., 0]
-                # Both come from one array, so the most likely token has bit for bit the same value in both.
-                return found, jnp.argmax(values, axis=-1).astype(jnp.int32), values.max(axis=-1)
+        batch, length = tokens.shape
+        padding = -length % SCORED_AT_A_TIME
 
-            batch, length = tokens.shape
-            padding = -length % SCORED_AT_A_TIME
+        def split(x: jax.Array) -> jax.Array:
+            x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
+            return x.reshape(batch, -1, SCORED_AT_A_TIME, *x.shape[2:]).swapaxes(0, 1)
 
-            def split(x: jax.Array) -> jax.Array:
-                x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
-                return x.reshape(batch, -1, SCORED_AT_A_TIME, *x.shape[2:]).swapaxes(0, 1)
-
-            parts = jax.lax.map(score_part, (split(encoded), split(targets)))
-            found, likeliest, most = (x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts)
-            return found, likeliest, most, cache
-
-        return self.jit(score, None, None, None)
+        parts = jax.lax.map(score_part, (split(encoded), split(targets)))
+        return *(x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts), cache
 
     def cache_bytes(self, rows: int, slots: int) -> int:
         """Bytes of a cache, summed over all devices."""
@@ -174,10 +150,6 @@ class LlamaPrograms(CachedModel):
         specs = specs_of(full, replace(self.rules, batch=()))
         return jax.device_put(full, jax.tree.map(partial(NamedSharding, self.mesh), specs))
 
-    @property
-    def _per_row(self) -> NamedSharding:
-        return NamedSharding(self.mesh, self.rules.spec("batch"))
-
 
 Tokens = Sequence[int]
 
@@ -195,21 +167,18 @@ def bucket_size(length: int, unit: int, steps: int = 8) -> int:
 
 @dataclass(frozen=True)
 class BatchChunk:
-    """The same C columns of all rows.
-
-    Attributes:
-      first: index of the first column.
-      tokens: int32 [B, C].
-      targets: int32 [B, C], the token after each; 0 after the last token of a row.
-      positions: int32 [B, C]; ``EMPTY_SLOT`` for padding.
-      place_of_last: int32 [B], column of each row's last token in this chunk; out of range if elsewhere.
-    """
+    """The same C columns of all rows."""
 
     first: int
+    """Index of the first column."""
     tokens: np.ndarray
+    """int32 [B, C]."""
     targets: np.ndarray
+    """int32 [B, C], the token after each; 0 after the last token of a row."""
     positions: np.ndarray
+    """int32 [B, C]; ``EMPTY_SLOT`` for padding."""
     place_of_last: np.ndarray
+    """int32 [B], column of each row's last token in this chunk; out of range if elsewhere."""
 
     @property
     def size(self) -> int:
@@ -219,19 +188,16 @@ class BatchChunk:
 
 @dataclass(frozen=True)
 class RaggedBatch:
-    """Rows of tokens, divided into chunks of columns.
-
-    Attributes:
-      rows: token sequences; some may be empty.
-      start: position of the first token of every row.
-      chunk: columns per chunk.
-      unit: the size of the last chunk is a multiple of this.
-    """
+    """Rows of tokens, divided into chunks of columns."""
 
     rows: Sequence[Tokens]
+    """Token sequences; some may be empty."""
     start: int
+    """Position of the first token of every row."""
     chunk: int
+    """Columns per chunk."""
     unit: int
+    """The size of the last chunk is a multiple of this."""
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -94,27 +94,24 @@ class AgenticTransformerConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ChainSteps:
-    """Steps of chains, in any order along S; ``position`` is the place of each step in its chain.
-
-    Attributes:
-      return_to_go: float32 [B, S], scaled.
-      observation: float32 [B, S, O], normalised.
-      action: float32 [B, S, A] in [-1, 1].
-      reward: float32 [B, S], scaled.
-      completion: float32 [B, S], 1 on the last step of a trajectory that reached the target.
-      timestep: int32 [B, S] within the trajectory.
-      trajectory: int32 [B, S], index of the trajectory within the chain.
-      position: int32 [B, S], index of the step within the chain; negative for padding.
-    """
+    """Steps of chains, in any order along S; ``position`` is the place of each step in its chain."""
 
     return_to_go: jax.Array
+    """float32 [B, S], scaled."""
     observation: jax.Array
+    """float32 [B, S, O], normalised."""
     action: jax.Array
+    """float32 [B, S, A] in [-1, 1]."""
     reward: jax.Array
+    """float32 [B, S], scaled."""
     completion: jax.Array
+    """float32 [B, S], 1 on the last step of a trajectory that reached the target."""
     timestep: jax.Array
+    """int32 [B, S] within the trajectory."""
     trajectory: jax.Array
+    """int32 [B, S], index of the trajectory within the chain."""
     position: jax.Array
+    """int32 [B, S], index of the step within the chain; negative for padding."""
 
     def rows(self, rows: slice) -> "ChainSteps":
         """The steps of some of the chains."""

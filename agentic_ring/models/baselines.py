@@ -35,21 +35,18 @@ _STATE_TOKEN = 1
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Windows:
-    """K consecutive decisions of one trajectory per row, the current one last; padding is 0.
-
-    Attributes:
-      return_to_go: float32 [B, K], scaled.
-      observation: float32 [B, K, O], normalised.
-      action: float32 [B, K, A] in [-1, 1]; the last one is the target of the prediction, not an input.
-      timestep: int32 [B, K] within the trajectory.
-      present: bool [B, K]; False for padding before the first decision of the trajectory.
-    """
+    """K consecutive decisions of one trajectory per row, the current one last; padding is 0."""
 
     return_to_go: Any
+    """float32 [B, K], scaled."""
     observation: Any
+    """float32 [B, K, O], normalised."""
     action: Any
+    """float32 [B, K, A] in [-1, 1]; the last one is the target of the prediction, not an input."""
     timestep: Any
+    """int32 [B, K] within the trajectory."""
     present: Any
+    """bool [B, K]; False for padding before the first decision of the trajectory."""
 
 
 @jax.tree_util.register_dataclass

@@ -159,16 +159,14 @@ class ResidualDropout:
     Mesh, layout, accumulation and resumption change nothing: the mask of a token is a function of its
     sequence's seed, its position, the layer and the branch, never of its place in an array. So it is also the
     same when the forward pass is recomputed for the backward pass.
-
-    Attributes:
-      seed: uint32 [B, T], the same for all tokens of a sequence.
-      position: int32 [B, T], the place of each token in its sequence.
-      rate: share of the entries that is dropped, in [0, 1).
     """
 
     seed: jax.Array
+    """uint32 [B, T], the same for all tokens of a sequence."""
     position: jax.Array
+    """int32 [B, T], the place of each token in its sequence."""
     rate: float
+    """Share of the entries that is dropped, in [0, 1)."""
 
     def __call__(self, layer: jax.Array, branch: int, added: jax.Array) -> jax.Array:
         """Sets entries of ``added`` [B, T, D] to 0 with probability ``rate``, divides the others by 1 - rate.

@@ -86,18 +86,16 @@ class LowRankWeight:
 
     The sum is computed when a module reads the weight. For stacked layers under ``lax.scan`` that is one
     layer at a time, each device its own shard; if the layer is rematerialised, no sum is kept.
-
-    Attributes:
-      base: [..., inputs, outputs], each one dimension or more; not trained, any float dtype.
-      a: float32 [..., inputs, R].
-      b: float32 [..., R, outputs].
-      scale: factor of the product.
     """
 
     base: jax.Array
+    """[..., inputs, outputs], each one dimension or more; not trained, any float dtype."""
     a: jax.Array
+    """float32 [..., inputs, R]."""
     b: jax.Array
+    """float32 [..., R, outputs]."""
     scale: float = field(metadata={"static": True})
+    """Factor of the product."""
 
     def __getitem__(self, index: Any) -> jax.Array:
         """The sum for one layer; ``index`` must be ``...``, the only index that modules use."""

@@ -24,34 +24,31 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """What models of a family have in common.
-
-    Attributes:
-      name: ``model_type`` in ``config.json``.
-      architecture: the class in ``transformers``.
-      title: what people call it.
-      defaults: values of fields that ``config.json`` may lack.
-      required: values that fields must have, where they are given: others are not supported.
-      written: fields of its own, written with every model.
-      traits: what all its models have in ``TransformerConfig``.
-      settings: what differs between its models: attributes of ``TransformerConfig`` or ``LlamaConfig``, by
-        field of ``config.json``.
-      needed: those of the attributes that are never None.
-      scaled_embeddings: whether embeddings are multiplied by the root of the width.
-      fused: whether one tensor holds the projections of queries, keys and values, and one gate and up.
-    """
+    """What models of a family have in common."""
 
     name: str
+    """``model_type`` in ``config.json``."""
     architecture: str
+    """The class in ``transformers``."""
     title: str
+    """What people call it."""
     defaults: Fields = field(default_factory=dict)
+    """Values of fields that ``config.json`` may lack."""
     required: Fields = field(default_factory=dict)
+    """Values that fields must have, where they are given: others are not supported."""
     written: Fields = field(default_factory=dict)
+    """Fields of its own, written with every model."""
     traits: Mapping[str, Any] = field(default_factory=dict)
+    """What all its models have in ``TransformerConfig``."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    """What differs between its models: attributes of ``TransformerConfig`` or ``LlamaConfig``, by field of
+    ``config.json``."""
     needed: tuple[str, ...] = ()
+    """Those of the attributes that are never None."""
     scaled_embeddings: bool = False
+    """Whether embeddings are multiplied by the root of the width."""
     fused: bool = False
+    """Whether one tensor holds the projections of queries, keys and values, and one gate and up."""
 
 
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -188,24 +185,21 @@ def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter and its tensors.
-
-    Attributes:
-      path: names of the modules and of the parameter.
-      name: name of the tensor; with ``{}`` there is one tensor per layer.
-      input_dims: number of leading dimensions, without layers, that form the inputs of the matrix; 0 if
-        the parameter has the same shape as the tensor, or is a ``vector``.
-      vector: whether the tensor is a vector of all numbers of a layer.
-      first_row: row of the tensor at which the parameter begins, where several share a tensor.
-      rows: rows of the tensor then; 0 where it is the parameter's alone.
-    """
+    """One parameter and its tensors."""
 
     path: tuple[str, ...]
+    """Names of the modules and of the parameter."""
     name: str
+    """Name of the tensor; with ``{}`` there is one tensor per layer."""
     input_dims: int = 0
+    """Number of leading dimensions, without layers, that form the inputs of the matrix; 0 if the parameter
+    has the same shape as the tensor, or is a ``vector``."""
     vector: bool = False
+    """Whether the tensor is a vector of all numbers of a layer."""
     first_row: int = 0
+    """Row of the tensor at which the parameter begins, where several share a tensor."""
     rows: int = 0
+    """Rows of the tensor then; 0 where it is the parameter's alone."""
 
     @property
     def stacked(self) -> bool:

@@ -65,24 +65,20 @@ class LlamaConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of text with the target at each token.
-
-    Attributes:
-      tokens: int32 [B, T].
-      targets: int32 [B, T], the next token; shifted before rows are sharded over a ring.
-      weight: float32 [B, T], weight of each target in the loss.
-      positions: int32 [B, T], or [1, T] for all rows, for rotary embeddings; from 0 in each segment.
-      segment_ids: int32 [B, T] of the texts that share a row, negative for padding; None if each row is
-        one text.
-      layout: order of the tokens over the ring; None if only ``positions`` define it.
-    """
+    """Rows of text with the target at each token."""
 
     tokens: jax.Array
+    """int32 [B, T]."""
     targets: jax.Array
+    """int32 [B, T], the next token; shifted before rows are sharded over a ring."""
     weight: jax.Array
+    """float32 [B, T], weight of each target in the loss."""
     positions: jax.Array
+    """int32 [B, T], or [1, T] for all rows, for rotary embeddings; from 0 in each segment."""
     segment_ids: jax.Array | None
+    """int32 [B, T] of the texts that share a row, negative for padding; None if each row is one text."""
     layout: Layout | None = field(metadata={"static": True})
+    """Order of the tokens over the ring; None if only ``positions`` define it."""
 
 
 class Llama(nnx.Module):
