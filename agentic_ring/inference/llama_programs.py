@@ -48,7 +48,8 @@ class LlamaPrograms(CachedModel):
 
         ``last`` [B, D] is the encoded last token, at ``place_of_last`` [B], of each row that has ended.
         """
-        encoded, cache = self.bind(weights).prefill_chunk(tokens, positions, cache, prefix)
+        model = self.bind(weights)
+        encoded, cache = model.transformer.prefill_chunk(model.embedded(tokens), positions, cache, prefix)
         size = tokens.shape[1]
         place = jnp.clip(place_of_last, 0, size - 1)[:, None, None]
         here = (place_of_last >= 0) & (place_of_last < size)
@@ -58,7 +59,8 @@ class LlamaPrograms(CachedModel):
     @program()
     def store(self, weights, tokens, positions, cache):
         """Stores a chunk that is not the last one of its text; the last layer's attention is not computed."""
-        return self.bind(weights).store_chunk(tokens, positions, cache)
+        model = self.bind(weights)
+        return model.transformer.store_chunk(model.embedded(tokens), positions, cache)
 
     @program(None, whole_rows=False)
     def first_row(self, weights, cache, last):
@@ -81,7 +83,8 @@ class LlamaPrograms(CachedModel):
         ``index`` is the index of the new token within its answer.
         """
         model = self.bind(weights)
-        encoded, cache = model.extend(tokens[:, None], positions[:, None], cache, prefix)
+        x = model.embedded(tokens[:, None])
+        encoded, cache = model.transformer.extend(x, positions[:, None], cache, prefix)
         return *sample_next_token(model.logits(encoded[:, 0]), sampling, rows, index), cache
 
     @program(None, None, None)
@@ -92,7 +95,7 @@ class LlamaPrograms(CachedModel):
         probability [B, C], and the cache.
         """
         model = self.bind(weights)
-        encoded, cache = model.prefill_chunk(tokens, positions, cache, prefix)
+        encoded, cache = model.transformer.prefill_chunk(model.embedded(tokens), positions, cache, prefix)
 
         def score_part(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             x, target = part

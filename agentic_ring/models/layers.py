@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.mesh import ShardingRules, constrain, shared_axes
+from agentic_ring.models.transformer_config import TransformerConfig
 
 
 def init_weight(
@@ -93,51 +94,37 @@ class RMSNorm(nnx.Module):
         return (wide * inverse * scale).astype(x.dtype)
 
 
-Activation = Literal["silu", "gelu_tanh"]
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-}
-"""Activation functions of the gate, by name; the second is GELU's approximation by tanh."""
+def stack_norm(width: int, config: TransformerConfig) -> RMSNorm:
+    """A norm over ``width`` features, as the stack's are."""
+    return RMSNorm(width, config.norm_epsilon, config.zero_centered_norms)
+
+
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
 
 
 class FeedForward(nnx.Module):
     """Gated feedforward, SwiGLU or GeGLU (arXiv 2002.05202), with pre-norm and residual connection.
 
-    With ``output_norm`` what it adds is normalised too.
-
-    With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: a device holds only one chunk
-    of the hidden activations [B, chunk, F] at a time, in the backward pass too. ``chunk=None`` takes all
-    tokens at once.
+    With ``output_norm`` of the configuration what it adds is normalised too. With ``ffn_chunk`` it is the
+    blockwise feedforward of arXiv 2305.19370: a device holds only one chunk of the hidden activations
+    [B, chunk, F] at a time, in the backward pass too.
     """
 
-    def __init__(
-        self,
-        key: jax.Array,
-        width: int,
-        hidden: int,
-        chunk: int | None,
-        rules: ShardingRules,
-        norm_epsilon: float,
-        zero_centered_norms: bool = False,
-        output_norm: bool = False,
-        activation: Activation = "silu",
-    ):
+    def __init__(self, key: jax.Array, config: TransformerConfig):
         gate, up, down = jax.random.split(key, 3)
-        self.norm = RMSNorm(width, norm_epsilon, zero_centered_norms)
+        width, hidden = config.width, config.ffn_width
+        self.norm = stack_norm(width, config)
         self.gate = init_weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.up = init_weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.down = init_weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
-        self.output_norm = RMSNorm(width, norm_epsilon, zero_centered_norms) if output_norm else None
-        self.activation: Activation = activation
-        self.chunk = chunk
-        self.rules = rules
+        self.output_norm = stack_norm(width, config) if config.output_norm else None
+        self.config = config
 
     def __call__(
         self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
     ) -> jax.Array:
         """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
-        activate = ACTIVATIONS[self.activation]
+        config, activate = self.config, _ACTIVATIONS[self.config.activation]
 
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
             scale, gate, up, down = weights
@@ -146,7 +133,7 @@ class FeedForward(nnx.Module):
 
         parameters = (self.norm.scale, self.gate, self.up, self.down)
         added = apply_blockwise(
-            feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn"
+            feedforward, parameters, x, rules=config.rules, chunk=config.ffn_chunk, contracted="ffn"
         )
         return x + drop(added if self.output_norm is None else self.output_norm(added))
 
@@ -255,14 +242,14 @@ def apply_blockwise(
         return function(tuple(gather_param(p, rules, x.dtype) for p in parameters), x, labels, ())
     shards = tuple(parameter[...] for parameter in parameters)
     if mesh.empty:
-        return _Pass(function, x.dtype, chunk)(shards, x, labels)
+        return _on_device(function, x.dtype, chunk)(shards, x, labels)
     shardings = (rules.sharding(mesh, p[...].shape, p.get_metadata()["logical_axes"]) for p in parameters)
     stored = tuple(
         PartitionSpec(*(tuple(axis for axis in _axes(entry) if axis in sizes) for entry in sharding.spec))
         for sharding in shardings
     )
     kept = tuple(axis for axis in getattr(rules, contracted) if axis in _used_axes(stored))
-    on_device = _Pass(function, x.dtype, chunk, stored, kept)
+    on_device = _on_device(function, x.dtype, chunk, stored, kept)
     tokens = PartitionSpec(rows, sequence)
     in_specs = (stored, tokens, jax.tree.map(lambda _: tokens, labels))
     return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
@@ -273,62 +260,79 @@ def sum_over_axes(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(x, axes) if axes else x
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """The computation of one device on its shards of the weights and its tokens.
+def _on_device(
+    function: TokenFunction,
+    dtype: jnp.dtype,
+    chunk: int,
+    stored: tuple[PartitionSpec, ...] = (),
+    kept: tuple[str, ...] = (),
+) -> Callable[[Weights, jax.Array, Any], jax.Array]:
+    """The computation of one device on its shards of the weights, its tokens and their labels.
 
-    Attributes:
-      function, chunk: as in ``apply_blockwise``.
-      dtype: dtype of weights of two dimensions or more.
-      stored: sharding of each weight; empty if nothing is sharded.
-      kept: mesh axes over which weights stay sharded.
+    ``stored`` is the sharding of each weight, empty if nothing is sharded; weights stay sharded over the mesh
+    axes ``kept``. The other arguments are as in ``apply_blockwise``.
     """
+    gathers = [
+        (index, dimension, axes)
+        for index, spec in enumerate(stored)
+        for dimension, entry in enumerate(spec)
+        if (axes := tuple(axis for axis in _axes(entry) if axis not in kept))
+    ]
 
-    function: TokenFunction
-    dtype: Any
-    chunk: int
-    stored: tuple[PartitionSpec, ...] = ()
-    kept: tuple[str, ...] = ()
-
-    def __call__(self, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
-        # Outside the custom derivative, so that JAX sums the gradient of a weight that devices share.
-        shards = vary_alike(shards, like=(shards, x), axes=_used_axes(self.stored))
-        output = jnp.moveaxis(_over_chunks(self, shards, *jax.tree.map(self._split, (x, labels))), 0, 1)
-        return output.reshape(output.shape[0], -1, *output.shape[3:])[:, : x.shape[1]]
-
-    def apply(self, weights: Weights, x: jax.Array, labels: Any) -> jax.Array:
-        """Applies the function to one chunk."""
-        return self.function(weights, x, labels, self.kept)
-
-    def gather(self, shards: Weights) -> Weights:
+    def gather(shards: Weights) -> Weights:
         """Gathers the weights from their float32 shards, in the compute dtype."""
-        gathered = [shard.astype(self.dtype) if shard.ndim > 1 else shard for shard in shards]
-        for index, dimension, axes in self._gathers():
+        gathered = [shard.astype(dtype) if shard.ndim > 1 else shard for shard in shards]
+        for index, dimension, axes in gathers:
             gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
         return tuple(gathered)
 
-    def scatter(self, sums: Weights) -> Weights:
+    def scatter(sums: Weights) -> Weights:
         """Sums over the devices and returns each device's shard; the transpose of ``gather``."""
         scattered = list(sums)
-        for index, dimension, axes in reversed(self._gathers()):
+        for index, dimension, axes in reversed(gathers):
             scattered[index] = jax.lax.psum_scatter(
                 scattered[index], axes, scatter_dimension=dimension, tiled=True
             )
         return tuple(scattered)
 
-    def _gathers(self) -> list[tuple[int, int, tuple[str, ...]]]:
-        """(weight, dimension, mesh axes) of each gather."""
-        return [
-            (index, dimension, axes)
-            for index, spec in enumerate(self.stored)
-            for dimension, entry in enumerate(spec)
-            if (axes := tuple(axis for axis in _axes(entry) if axis not in self.kept))
-        ]
+    @jax.custom_vjp
+    def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        weights = gather(shards)
+        return jax.lax.map(lambda chunk: function(weights, *chunk, kept), (x, labels))
 
-    def _split(self, x: jax.Array) -> jax.Array:
+    def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
+        return over_chunks(shards, x, labels), (shards, x, labels)
+
+    def backward(residuals: tuple, d_output: jax.Array) -> tuple:
+        """Recomputes every chunk with its derivative; nothing of a chunk is saved in the forward pass."""
+        shards, x, labels = residuals
+        weights = gather(shards)
+
+        def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
+            x, labels, d_output = chunk
+            _, vjp = jax.vjp(lambda weights, x: function(weights, x, labels, kept), weights, x)
+            d_weights, d_x = vjp(d_output)
+            return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
+
+        nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
+        nothing = vary_alike(nothing, like=(weights, x, d_output))
+        sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
+        return scatter(sums), d_x, None
+
+    over_chunks.defvjp(forward, backward)
+
+    def split(x: jax.Array) -> jax.Array:
         """[b, t, ...] -> [chunks, b, chunk, ...], the last chunk filled with zeros."""
-        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % self.chunk), *[(0, 0)] * (x.ndim - 2)])
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, self.chunk, *x.shape[2:]), 1, 0)
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    def run(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        # Outside the custom derivative, so that JAX sums the gradient of a weight that devices share.
+        shards = vary_alike(shards, like=(shards, x), axes=_used_axes(stored))
+        output = jnp.moveaxis(over_chunks(shards, *jax.tree.map(split, (x, labels))), 0, 1)
+        return output.reshape(output.shape[0], -1, *output.shape[3:])[:, : x.shape[1]]
+
+    return run
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
@@ -338,33 +342,3 @@ def _axes(entry: Any) -> tuple[str, ...]:
 
 def _used_axes(specs: tuple[PartitionSpec, ...]) -> set[str]:
     return {axis for spec in specs for entry in spec for axis in _axes(entry)}
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_chunks(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
-    weights = the_pass.gather(shards)
-    return jax.lax.map(lambda chunk: the_pass.apply(weights, *chunk), (x, labels))
-
-
-def _forward(the_pass: _Pass, shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
-    return _over_chunks(the_pass, shards, x, labels), (shards, x, labels)
-
-
-def _backward(the_pass: _Pass, residuals: tuple, d_output: jax.Array) -> tuple:
-    """Recomputes every chunk with its derivative; nothing of a chunk is saved in the forward pass."""
-    shards, x, labels = residuals
-    weights = the_pass.gather(shards)
-
-    def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
-        x, labels, d_output = chunk
-        _, vjp = jax.vjp(lambda weights, x: the_pass.apply(weights, x, labels), weights, x)
-        d_weights, d_x = vjp(d_output)
-        return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
-
-    nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
-    nothing = vary_alike(nothing, like=(weights, x, d_output))
-    sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
-    return the_pass.scatter(sums), d_x, None
-
-
-_over_chunks.defvjp(_forward, _backward)

@@ -20,7 +20,7 @@ from agentic_ring.attention.ring.derivative import SAVED_NAMES
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import mesh_platform
-from agentic_ring.models.layers import RMSNorm, gather_param, gather_weight, init_weight
+from agentic_ring.models.layers import gather_param, gather_weight, init_weight, stack_norm
 from agentic_ring.models.transformer_config import (
     DynamicScaling,
     LinearScaling,
@@ -172,11 +172,6 @@ def _scale_queries(query: jax.Array, positions: jax.Array, scaling: QueryScaling
     passed = ((positions + 1) // scaling.floor).astype(jnp.float32)
     factor = 1.0 + scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))
     return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
-
-
-def stack_norm(width: int, config: TransformerConfig) -> RMSNorm:
-    """A norm over ``width`` features, as the stack's are."""
-    return RMSNorm(width, config.norm_epsilon, config.zero_centered_norms)
 
 
 def apply_rotary(

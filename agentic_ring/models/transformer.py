@@ -23,9 +23,9 @@ from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import constrain
-from agentic_ring.models.layers import FeedForward, ResidualDropout
+from agentic_ring.models.layers import FeedForward, ResidualDropout, stack_norm
 from agentic_ring.models.pipeline import ambient_stages, apply_in_stages, layers_per_stage
-from agentic_ring.models.self_attention import SAVE_ATTENTION, Attention, stack_norm
+from agentic_ring.models.self_attention import SAVE_ATTENTION, Attention
 from agentic_ring.models.transformer_config import TransformerConfig
 
 _BLOCK_INPUT = "block_input"
@@ -48,17 +48,7 @@ class Block(nnx.Module):
     def __init__(self, key: jax.Array, config: TransformerConfig):
         attention_key, feedforward_key = jax.random.split(key)
         self.attention = Attention(attention_key, config)
-        self.feedforward = FeedForward(
-            feedforward_key,
-            config.width,
-            config.ffn_width,
-            config.ffn_chunk,
-            config.rules,
-            config.norm_epsilon,
-            config.zero_centered_norms,
-            config.output_norm,
-            config.activation,
-        )
+        self.feedforward = FeedForward(feedforward_key, config)
         self.config = config
 
     def configured(self, config: TransformerConfig) -> "Block":

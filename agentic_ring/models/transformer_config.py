@@ -9,11 +9,11 @@ from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.layers import ACTIVATIONS, Activation
 
 _MAX_LAYERS = 10_000
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["full", "offload", "attention", "none"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 def set_fields(config: object, *names: str) -> list[str]:
@@ -160,7 +160,7 @@ class TransformerConfig:
     output_norm: bool = False
     """Whether what attention and feedforward add is normalised."""
     activation: Activation = "silu"
-    """Activation function of the feedforward's gate."""
+    """Activation function of the feedforward's gate; the second is GELU's approximation by tanh."""
     dtype: Dtype = "float32"
     """Compute dtype; parameters and optimiser state are always float32."""
     remat: Remat = "full"
@@ -186,7 +186,7 @@ class TransformerConfig:
         check_positive(self, "norm_epsilon", below=1.0)
         for name, known in (
             ("dtype", get_args(Dtype)),
-            ("activation", ACTIVATIONS),
+            ("activation", get_args(Activation)),
             ("remat", get_args(Remat)),
             ("attention_strategy", ("auto", *STRATEGIES)),
             ("attention_kernel", KERNELS),

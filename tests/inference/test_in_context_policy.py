@@ -69,26 +69,45 @@ def make_policy(shape, decisions, prompt=None, config=None, target=TARGET, **opt
     return policy, jax.jit(lambda steps: model.bind(params)(steps))
 
 
+def own_axes() -> tuple[Mesh, ShardingRules]:
+    """A mesh and rules that name its axes."""
+    devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
+    rules = ShardingRules(("rows",), ("outer", "inner"), embed=("outer",), heads=(), ffn=(), vocab=())
+    return Mesh(devices, ("rows", "outer", "inner"), axis_types=(AxisType.Auto,) * 3), rules
+
+
 @pytest.mark.parametrize(
-    ("shape", "prompt_steps"),
-    [(MeshShape(ring=8), 24), pytest.param(MeshShape(data=2, ring=2, tensor=2), 0, marks=pytest.mark.slow)],
+    ("shape", "rows", "length", "valid", "prompt_chunk"),
+    [
+        (MeshShape(ring=8), 1, 24, 21, None),
+        (MeshShape(ring=1), ENVIRONMENTS, 122, 119, None),
+        ("own axes", 1, 8, 8, 4),
+        pytest.param(MeshShape(data=2, ring=2, tensor=2), 0, 0, 0, None, marks=pytest.mark.slow),
+        pytest.param(MeshShape(fsdp=2, ring=2), ENVIRONMENTS, 122, 119, 60, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_cached_decoding_equals_encoding_the_whole_context(shape, prompt_steps):
-    prompt = random_steps(batch=1, length=prompt_steps, valid=prompt_steps - 3) if prompt_steps else None
-    policy, encode = make_policy(shape, TRIALS * MAX_TIMESTEP, prompt)
-    steps = roll_out(policy)
-    if prompt is not None:
-        valid = jax.tree.map(lambda x: np.repeat(x[:, : prompt_steps - 3], ENVIRONMENTS, axis=0), prompt)
-        steps.position[:] += prompt_steps - 3
-        steps = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), valid, steps)
-    ours = steps.action[:, -TRIALS * MAX_TIMESTEP :]
-    assert np.abs(ours - encode(steps)[:, -TRIALS * MAX_TIMESTEP :]).max() < 1e-4
+def test_cached_decoding_equals_encoding_the_whole_context(shape, rows, length, valid, prompt_chunk):
+    """After a prompt that all environments share, one for each of them, or none."""
+    layers = 2 if rows < ENVIRONMENTS else 1
+    mesh, rules = own_axes() if shape == "own axes" else (mesh_on_first_devices(shape), ShardingRules())
+    prompt = random_steps(rows, length, valid) if rows else None
+    config = tiny_config(layers=layers, rules=rules)
+    policy, encode = make_policy(mesh, TRIALS * MAX_TIMESTEP, prompt, config, prompt_chunk=prompt_chunk)
+    first = roll_out(policy).action
+    assert first.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
     # The context matters: actions of a model that forgot the first trial would differ by far more.
-    assert np.abs(np.diff(ours, axis=1)).max() > 1e-2
-    assert ours.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
+    assert np.abs(np.diff(first, axis=1)).max() > 1e-2
     with pytest.raises(ConfigError, match="made for 48 decisions"):
         policy.act(np.zeros((ENVIRONMENTS, OBSERVATION_DIM), np.float32))
+    policy.discard_trials()
+    steps = roll_out(policy)
+    np.testing.assert_array_equal(steps.action, first)
+    if prompt is not None:
+        steps.position[:] += valid
+        before = jax.tree.map(lambda x: np.repeat(x[:, :valid], ENVIRONMENTS // rows, axis=0), prompt)
+        steps = ChainSteps.joined([before, steps])
+    np.testing.assert_allclose(first, encode(steps)[:, valid:], atol=1e-4)
 
 
 @pytest.mark.parametrize(("hold", "target"), [(2, TARGET), (8, None)])
@@ -109,22 +128,6 @@ def test_a_held_action_is_chosen_with_all_steps_in_context(hold, target):
     policy.receive(np.zeros(ENVIRONMENTS, np.float32), last=True)
     with pytest.raises(ConfigError, match=f"had 1 steps, and actions are held for {hold}"):
         policy.begin_trial()
-
-
-def test_the_rules_name_the_axes_that_share_environments_and_steps():
-    rules = ShardingRules(("rows",), ("outer", "inner"), embed=("outer",), heads=(), ffn=(), vocab=())
-    devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
-    mesh = Mesh(devices, ("rows", "outer", "inner"), axis_types=(AxisType.Auto,) * 3)
-    prompt = random_steps(batch=1, length=8, valid=8)
-    policy, encode = make_policy(
-        mesh, TRIALS * MAX_TIMESTEP, prompt, tiny_config(layers=1, rules=rules), prompt_chunk=4
-    )
-    steps = roll_out(policy)
-    steps.position[:] += 8
-    whole = jax.tree.map(
-        lambda a, b: np.concatenate([np.repeat(a, ENVIRONMENTS, axis=0), b], axis=1), prompt, steps
-    )
-    np.testing.assert_allclose(steps.action, encode(whole)[:, 8:], atol=1e-4)
 
 
 @cache
@@ -148,28 +151,6 @@ def test_paired_tokens_are_decoded_as_they_are_encoded_and_starting_over_discard
     np.testing.assert_array_equal(roll_out(other).action, behind_prompt)
     policy.start_over(None)
     np.testing.assert_array_equal(roll_out(policy).action, steps.action)
-
-
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        (MeshShape(ring=1), {}),
-        pytest.param(MeshShape(fsdp=2, ring=2), {"prompt_chunk": 60}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_environments_with_prompts_of_their_own_are_decoded_as_encoded(shape, options):
-    valid = 119
-    prompt = random_steps(batch=ENVIRONMENTS, length=122, valid=valid)
-    config = tiny_config(layers=1)
-    policy, encode = make_policy(shape, TRIALS * MAX_TIMESTEP, prompt, config, **options)
-    first = roll_out(policy).action
-    policy.discard_trials()
-    steps = roll_out(policy)
-    np.testing.assert_array_equal(steps.action, first)
-    steps.position[:] += valid
-    whole = jax.tree.map(lambda a, b: np.concatenate([a[:, :valid], b], axis=1), prompt, steps)
-    np.testing.assert_allclose(steps.action, encode(whole)[:, valid:], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,6 @@ def test_an_update_changes_only_adapters_and_lowers_the_loss():
             losses.append(float(measured["loss"]))
     assert losses[-1] < 0.9 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), before)
-    # The optimiser holds a mean and a square for each adapter, and counters.
-    held = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer))
-    assert held <= 2 * model.parameter_count() + 4
 
 
 @pytest.mark.slow
@@ -147,9 +144,8 @@ def test_the_sums_of_all_layers_are_never_in_memory_together():
 
 def test_the_state_holds_nothing_for_frozen_weights():
     model = LoraModel(CONFIG, LoraConfig(2), "bfloat16")
-    optimizer = make_optimizer(OptimizerConfig(), 1)
-    held = sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model, optimizer, mesh(), RULES)))
-    assert held <= 3 * model.parameter_count() + 8
+    state = abstract_state(model, make_optimizer(OptimizerConfig(), 1), mesh(), RULES)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) <= 3 * model.parameter_count() + 8
     assert model.parameter_count() < 0.2 * Model(CONFIG).parameter_count()
     biased = replace(CONFIG, family="qwen2", transformer=replace(STACK, projection_bias=True))
     assert LoraModel(biased, LoraConfig(2), "bfloat16").parameter_count() == model.parameter_count()

@@ -157,9 +157,8 @@ def test_what_does_not_divide(layers, rows, named):
 
 
 def test_schedule():
-    assert Schedule.of_rows(rows=1, stages=4) == Schedule(4, 4)
-    assert Schedule.of_rows(rows=8, stages=4) == Schedule(4, 16)
-    assert Schedule.of_rows(rows=6, stages=2) == Schedule(2, 6)
+    found = [Schedule.of_rows(rows, stages) for rows, stages in ((1, 4), (8, 4), (6, 2))]
+    assert found == [Schedule(4, 4), Schedule(4, 16), Schedule(2, 6)]
     assert Schedule(4, 16).ticks == 19
     assert Schedule(4, 16).bubble == 3 / 19
     assert [accumulation_parts(rows, 1) for rows in (1, 8)] == [1, 8]

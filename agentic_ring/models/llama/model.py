@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.attention.cache import KVCache
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import Layout, from_layout, order, padded_length
 from agentic_ring.attention.scores import soft_capped
@@ -115,22 +114,6 @@ class Llama(nnx.Module):
         everywhere = replace(rules, vocab=(*rules.vocab, *rules.sequence))
         divides = self.config.vocab_size % devices_along(mesh, everywhere.vocab) == 0
         return constrain(self.logits(x), everywhere if divides else rules, "batch", None, "vocab")
-
-    def prefill_chunk(
-        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
-    ) -> tuple[jax.Array, KVCache]:
-        """Encodes the next chunk of a prompt, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
-        return self.transformer.prefill_chunk(self.embedded(tokens), positions, cache, prefix)
-
-    def store_chunk(self, tokens: jax.Array, positions: jax.Array, cache: KVCache) -> KVCache:
-        """Stores the next chunk of a prompt, int32 [B, C], without encoding its tokens to the end."""
-        return self.transformer.store_chunk(self.embedded(tokens), positions, cache)
-
-    def extend(
-        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
-    ) -> tuple[jax.Array, KVCache]:
-        """Encodes a few new tokens, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
-        return self.transformer.extend(self.embedded(tokens), positions, cache, prefix)
 
     def logits(self, encoded: jax.Array) -> jax.Array:
         """Logits of the token after each encoded one: [..., D] -> float32 [..., V]."""
