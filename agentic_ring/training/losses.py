@@ -1,4 +1,4 @@
-"""Loss functions, one per kind of model: weighted sums over a batch.
+"""Loss functions of policies, one per kind of model: weighted sums over a batch.
 
 They are sums, not means, so that the losses of parts of a batch add up; the train step divides by the total
 weight of the batch.
@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # a job imports its own kind of model
     from agentic_ring.data.chain_loader import ChainBatch
     from agentic_ring.models.agentic_transformer import AgenticTransformer
     from agentic_ring.models.baselines import BehaviorCloning, DecisionTransformer, WindowBatch
-    from agentic_ring.models.llama import Llama, TokenBatch
 
 COMPONENT_DEVIATION = 0.3
 """Standard deviation of each mixture component of the action."""
@@ -36,8 +35,3 @@ def window_loss(model: "BehaviorCloning | DecisionTransformer", batch: "WindowBa
     """Weighted sum of squared action errors of windows."""
     errors = jnp.square(model(batch.windows) - batch.windows.action)
     return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))
-
-
-def token_loss(model: "Llama", batch: "TokenBatch") -> jax.Array:
-    """Weighted sum of the cross entropy of each target token, in nats."""
-    return jnp.sum(batch.weight * model.cross_entropy(batch))

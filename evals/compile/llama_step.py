@@ -25,10 +25,9 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig
 from evals.compile.step_memory import TrainStep, sharded_shape
 

@@ -16,7 +16,7 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards
-from agentic_ring.models.llama import LlamaConfig, save_pretrained
+from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
 from agentic_ring.models.llama.config_file import read_fields
 from agentic_ring.models.llama.pretrained import load_weights
 from agentic_ring.models.model import LoraConfig, LoraModel, Model, Params
@@ -24,7 +24,6 @@ from agentic_ring.results.results_file import Figure, Results, write_results
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import train
-from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import read_metrics
 from evals.compile.llama_step import token_batch
 from evals.compile.step_memory import TrainStep

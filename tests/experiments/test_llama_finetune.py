@@ -19,9 +19,8 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, MeshError, StoreError
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.llama import load_pretrained
+from agentic_ring.models.llama import load_pretrained, token_loss
 from agentic_ring.results.results_file import read_results
-from agentic_ring.training.losses import token_loss
 from agentic_ring.training.metrics_log import MetricsLog, read_metrics
 from data_prep.sharegpt import ConversationsConfig, prepare
 from evals.compile.llama_step import Shape

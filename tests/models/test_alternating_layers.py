@@ -11,11 +11,10 @@ from flax import nnx
 
 from agentic_ring.errors import ConfigError, MeshError
 from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama import LlamaConfig
+from agentic_ring.models.llama import LlamaConfig, token_loss
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig
-from agentic_ring.training.losses import token_loss
 from tests.models.test_pipeline import (
     ONE_DEVICE,
     TWO_STAGES,

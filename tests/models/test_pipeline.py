@@ -9,11 +9,10 @@ from jax.sharding import PartitionSpec
 from agentic_ring.attention import order
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.pipeline import Schedule, accumulation_parts, apply_in_stages
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.losses import token_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
 from tests.models.tiny_agentic_transformer import random_steps, tiny_config

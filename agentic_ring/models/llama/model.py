@@ -164,6 +164,11 @@ class Llama(nnx.Module):
         return soft_capped(scores, self.config.logit_cap)
 
 
+def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
+    """Weighted sum, as in ``training.losses``, of the cross entropy of each target token, in nats."""
+    return jnp.sum(batch.weight * model.cross_entropy(batch))
+
+
 def _from_zigzag(x: jax.Array, rules: ShardingRules) -> jax.Array:
     """From zigzag order to consecutive blocks of [B, T, D], both sharded along T; no device gathers T."""
     spec = rules.spec("batch", "sequence", None)
