@@ -216,7 +216,7 @@ class InContextPolicy:
 
     def _number_environments(self, first: int) -> None:
         numbers = np.arange(first, first + self.num_environments, dtype=np.int32)
-        self._numbers = jax.device_put(numbers, NamedSharding(self._mesh, PartitionSpec()))
+        self._numbers = jax.device_put(numbers, NamedSharding(self._programs.mesh, PartitionSpec()))
 
     def discard_trials(self) -> None:
         """Discards all trials; the prompt stays."""
