@@ -126,7 +126,6 @@ class InContextPolicy:
       sampling: how the component of the action's mixture is drawn; at temperature 0 it is the likeliest. A
         draw is a function of the seed, the environment's number and the number of the decision since the
         policy was made: it does not depend on the mesh, or on which policies share the environments.
-      first_environment: number of the first environment, if several policies share the environments.
       hold: steps for which an action is held. All of them stand in the context; those of one action are
         encoded together, when the next one is chosen.
 
@@ -148,7 +147,6 @@ class InContextPolicy:
         prompt_chunk: int | None = None,
         cache_dtype: CacheDtype | None = None,
         sampling: Sampling = Sampling(),
-        first_environment: int = 0,
         hold: int = 1,
     ):
         rules = model.config.transformer.rules
@@ -173,7 +171,7 @@ class InContextPolicy:
         self._decisions = decisions
         self._prompt_chunk = prompt_chunk
         self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
-        self._number_environments(first_environment)
+        self._number_environments(0)
         self._hold = hold
         self._decision = 0
         self.start_over(prompt)
@@ -207,7 +205,10 @@ class InContextPolicy:
         self.discard_trials()
 
     def fresh_copy(self, first_environment: int = 0) -> "InContextPolicy":
-        """Another policy with the same weights, compiled functions and prompt, and without trials."""
+        """Another policy with the same weights, compiled functions and prompt, and without trials.
+
+        ``first_environment`` is the number of its first one, if several policies share the environments.
+        """
         other = copy(self)
         other._decision = 0
         other._number_environments(first_environment)

@@ -180,11 +180,9 @@ def test_draws_depend_on_seed_environment_and_decision_only():
     random = np.random.default_rng(3)
     observation = random.normal(size=(8, ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
 
-    def policy(shape: MeshShape, count: int, first: int = 0, sampling=Sampling(1.0, seed=5)):
+    def policy(shape: MeshShape, count: int, sampling=Sampling(1.0, seed=5)):
         mesh = mesh_on_first_devices(shape)
-        return InContextPolicy(
-            model, params, mesh, SCALING, TARGET, count, 8, sampling=sampling, first_environment=first
-        )
+        return InContextPolicy(model, params, mesh, SCALING, TARGET, count, 8, sampling=sampling)
 
     def acted(policy: InContextPolicy, first: int = 0) -> np.ndarray:
         count = policy.num_environments
@@ -198,8 +196,8 @@ def test_draws_depend_on_seed_environment_and_decision_only():
     one = MeshShape(ring=1)
     drawn = acted(policy(one, 4))
     np.testing.assert_allclose(acted(policy(MeshShape(data=2, ring=2), 4)), drawn, atol=1e-4)
-    second = policy(one, 2, first=2)
-    shared = acted(second.fresh_copy(0)), acted(second, 2)
+    half = policy(one, 2)
+    shared = acted(half), acted(half.fresh_copy(2), 2)
     np.testing.assert_allclose(np.concatenate(shared), drawn, atol=1e-4)
     for sampling in (Sampling(1.0, seed=6), Sampling()):
         assert np.abs(acted(policy(one, 4, sampling=sampling)) - drawn).max() > 1e-2
