@@ -1,7 +1,6 @@
-"""Stacks whose local layers alternate with global ones: scanned in groups, on stages, with adapters."""
+"""Stacks whose local layers alternate with global ones, scanned in groups."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from agentic_ring.errors import ConfigError, MeshError
-from agentic_ring.mesh import make_mesh
-from agentic_ring.models.llama import LlamaConfig, token_loss
+from agentic_ring.errors import ConfigError
+from agentic_ring.models.llama import LlamaConfig
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig
-from tests.models.test_pipeline import (
-    ONE_DEVICE,
-    TWO_STAGES,
-    assert_equal_to_rounding,
-    differentiated,
-    packed_rows,
-)
 
 STACK = TransformerConfig(
     width=32,
@@ -83,19 +74,6 @@ def test_the_program_does_not_grow_with_depth():
         return jax.jit(jax.grad(loss)).lower(model.abstract_params()).as_text().count("dot_general")
 
     assert products(24) == products(6) > 20
-
-
-@pytest.mark.slow
-def test_on_stages_they_have_the_gradients_of_one_device():
-    run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
-    assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
-
-
-def test_a_stage_needs_whole_groups():
-    model = Model(replace(LLAMA, transformer=replace(LLAMA.transformer, global_every=4)))
-    tokens = jnp.zeros((8, 16), jnp.int32)
-    with jax.set_mesh(make_mesh(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
-        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Models whose layers lie in pipeline stages compute what they compute on one device, with all gradients."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from agentic_ring.models.pipeline import Schedule, accumulation_parts, apply_in_
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
+from tests.models.test_alternating_layers import LLAMA as ALTERNATING
 from tests.models.tiny_agentic_transformer import random_steps, tiny_config
 
 RULES = ShardingRules()
@@ -48,23 +51,28 @@ def packed_rows(mesh) -> TokenBatch:
     return TokenBatch(*(jax.device_put(x[:, permutation], sharding) for x in fields), layout="zigzag")
 
 
-def differentiated(model, loss, batch, shape, frozen=None):
-    """(loss, gradients of all parameters) on a mesh."""
-    mesh = mesh_of(shape)
-    with jax.set_mesh(mesh):
-        params = jax.jit(model.init_params, out_shardings=model.param_shardings(mesh, RULES))(
-            jax.random.key(0)
-        )
-        run = jax.jit(jax.value_and_grad(lambda params, batch: loss(model.bind(params, frozen), batch)))
-        return jax.device_get(run(params, batch(mesh)))
-
-
 def assert_equal_to_rounding(got, want, tolerance=3e-6):
     """Every array deviates by at most ``tolerance`` of its largest number."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert np.abs(b).max() > 0
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.slow
+def test_groups_of_layers_have_the_gradients_of_one_device():
+    model = Model(ALTERNATING)
+
+    def differentiated(shape: MeshShape):
+        """(loss, gradients of all parameters) on a mesh."""
+        mesh = mesh_of(shape)
+        with jax.set_mesh(mesh):
+            shardings = model.param_shardings(mesh, RULES)
+            params = jax.jit(model.init_params, out_shardings=shardings)(jax.random.key(0))
+            run = jax.jit(jax.value_and_grad(lambda params, batch: token_loss(model.bind(params), batch)))
+            return jax.device_get(run(params, packed_rows(mesh)))
+
+    assert_equal_to_rounding(differentiated(TWO_STAGES), differentiated(ONE_DEVICE))
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 2)])
@@ -153,6 +161,13 @@ def test_what_does_not_divide(layers, rows, named):
     batch = random_steps(rows, 8, valid=8)
     with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match=named):
         jax.eval_shape(lambda params: model.bind(params)(batch, "zigzag"), model.abstract_params())
+
+
+def test_a_stage_needs_whole_groups():
+    model = Model(replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4)))
+    tokens = jnp.zeros((8, 16), jnp.int32)
+    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
+        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
 
 
 def test_schedule():
