@@ -82,7 +82,8 @@ def test_merged_weights_give_what_the_adapted_model_gives(config, tolerance):
 
 
 def test_the_sum_is_base_and_scaled_product():
-    model, frozen = LoraModel(CONFIG, LoraConfig(4, scale=0.5), "float32"), frozen_weights()
+    model = LoraModel(CONFIG, LoraConfig(4, scale=0.5), "float32")
+    frozen = jax.jit(Model(CONFIG).init_params)(jax.random.key(0))
     adapters = random_adapters(model)
     merged, base = flatten_dict(model.merged(adapters, frozen)), flatten_dict(frozen)
     output = ("transformer", "blocks", "attention", "output")  # two dimensions of inputs
