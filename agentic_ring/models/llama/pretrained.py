@@ -294,7 +294,7 @@ def save_pretrained(
 
     def fetch(name: str) -> np.ndarray:
         rows = [_fetched(weight, arrays[weight.path], layer) for weight, layer in parts[name]]
-        return np.ascontiguousarray(np.concatenate(rows))
+        return np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
 
     fields = config_fields(config, context, dtypes[0])
     if jax.process_index() != 0:
