@@ -21,7 +21,7 @@ from tests.models.tiny_agentic_transformer import (
     ACTION_DIM,
     MAX_TIMESTEP,
     OBSERVATION_DIM,
-    fresh_params,
+    fresh_model,
     random_steps,
     tiny_config,
 )
@@ -62,11 +62,10 @@ def roll_out(policy: InContextPolicy, trials: int = TRIALS, target: float | None
 
 def make_policy(shape, decisions, prompt=None, config=None, target=TARGET, **options):
     """A policy with a fresh model on a mesh, and the same model encoding whole contexts."""
-    model = Model(config or tiny_config())
-    params = fresh_params(model)
+    model, params, encode = fresh_model(config or tiny_config())
     mesh = shape if isinstance(shape, Mesh) else mesh_on_first_devices(shape)
     policy = InContextPolicy(model, params, mesh, SCALING, target, ENVIRONMENTS, decisions, prompt, **options)
-    return policy, jax.jit(lambda steps: model.bind(params)(steps))
+    return policy, encode
 
 
 def own_axes() -> tuple[Mesh, ShardingRules]:
@@ -174,9 +173,7 @@ def test_prompts_that_do_not_fit_are_refused(lengths):
 
 def test_draws_depend_on_seed_environment_and_decision_only():
     """Not on the mesh, nor on which policies share the environments."""
-    config = replace(tiny_config(layers=1), action_modes=3)
-    model = Model(config)
-    params = fresh_params(model)
+    model, params, _ = fresh_model(replace(tiny_config(layers=1), action_modes=3))
     random = np.random.default_rng(3)
     observation = random.normal(size=(8, ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
 

@@ -17,7 +17,7 @@ from agentic_ring.models.model import Model
 from agentic_ring.training.losses import action_loss
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
-from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_params, on_mesh, random_steps, tiny_config
+from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
 ONE = MeshShape(ring=1)
@@ -66,15 +66,8 @@ def test_the_loss_does_not_change_with_mesh_chunks_remat_and_accumulation(shape,
     np.testing.assert_allclose(losses(shape, **changes), expected, rtol=2e-5)
 
 
-@cache
-def predictor(config):
-    model = Model(config)
-    params = fresh_params(model)
-    return jax.jit(lambda steps: model.bind(params)(steps))
-
-
 def predict(steps, config=None) -> np.ndarray:
-    return np.asarray(predictor(config or tiny_config())(steps))
+    return np.asarray(fresh_model(config or tiny_config())[2](steps))
 
 
 def test_an_action_depends_only_on_earlier_tokens():
@@ -97,8 +90,7 @@ def test_padding_changes_nothing():
 
 
 def embedder(**changes):
-    model = Model(dataclasses.replace(tiny_config(layers=1), **changes))
-    params = fresh_params(model)
+    model, params, _ = fresh_model(dataclasses.replace(tiny_config(layers=1), **changes))
     return jax.jit(lambda steps: model.bind(params).tokens(steps))
 
 
@@ -173,8 +165,7 @@ def test_masks_follow_their_tokens_and_differ_between_tokens_sequences_layers_an
 
 
 def test_dropout_acts_only_where_there_are_seeds():
-    model = Model(dataclasses.replace(tiny_config(), dropout=RATE))
-    params = fresh_params(model)
+    model, params, _ = fresh_model(dataclasses.replace(tiny_config(), dropout=RATE))
     seeds = np.ones(STEPS.position.shape, np.uint32)
     dropped = jax.jit(lambda steps: model.bind(params).action_mixture(steps, None, seeds)[0])(STEPS)
     plain = predict(STEPS)
