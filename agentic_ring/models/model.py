@@ -1,4 +1,4 @@
-"""A model as training and inference handle it: structure apart from parameters; training of a few (LoRA)."""
+"""A model's structure apart from its parameters; with LoRA only small updates of some weights are trained."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
