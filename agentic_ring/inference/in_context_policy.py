@@ -345,8 +345,8 @@ def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]
 
     padded = replace(jax.tree.map(lambda x: pad(x, 0), prompt), position=pad(prompt.position, -1))
     length = padded.position.shape[1]
-    size = size or length
+    step = size or length
     return [
-        jax.tree.map(lambda x, first=first: x[:, first : first + size], padded)
-        for first in range(0, length, size)
+        jax.tree.map(lambda x, first=first: x[:, first : first + step], padded)
+        for first in range(0, length, step)
     ]

@@ -298,7 +298,7 @@ def _on_device(
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
         weights = gather(shards)
-        return jax.lax.map(lambda chunk: function(weights, *chunk, kept), (x, labels))
+        return jax.lax.map(lambda chunk: function(weights, chunk[0], chunk[1], kept), (x, labels))
 
     def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
         return over_chunks(shards, x, labels), (shards, x, labels)
