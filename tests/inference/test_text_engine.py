@@ -352,7 +352,7 @@ def test_chunks_hold_every_token_once():
     "family", [*(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[:-1]), FAMILIES[-1]]
 )
 def test_greedy_answers_of_families_are_those_of_transformers(family: str, tmp_path):
-    shape = MeshShape(ring=2 if family in ("mistral", "gemma3_text") else 1)
+    shape = MeshShape(ring=2 if family == "mistral" else 1)
     engine = engine_on(write_model(tmp_path, family), shape, 8)
     prompt = llama_cases.tokens()[0, :PROMPT].tolist()
     with jax.default_matmul_precision("highest"):
