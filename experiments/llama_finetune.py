@@ -30,18 +30,15 @@ from agentic_ring.distributed import first_process_first
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.files.run_folder import Stages
 from agentic_ring.mesh import MeshShape, ShardingRules, batch_shards, shape_with_ring
-from agentic_ring.models.llama import LlamaConfig, save_pretrained
-from agentic_ring.models.llama.config_fields import read_fields
-from agentic_ring.models.llama.config_file import read_config
+from agentic_ring.models.llama import LlamaConfig, save_pretrained, token_loss
+from agentic_ring.models.llama.config_file import read_config, read_fields
 from agentic_ring.models.llama.pretrained import load_weights
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model, Params
+from agentic_ring.models.model import LoraConfig, LoraModel, Model, Params
 from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.token_units import short_tokens
 from agentic_ring.training.loop import read_metrics, train
-from agentic_ring.training.train_step import token_loss
 from evals.compile.llama_step import token_batch
 from evals.compile.machines import NamedMachine
 from evals.compile.step_memory import TrainStep, print_memory

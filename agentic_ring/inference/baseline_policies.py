@@ -73,8 +73,7 @@ class WindowPolicy:
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns actions float32 [E, A] for observations float32 [E, O]."""
-        self._windows = jax.tree.map(lambda field: np.roll(field, -1, axis=1), self._windows)
-        windows = self._windows
+        windows = self._windows = jax.tree.map(lambda field: np.roll(field, -1, axis=1), self._windows)
         windows.return_to_go[:, -1] = self._return_to_go / self._scaling.return_scale
         windows.observation[:, -1] = self._scaling.observation(observation)
         windows.action[:, -1] = 0

@@ -1,6 +1,7 @@
 """A model prepared for inference on a mesh: its weights, its key/value caches and their shardings."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,19 +19,38 @@ with needs_extra("models"):
     from flax import nnx
 
 
-@dataclass(frozen=True)
-class CachedModel:
-    """Weights and caches of one model on one mesh; subclasses add the compiled functions.
+def program(*results: tuple[str, ...] | None, whole_rows: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Compiles a method of a ``CachedModel`` once for every size of its arrays.
 
-    Attributes:
-      module: an ``nnx`` module with a ``transformer``; its weights may lie on any devices.
-      mesh: devices to run on.
-      cache_dtype: storage dtype of keys and values; None uses the model's dtype.
+    Its ``cache`` is donated, and returned last, after results with these logical axes; with None the compiler
+    chooses the sharding. Without ``whole_rows`` the returned cache has fewer rows than groups of devices.
     """
 
+    def compiled(method: Callable[..., Any]) -> Any:
+        def compile_for(model: "CachedModel") -> Any:
+            rules = model.rules if whole_rows else replace(model.rules, batch=())
+            axes = (
+                axes if axes is None else NamedSharding(model.mesh, rules.spec(*axes)) for axes in results
+            )
+            cache = model.cache_shardings(rules)
+            shardings = (*axes, cache) if results else cache
+            return jax.jit(method.__get__(model), donate_argnames="cache", out_shardings=shardings)
+
+        return cached_property(compile_for)
+
+    return compiled
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """Weights and caches of one model on one mesh; subclasses add the compiled functions."""
+
     module: Any
+    """An ``nnx`` module with a ``transformer``; its weights may lie on any devices."""
     mesh: Mesh
+    """Devices to run on."""
     cache_dtype: CacheDtype | None
+    """Storage dtype of keys and values; None uses the model's dtype."""
 
     @cached_property
     def _parts(self) -> tuple[Any, Any, list[jax.Array]]:
@@ -42,7 +62,7 @@ class CachedModel:
 
     @property
     def weights(self) -> list[jax.Array]:
-        """First argument of every compiled function; ``bind`` makes a module of them."""
+        """First argument of every compiled function."""
         return self._parts[2]
 
     def bind(self, weights: list[jax.Array]) -> Any:
@@ -83,15 +103,6 @@ class CachedModel:
         """A NamedSharding for each array of a cache."""
         specs = cache_specs(rules or self.rules, self.cache_dtype or self.stack.dtype, self.stack.layers)
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
-
-    def jit(self, function: Any, *results: NamedSharding | None, rules: ShardingRules | None = None) -> Any:
-        """Compiles a function that takes a ``cache`` and returns the cache last, after ``results``.
-
-        The cache is donated. ``results`` are the shardings of the other results.
-        """
-        cache = self.cache_shardings(rules)
-        shardings = (*results, cache) if results else cache
-        return jax.jit(function, donate_argnames="cache", out_shardings=shardings)
 
 
 def new_cache(

@@ -103,11 +103,8 @@ def generate_answers(
 ) -> list[Completion]:
     """Generates the ``answers`` to tokenised ``prompts`` up to one of their stop strings or an end token.
 
-    Args:
-      on_text: called with the index of an answer and each new part of it, which may be empty; the answer ends
-        there if the call returns true.
-
-    The others are those of ``TextEngine.generate``, and so are the errors.
+    ``on_text`` is called with the index of an answer and each new part of it, which may be empty; the answer
+    ends there if the call returns true. Other arguments and errors are those of ``TextEngine.generate``.
     """
 
     def stops(row: int, token: int) -> bool:
@@ -173,14 +170,20 @@ class _Automaton:
       found: length of the longest string with which that ends; 0 if there is none.
     """
 
-    def __init__(self, strings: Sequence[str]):
+    def __init__(self, strings: tuple[str, ...]):
         self.length = [0]
         self.found = [0]
         self._next: list[dict[str, int]] = [{}]
         self._shorter = [0]  # state of the longest beginning with which that of this state ends
         for string in strings:
             self._insert(string)
-        self._link()
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for letter, longer in self._next[state].items():
+                self._shorter[longer] = self.after(self._shorter[state], letter)
+                self.found[longer] = self.found[longer] or self.found[self._shorter[longer]]
+                waiting.append(longer)
 
     def after(self, state: int, letter: str) -> int:
         """Returns the state after one more letter."""
@@ -200,16 +203,6 @@ class _Automaton:
             state = self._next[state][letter]
         self.found[state] = len(string)
 
-    def _link(self) -> None:
-        waiting = deque(self._next[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for letter, longer in self._next[state].items():
-                self._shorter[longer] = self.after(self._shorter[state], letter)
-                self.found[longer] = self.found[longer] or self.found[self._shorter[longer]]
-                waiting.append(longer)
 
-
-@lru_cache(maxsize=1)  # all answers of a request have the same strings
-def _automaton(strings: tuple[str, ...]) -> _Automaton:
-    return _Automaton(strings)
+# All answers of a request have the same strings.
+_automaton = lru_cache(maxsize=1)(_Automaton)

@@ -7,7 +7,7 @@ row if all environments share the prompt, so that its size does not depend on th
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
-from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache
+from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache, program
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.mesh import batch_shards, devices_along
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
@@ -30,15 +30,12 @@ from agentic_ring.models.model import Model, Params
 
 @dataclass(frozen=True)
 class ContextBytes:
-    """Memory of a policy's context, in bytes, summed over all devices.
-
-    Attributes:
-      prompt: cache of the stored trajectories.
-      environments: caches of the environments' own trials.
-    """
+    """Memory of a policy's context, in bytes, summed over all devices."""
 
     prompt: int
+    """Cache of the stored trajectories."""
     environments: int
+    """Caches of the environments' own trials."""
 
     @classmethod
     def planned(
@@ -68,18 +65,15 @@ class ContextBytes:
 class _Programs(CachedModel):
     """The compiled functions of a policy."""
 
-    @cached_property
-    def _encoders(self) -> dict[bool, Any]:
-        """Store a whole prompt (True), or its next chunk (False), in a cache."""
+    @program()
+    def encode(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores a whole prompt."""
+        return self.bind(weights).prefill(steps, cache)
 
-        def encoder(whole: bool) -> Any:
-            def encode(weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
-                model = self.bind(weights)
-                return (model.prefill if whole else model.prefill_chunk)(steps, cache)
-
-            return self.jit(encode)
-
-        return {whole: encoder(whole) for whole in (True, False)}
+    @program()
+    def encode_chunk(self, weights: list[jax.Array], steps: ChainSteps, cache: KVCache) -> KVCache:
+        """Stores the next chunk of a prompt."""
+        return self.bind(weights).prefill_chunk(steps, cache)
 
     @cached_property
     def _first_row(self) -> Any:
@@ -95,27 +89,22 @@ class _Programs(CachedModel):
         ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
         slots = slots_needed(self.module.config.tokens_per_step * ends[-1], 0, 0, self.ring)
         cache = self.placed_cache(copies * rows, slots)
-        encode = self._encoders[len(chunks) == 1]
+        encode = self.encode if len(chunks) == 1 else self.encode_chunk
         for chunk, end in zip(chunks, ends, strict=True):
             cache = encode(self.weights, jax.tree.map(lambda x: np.repeat(x, copies, axis=0), chunk), cache)
             jax.block_until_ready(cache)
             advance(end)
         return self._first_row(cache) if rows == 1 else cache
 
-    @cached_property
-    def act(self) -> Any:
+    @program(())
+    def act(self, weights, previous, current, cache, prefix, sampling, environments, decision):
         """Returns the actions [E, A] and the cache.
 
-        Arguments: weights, previous, current, cache, prefix or None, ``SamplingValues``, the numbers [E] of
-        the environments, and the number of the decision.
+        ``environments`` are their numbers [E], and ``decision`` is the number of the decision.
         """
-
-        def act(weights, previous, current, cache, prefix, sampling, environments, decision):
-            (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
-            component, _ = sample_next_token(log_probs, sampling, environments, decision)
-            return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
-
-        return self.jit(act, NamedSharding(self.mesh, PartitionSpec()))
+        (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
+        component, _ = sample_next_token(log_probs, sampling, environments, decision)
+        return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
 
 
 class InContextPolicy:
@@ -137,7 +126,6 @@ class InContextPolicy:
       sampling: how the component of the action's mixture is drawn; at temperature 0 it is the likeliest. A
         draw is a function of the seed, the environment's number and the number of the decision since the
         policy was made: it does not depend on the mesh, or on which policies share the environments.
-      first_environment: number of the first environment, if several policies share the environments.
       hold: steps for which an action is held. All of them stand in the context; those of one action are
         encoded together, when the next one is chosen.
 
@@ -159,7 +147,6 @@ class InContextPolicy:
         prompt_chunk: int | None = None,
         cache_dtype: CacheDtype | None = None,
         sampling: Sampling = Sampling(),
-        first_environment: int = 0,
         hold: int = 1,
     ):
         rules = model.config.transformer.rules
@@ -177,16 +164,14 @@ class InContextPolicy:
         # Gathers the weights over the ring once instead of at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
         self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
-        self._mesh = mesh
+        self._config = model.config
         self._scaling = scaling
         self._target = target
         self.num_environments = num_environments
         self._decisions = decisions
         self._prompt_chunk = prompt_chunk
-        self._observation_dim = model.config.observation_dim
-        self._action_dim = model.config.action_dim
         self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
-        self._number_environments(first_environment)
+        self._number_environments(0)
         self._hold = hold
         self._decision = 0
         self.start_over(prompt)
@@ -194,11 +179,9 @@ class InContextPolicy:
     def start_over(
         self, prompt: ChainSteps | None, advance: Callable[[int], None] = lambda done: None
     ) -> None:
-        """Discards all trials and the prompt, and encodes another prompt.
+        """Discards all trials and the prompt, and encodes another prompt, which is as for the constructor.
 
-        Args:
-          prompt: as for the constructor.
-          advance: called after each chunk with the number of prompt steps encoded so far.
+        ``advance`` is called after each chunk with the number of prompt steps encoded so far.
 
         Raises:
           ConfigError: the prompt has neither 1 nor E rows, or its rows differ in length.
@@ -209,15 +192,23 @@ class InContextPolicy:
         # Position of the next step, and index of the last trajectory.
         self._prompt_end = (0, -1)
         if prompt is not None:
-            self._check_prompt(prompt)
+            rows = (np.asarray(prompt.position) >= 0).sum(axis=1).tolist()
+            if len(rows) not in (1, self.num_environments) or np.ptp(prompt.position, axis=0).any():
+                raise ConfigError(
+                    f"the prompt has {len(rows)} rows of {rows} steps; expected one row, or "
+                    f"{self.num_environments} of the same length, one per environment"
+                )
             self._prompt_end = int(np.max(prompt.position)) + 1, int(np.max(prompt.trajectory))
-            chunks = _chunks(_padded(prompt, self._programs.ring), self._prompt_chunk)
-            with jax.set_mesh(self._mesh):
+            chunks = _chunks(prompt, self._prompt_chunk, self._programs.ring)
+            with jax.set_mesh(self._programs.mesh):
                 self._prefix = self._programs.prefill(chunks, advance)
         self.discard_trials()
 
     def fresh_copy(self, first_environment: int = 0) -> "InContextPolicy":
-        """Another policy with the same weights, compiled functions and prompt, and without trials."""
+        """Another policy with the same weights, compiled functions and prompt, and without trials.
+
+        ``first_environment`` is the number of its first one, if several policies share the environments.
+        """
         other = copy(self)
         other._decision = 0
         other._number_environments(first_environment)
@@ -226,15 +217,7 @@ class InContextPolicy:
 
     def _number_environments(self, first: int) -> None:
         numbers = np.arange(first, first + self.num_environments, dtype=np.int32)
-        self._numbers = jax.device_put(numbers, NamedSharding(self._mesh, PartitionSpec()))
-
-    def _check_prompt(self, prompt: ChainSteps) -> None:
-        rows = len(prompt.position)
-        if rows not in (1, self.num_environments) or np.ptp(prompt.position, axis=0).any():
-            raise ConfigError(
-                f"the prompt has {rows} rows of {(np.asarray(prompt.position) >= 0).sum(axis=1).tolist()} "
-                f"steps; expected one row, or {self.num_environments} of the same length, one per environment"
-            )
+        self._numbers = jax.device_put(numbers, NamedSharding(self._programs.mesh, PartitionSpec()))
 
     def discard_trials(self) -> None:
         """Discards all trials; the prompt stays."""
@@ -242,7 +225,7 @@ class InContextPolicy:
         self._position, self._trial = self._prompt_end
         self._timestep = 0
         self._previous = [self._steps(position=-1)] * self._hold
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._programs.mesh):
             self._cache = self._programs.placed_cache(self.num_environments, self._slots(1))
 
     def _slots(self, steps: int) -> int:
@@ -251,7 +234,7 @@ class InContextPolicy:
         A call reads all slots, so a cache that grows with the context takes half the time. Each size is
         compiled once; they grow by half, so that there are few.
         """
-        ring, tokens = self._programs.ring, self._programs.module.config.tokens_per_step
+        ring, tokens = self._programs.ring, self._config.tokens_per_step
         unit = SLOTS_UNIT // tokens
         size = unit
         while size * ring < steps:
@@ -309,20 +292,13 @@ class InContextPolicy:
             observation=self._observation,
             return_to_go=self._return_to_go / self._scaling.return_scale,
         )
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._programs.mesh):
             programs, slots = self._programs, self._slots(self._decisions - self._decisions_left)
             if self._cache.positions.shape[1] < slots:
                 self._cache = grown(self._cache, slots, programs.ring)
-            action, self._cache = programs.act(
-                programs.weights,
-                ChainSteps.joined(self._previous),
-                current,
-                self._cache,
-                self._prefix,
-                self._sampling,
-                self._numbers,
-                np.int32(self._decision),
-            )
+            steps = ChainSteps.joined(self._previous), current
+            draw = self._sampling, self._numbers, np.int32(self._decision)
+            action, self._cache = programs.act(programs.weights, *steps, self._cache, self._prefix, *draw)
         return action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
@@ -343,42 +319,34 @@ class InContextPolicy:
         self._position += 1
         self._timestep += 1
 
-    def _steps(self, position: int, **fields: np.ndarray) -> ChainSteps:
+    def _steps(self, position: int, **known: np.ndarray) -> ChainSteps:
         """One step of every environment, [E, 1]; fields that are not given are 0."""
+        widths = {"observation": (self._config.observation_dim,), "action": (self._config.action_dim,)}
+        integers = {"timestep": self._timestep, "trajectory": max(self._trial, 0), "position": position}
 
-        def floats(name: str, *width: int) -> Any:
-            values = np.broadcast_to(fields.get(name, np.float32(0)), (self.num_environments, *width))
-            return values.astype(np.float32)[:, None]
+        def values(name: str) -> Any:
+            if name in integers:
+                return np.full((self.num_environments, 1), integers[name], np.int32)
+            shape = (self.num_environments, *widths.get(name, ()))
+            return np.broadcast_to(known.get(name, 0), shape).astype(np.float32)[:, None]
 
-        def integers(value: int) -> Any:
-            return np.full((self.num_environments, 1), value, np.int32)
-
-        return ChainSteps(
-            return_to_go=floats("return_to_go"),
-            observation=floats("observation", self._observation_dim),
-            action=floats("action", self._action_dim),
-            reward=floats("reward"),
-            completion=floats("completion"),
-            timestep=integers(self._timestep),
-            trajectory=integers(max(self._trial, 0)),
-            position=integers(position),
-        )
+        return ChainSteps(**{field.name: values(field.name) for field in fields(ChainSteps)})
 
 
-def _padded(steps: ChainSteps, ring: int) -> ChainSteps:
-    """The steps [B, S] with padding at the end, up to a multiple of the ring."""
-    missing = -steps.position.shape[1] % ring
+def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]:
+    """Splits the steps [B, S], padded to a multiple of the ring, into chunks of ``size``.
+
+    The last one may be shorter; None makes a single chunk.
+    """
+    missing = -prompt.position.shape[1] % ring
 
     def pad(x: jax.Array, value: int) -> Any:
         return np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], constant_values=value)
 
-    return replace(jax.tree.map(lambda x: pad(x, 0), steps), position=pad(steps.position, -1))
-
-
-def _chunks(prompt: ChainSteps, size: int | None) -> list[ChainSteps]:
-    """Splits the steps [1, S] into chunks of ``size``, the last one shorter; None makes a single chunk."""
-    length = prompt.position.shape[1]
+    padded = replace(jax.tree.map(lambda x: pad(x, 0), prompt), position=pad(prompt.position, -1))
+    length = padded.position.shape[1]
+    step = size or length
     return [
-        jax.tree.map(lambda x, first=first: x[:, first : first + (size or length)], prompt)
-        for first in range(0, length, size or length)
+        jax.tree.map(lambda x, first=first: x[:, first : first + step], padded)
+        for first in range(0, length, step)
     ]

@@ -2,10 +2,19 @@
 
 from collections.abc import Callable, Sequence
 
-import jax
+import numpy as np
 
-from agentic_ring.inference.ragged_batch import common_prefix_length
+from agentic_ring.inference.cached_model import array_bytes
+from agentic_ring.inference.llama_programs import Tokens
 from agentic_ring.inference.text_engine import Document, TextEngine
+
+
+def common_prefix_length(rows: Sequence[Tokens]) -> int:
+    """Returns the number of leading tokens that all rows share."""
+    shortest = min(map(len, rows))
+    beginnings = np.stack([np.asarray(row)[:shortest] for row in rows])
+    differ = (beginnings != beginnings[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else shortest
 
 
 class PrefixCache:
@@ -27,8 +36,7 @@ class PrefixCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the cached keys and values, summed over all devices."""
-        document = self._document
-        return 0 if document is None else sum(leaf.nbytes for leaf in jax.tree.leaves(document.cache))
+        return 0 if self._document is None else array_bytes(self._document.cache)
 
     def is_short(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt is not cached, as it has at most one chunk."""
@@ -46,8 +54,7 @@ class PrefixCache:
     def hold(self, prompt: Sequence[int], advance: Callable[[int], None] = lambda done: None) -> int:
         """Encodes a long prompt but its last token, unless ``shared`` has most of it; returns ``shared``.
 
-        Args:
-          advance: reports progress, see ``TextEngine.read``.
+        ``advance`` reports progress, see ``TextEngine.read``.
         """
         if self.is_short(prompt):
             return 0

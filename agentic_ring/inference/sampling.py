@@ -57,16 +57,14 @@ class Sampling:
 def sample_next_token(
     logits: jax.Array, sampling: SamplingValues, rows: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Samples the next token of each row.
+    """Samples the next token of each row from logits float32 [B, V].
+
+    Returns the tokens, int32 [B], and their log probabilities before temperature and top-p, float32 [B].
 
     Args:
-      logits: float32 [B, V].
       sampling: one setting for all rows, or one per row.
       rows: int32 [B], index of each row's prompt.
       index: int32 scalar, index of the token within its answer.
-
-    Returns:
-      Tokens int32 [B], and their log probabilities float32 [B] before temperature and top-p.
     """
     temperature, top_p, seed = (jnp.broadcast_to(value, rows.shape) for value in sampling)
     greedy = temperature < _FLOAT32.tiny

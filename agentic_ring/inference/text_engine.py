@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.cache.storage import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.llama_programs import LlamaPrograms
-from agentic_ring.inference.ragged_batch import RaggedBatch, Tokens, bucket_size
+from agentic_ring.inference.cached_model import array_bytes
+from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size
 from agentic_ring.inference.sampling import Sampling, SamplingValues
 from agentic_ring.mesh import devices_along, make_mesh
 from agentic_ring.models.llama import Llama
@@ -34,22 +34,17 @@ PROMPT_UNIT, ANSWER_UNIT = 8, 32
 """Multiples to which the lengths of short prompts and of answers are rounded up; the first, unless the ring
 needs more. Padding of a prompt is computed, that of an answer only takes memory."""
 
-Ending = Literal["stop", "length"]
-
 
 @dataclass(frozen=True)
 class Document:
-    """An encoded text that any number of prompts may continue.
-
-    Attributes:
-      cache: keys and values, one row.
-      length: number of tokens.
-      next_logits: float32 [1, V] of the token after it; None for the beginning of a longer document.
-    """
+    """An encoded text that any number of prompts may continue."""
 
     cache: KVCache
+    """Keys and values, one row."""
     length: int
+    """Number of tokens."""
     next_logits: jax.Array | None
+    """float32 [1, V] of the token after it; None for the beginning of a longer document."""
 
     def beginning(self, length: int) -> "Document":
         """The first ``length`` tokens as a document that shares this one's memory.
@@ -68,33 +63,25 @@ class Document:
 
 @dataclass
 class Completion:
-    """Tokens generated after a prompt.
-
-    Attributes:
-      tokens: generated tokens without the final stop token.
-      log_probabilities: log probability of each token under the model, before temperature and top-p.
-      ended: "stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete.
-    """
+    """Tokens generated after a prompt."""
 
     tokens: list[int] = field(default_factory=list)
+    """Without the final stop token."""
     log_probabilities: list[float] = field(default_factory=list)
-    ended: Ending | None = None
+    """Of each token under the model, before temperature and top-p."""
+    ended: Literal["stop", "length"] | None = None
+    """"stop" at a stop token or string, "length" at the limit of new tokens; None while incomplete."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Log probabilities of a continuation.
-
-    Attributes:
-      tokens: scored tokens.
-      log_probabilities: log probability of each token given all earlier ones, in nats.
-      likeliest: most likely token at each place.
-      likeliest_log_probabilities: log probability of that token.
-    """
+    """Log probabilities of the ``tokens`` of a continuation, in nats."""
 
     tokens: list[int]
     log_probabilities: list[float]
+    """Of each token given all earlier ones."""
     likeliest: list[int]
+    """Most likely token at each place."""
     likeliest_log_probabilities: list[float]
 
     @property
@@ -106,6 +93,23 @@ class Score:
     def total(self) -> float:
         """Log probability of the whole continuation, in nats."""
         return sum(self.log_probabilities)
+
+
+@dataclass(frozen=True)
+class DocumentBytes:
+    """Memory needed to encode a document, in bytes, summed over all devices."""
+
+    weights: int
+    """The model, each weight counted once."""
+    cache: int
+    """Keys and values."""
+    activations: int
+    """Temporary memory while a chunk is encoded, from the compiled program."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the three."""
+        return self.weights + self.cache + self.activations
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,7 @@ class TextEngine:
             )
 
     def read(self, tokens: Tokens, advance: Callable[[int], None] = lambda done: None) -> Document:
-        """Encodes a text.
-
-        Args:
-          tokens: at least one.
-          advance: called after each chunk with the number of tokens encoded so far.
+        """Encodes a text; ``advance`` is called after each chunk with the number of tokens encoded so far.
 
         Raises:
           ArgumentError: there is no token, or one outside the vocabulary.
@@ -152,12 +152,12 @@ class TextEngine:
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
             last = programs.nothing_read(programs.copies)
             for chunk in rows.chunks():
-                here = programs.weights, chunk.tokens, chunk.positions
+                arguments = programs.weights, chunk.tokens, chunk.positions
                 done = min(chunk.first + chunk.size, len(tokens))
                 if done < len(tokens):
-                    cache = programs.store(*here, cache)
+                    cache = programs.store(*arguments, cache)
                 else:
-                    last, cache = programs.encode(*here, chunk.place_of_last, last, cache, None)
+                    last, cache = programs.encode(*arguments, chunk.place_of_last, last, cache, None)
                 jax.block_until_ready(cache)
                 advance(done)
             logits, cache = programs.first_row(programs.weights, cache, last)
@@ -233,16 +233,8 @@ class TextEngine:
                     return answers.completions
                 positions = np.where(working, texts.start + texts.lengths + index, EMPTY_SLOT)
                 index += 1
-                tokens, likelihoods, cache = programs.next_token(
-                    programs.weights,
-                    tokens,
-                    positions.astype(np.int32),
-                    cache,
-                    prefix,
-                    values,
-                    numbers,
-                    np.int32(index),
-                )
+                state = programs.weights, tokens, positions.astype(np.int32), cache, prefix
+                tokens, likelihoods, cache = programs.next_token(*state, values, numbers, np.int32(index))
 
     def score(
         self, pairs: Sequence[tuple[Tokens, Tokens]], *, document: Document | None = None
@@ -290,22 +282,18 @@ class TextEngine:
             scores.append(Score(list(continuation), *values))
         return scores
 
-    def document_bytes(self, tokens: int) -> "DocumentBytes":
+    def document_bytes(self, tokens: int) -> DocumentBytes:
         """Memory needed to encode a document of ``tokens`` tokens."""
         slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self._mesh):
             return DocumentBytes(
-                weights=sum(leaf.nbytes for leaf in jax.tree.leaves(self.programs.weights)),
+                weights=array_bytes(self.programs.weights),
                 cache=self.programs.cache_bytes(self.programs.copies, slots),
                 activations=self.programs.encode_bytes(self.programs.copies, slots) * self._mesh.size,
             )
 
     def check(self, texts: Sequence[Tokens]) -> None:
-        """Checks that there are texts, each with a token, and that all tokens are the model's.
-
-        Raises:
-          ArgumentError: one is not so.
-        """
+        """Raises an ArgumentError unless there are texts, none is empty, and all tokens are the model's."""
         vocabulary = self.model.config.vocab_size
         if not len(texts) or not all(len(text) for text in texts):
             raise ArgumentError("there is no text, or one is empty; give each at least one token")
@@ -359,24 +347,21 @@ class _Answers:
         goes_on = np.zeros(len(tokens), bool)
         found = zip(self.completions, tokens.tolist(), likelihoods.tolist(), strict=False)  # padding is last
         for row, (answer, token, likelihood) in enumerate(found):
-            if answer.ended is None:
-                self._add(row, token, likelihood)
-                goes_on[row] = answer.ended is None
-        return goes_on
-
-    def _add(self, row: int, token: int, likelihood: float) -> None:
-        answer = self.completions[row]
-        if token in self._stop_tokens:
-            answer.ended = "stop"
-        else:
-            answer.tokens.append(token)
-            answer.log_probabilities.append(likelihood)
-            if self._on_token(row, token):
+            if answer.ended is not None:
+                continue
+            if token in self._stop_tokens:
                 answer.ended = "stop"
-            elif len(answer.tokens) == self._limits[row]:
-                answer.ended = "length"
-        if answer.ended is not None:
-            self._on_end(row, answer)
+            else:
+                answer.tokens.append(token)
+                answer.log_probabilities.append(likelihood)
+                if self._on_token(row, token):
+                    answer.ended = "stop"
+                elif len(answer.tokens) == self._limits[row]:
+                    answer.ended = "length"
+            goes_on[row] = answer.ended is None
+            if answer.ended is not None:
+                self._on_end(row, answer)
+        return goes_on
 
 
 def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndarray, SamplingValues]:
@@ -385,23 +370,3 @@ def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndar
         return np.arange(batch, dtype=np.int32), Sampling.stacked([sampling] * batch)
     padding = [Sampling()] * (batch - len(sampling))
     return np.zeros(batch, np.int32), Sampling.stacked([*sampling, *padding])
-
-
-@dataclass(frozen=True)
-class DocumentBytes:
-    """Memory needed to encode a document, in bytes, summed over all devices.
-
-    Attributes:
-      weights: the model, each weight counted once.
-      cache: keys and values.
-      activations: temporary memory while a chunk is encoded, from the compiled program.
-    """
-
-    weights: int
-    cache: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """Sum of the three."""
-        return self.weights + self.cache + self.activations

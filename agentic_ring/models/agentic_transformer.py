@@ -66,15 +66,15 @@ class AgenticTransformerConfig:
     """Number of mixture components of the action head; one of them is executed, by default the one with the
     highest log probability. One component would average the good actions of several tasks into one that is
     good in none."""
-
     dropout: float = 0.0
     """Share of the entries of each residual branch that is dropped in training."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected a share in [0, 1)")
-        optional = ("trajectory_index",) if self.trajectory_index != 0 else ()
-        check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes", *optional)
+        check_at_least_one(self, "observation_dim", "action_dim", "max_timestep", "action_modes")
+        if self.trajectory_index != 0:
+            check_at_least_one(self, "trajectory_index")
 
     @property
     def tokens_per_step(self) -> int:
@@ -94,27 +94,24 @@ class AgenticTransformerConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ChainSteps:
-    """Steps of chains, in any order along S; ``position`` is the place of each step in its chain.
-
-    Attributes:
-      return_to_go: float32 [B, S], scaled.
-      observation: float32 [B, S, O], normalised.
-      action: float32 [B, S, A] in [-1, 1].
-      reward: float32 [B, S], scaled.
-      completion: float32 [B, S], 1 on the last step of a trajectory that reached the target.
-      timestep: int32 [B, S] within the trajectory.
-      trajectory: int32 [B, S], index of the trajectory within the chain.
-      position: int32 [B, S], index of the step within the chain; negative for padding.
-    """
+    """Steps of chains, in any order along S; ``position`` is the place of each step in its chain."""
 
     return_to_go: jax.Array
+    """float32 [B, S], scaled."""
     observation: jax.Array
+    """float32 [B, S, O], normalised."""
     action: jax.Array
+    """float32 [B, S, A] in [-1, 1]."""
     reward: jax.Array
+    """float32 [B, S], scaled."""
     completion: jax.Array
+    """float32 [B, S], 1 on the last step of a trajectory that reached the target."""
     timestep: jax.Array
+    """int32 [B, S] within the trajectory."""
     trajectory: jax.Array
+    """int32 [B, S], index of the trajectory within the chain."""
     position: jax.Array
+    """int32 [B, S], index of the step within the chain; negative for padding."""
 
     def rows(self, rows: slice) -> "ChainSteps":
         """The steps of some of the chains."""
@@ -141,26 +138,19 @@ class AgenticTransformer(nnx.Module):
             self.embed_return = None
         self.embed_reward.kernel[...] = self.embed_reward.kernel[...].at[COMPLETION_ROW].set(0.0)
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
-        self.embed_trajectory = (
-            embedding_table(next(keys), config.trajectory_index, width) if config.trajectory_index else None
-        )
+        indices, modes = config.trajectory_index, config.action_modes
+        self.embed_trajectory = embedding_table(next(keys), indices, width) if indices else None
         self.transformer = Transformer(next(keys), config.transformer)
-        outputs = config.action_modes * config.action_dim
-        self.action_head = Linear(next(keys), width, outputs, rules, embed_axis=0)
-        self.mixture_head = (
-            Linear(jax.random.fold_in(key, 1), width, config.action_modes, rules, embed_axis=0)
-            if config.action_modes > 1
-            else None
-        )
+        self.action_head = Linear(next(keys), width, modes * config.action_dim, rules, embed_axis=0)
+        mixture_key = jax.random.fold_in(key, 1)
+        self.mixture_head = Linear(mixture_key, width, modes, rules, embed_axis=0) if modes > 1 else None
         self.config = config
 
     def __call__(self, steps: ChainSteps, layout: Layout | None = None) -> jax.Array:
-        """Returns actions float32 [B, S, A] in [-1, 1], each predicted at the state token of its step.
+        """Returns actions float32 [B, S, A] in [-1, 1] for whole chains, predicted at the state tokens.
 
-        Args:
-          steps: whole chains, [B, S].
-          layout: order of the steps over the ring, padding last; faster than None, which allows any order
-            and reads it from ``position``.
+        ``layout`` is the order of the steps over the ring, padding last; faster than None, which allows any
+        order and reads it from ``position``.
         """
         return most_likely_action(*self.action_mixture(steps, layout))
 
@@ -178,8 +168,7 @@ class AgenticTransformer(nnx.Module):
         if seeds is not None and self.config.dropout > 0:
             dropout = ResidualDropout(jnp.repeat(seeds, per_step, axis=1), positions, self.config.dropout)
         encoded = self.transformer(self.tokens(steps), positions, segment_ids, layout, dropout)
-        batch, tokens, width = encoded.shape
-        encoded = encoded.reshape(batch, tokens // per_step, per_step, width)
+        encoded = encoded.reshape(len(encoded), -1, per_step, encoded.shape[-1])
         return self._head(encoded[:, :, self.config.state_token])
 
     def prefill(self, steps: ChainSteps, cache: KVCache) -> KVCache:
@@ -215,9 +204,12 @@ class AgenticTransformer(nnx.Module):
           tokens.
         """
         known = self.config.state_token + 1
-        tokens = jnp.concatenate([self.tokens(previous)[:, known:], self.tokens(current)[:, :known]], axis=1)
-        positions = jnp.concatenate(
-            [self.positions(previous)[0][:, known:], self.positions(current)[0][:, :known]], axis=1
+        tokens, positions = (
+            jnp.concatenate([before[:, known:], now[:, :known]], axis=1)
+            for before, now in (
+                (self.tokens(previous), self.tokens(current)),
+                (self.positions(previous)[0], self.positions(current)[0]),
+            )
         )
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
         return self._head(encoded[:, -1]), cache
@@ -243,9 +235,7 @@ class AgenticTransformer(nnx.Module):
         place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]
         if self.embed_trajectory is not None:
             place = place + gather_param(self.embed_trajectory, rules, dtype)[steps.trajectory]
-        tokens = tokens + place[:, :, None]
-        batch, length = steps.position.shape
-        return tokens.reshape(batch, self.config.tokens_per_step * length, -1)
+        return (tokens + place[:, :, None]).reshape(len(tokens), -1, tokens.shape[-1])
 
     def positions(self, steps: ChainSteps) -> tuple[jax.Array, jax.Array]:
         """Positions and segment ids, int32 [B, S x tokens per step], of the tokens of steps [B, S].

@@ -29,28 +29,24 @@ from agentic_ring.models.layers import Linear, embedding_table, gather_param, in
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 
-TOKENS_PER_DECISION = 3
 _STATE_TOKEN = 1
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Windows:
-    """K consecutive decisions of one trajectory per row, the current one last; padding is 0.
-
-    Attributes:
-      return_to_go: float32 [B, K], scaled.
-      observation: float32 [B, K, O], normalised.
-      action: float32 [B, K, A] in [-1, 1]; the last one is the target of the prediction, not an input.
-      timestep: int32 [B, K] within the trajectory.
-      present: bool [B, K]; False for padding before the first decision of the trajectory.
-    """
+    """K consecutive decisions of one trajectory per row, the current one last; padding is 0."""
 
     return_to_go: Any
+    """float32 [B, K], scaled."""
     observation: Any
+    """float32 [B, K, O], normalised."""
     action: Any
+    """float32 [B, K, A] in [-1, 1]; the last one is the target of the prediction, not an input."""
     timestep: Any
+    """int32 [B, K] within the trajectory."""
     present: Any
+    """bool [B, K]; False for padding before the first decision of the trajectory."""
 
 
 @jax.tree_util.register_dataclass
@@ -64,19 +60,15 @@ class WindowBatch:
 
 @dataclass(frozen=True)
 class BehaviorCloningConfig:
-    """Sizes of the perceptron.
-
-    Attributes:
-      window: number K of observations in the input.
-      width: width of each hidden layer.
-      layers: number of hidden layers.
-    """
+    """Sizes of the perceptron."""
 
     observation_dim: int
     action_dim: int
     window: int = 20
+    """Number K of observations in the input."""
     width: int = 128
     layers: int = 3
+    """Number of hidden layers."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "observation_dim", "action_dim", "window", "width", "layers")
@@ -111,17 +103,14 @@ class BehaviorCloning(nnx.Module):
 
 @dataclass(frozen=True)
 class DecisionTransformerConfig:
-    """Sizes of the model and its inputs.
-
-    Attributes:
-      max_timestep: number of decisions of the longest trajectory.
-      window: number K of decisions in the input.
-    """
+    """Sizes of the model and its inputs."""
 
     observation_dim: int
     action_dim: int
     max_timestep: int
+    """Number of decisions of the longest trajectory."""
     window: int = 20
+    """Number K of decisions in the input."""
     transformer: TransformerConfig = field(
         default_factory=lambda: TransformerConfig(width=128, layers=3, heads=1, ffn_width=344, remat="none")
     )
@@ -151,26 +140,18 @@ class DecisionTransformer(nnx.Module):
 
     def __call__(self, windows: Windows) -> jax.Array:
         """Returns actions float32 [B, K, A] in [-1, 1], each predicted at the state token of its decision."""
-        tokens = self._tokens(windows)
-        batch, length, width = tokens.shape
-        positions = jnp.arange(length, dtype=jnp.int32)[None]
-        present = jnp.repeat(windows.present, TOKENS_PER_DECISION, axis=1)
-        encoded = self.transformer(tokens, positions, jnp.where(present, 0, -1))
-        states = encoded.reshape(batch, -1, TOKENS_PER_DECISION, width)[:, :, _STATE_TOKEN]
-        return jnp.tanh(self.action_head(self.transformer.norm(states)).astype(jnp.float32))
-
-    def _tokens(self, windows: Windows) -> jax.Array:
-        """Embeds windows [B, K] as tokens [B, 3 K, D]."""
         config = self.config.transformer
         dtype = jnp.dtype(config.dtype)
-        tokens = jnp.stack(
-            [
-                self.embed_return(windows.return_to_go[..., None].astype(dtype)),
-                self.embed_observation(windows.observation.astype(dtype)),
-                self.embed_action(windows.action.astype(dtype)),
-            ],
-            axis=2,
+        embedded = (
+            self.embed_return(windows.return_to_go[..., None].astype(dtype)),
+            self.embed_observation(windows.observation.astype(dtype)),
+            self.embed_action(windows.action.astype(dtype)),
         )
         place = gather_param(self.embed_timestep, config.rules, dtype)[windows.timestep]
-        batch, length = windows.timestep.shape
-        return (tokens + place[:, :, None]).reshape(batch, TOKENS_PER_DECISION * length, -1)
+        steps = jnp.stack(embedded, axis=2) + place[:, :, None]
+        tokens = steps.reshape(len(steps), -1, config.width)
+        positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        present = jnp.repeat(windows.present, len(embedded), axis=1)
+        encoded = self.transformer(tokens, positions, jnp.where(present, 0, -1))
+        states = encoded.reshape(steps.shape)[:, :, _STATE_TOKEN]
+        return jnp.tanh(self.action_head(self.transformer.norm(states)).astype(jnp.float32))

@@ -1,16 +1,19 @@
-"""Layers of the models: weights, linear maps, normalisation, feedforward, residual dropout, perceptrons."""
+"""Layers of the models, and blockwise computation of what they do to each token (arXiv 2305.19370)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.blockwise import Weights, apply_blockwise, gather_param, sum_over_axes
+from agentic_ring.attention.ring.collectives import vary_alike
+from agentic_ring.mesh import ShardingRules, constrain, shared_axes
+from agentic_ring.models.transformer_config import TransformerConfig
 
 
 def init_weight(
@@ -26,13 +29,29 @@ def embedding_table(key: jax.Array, rows: int, width: int) -> nnx.Param:
     return nnx.Param(0.02 * jax.random.normal(key, (rows, width), jnp.float32), logical_axes=(None, "embed"))
 
 
+def gather_param(parameter: nnx.Param, rules: ShardingRules, dtype: jnp.dtype) -> jax.Array:
+    """Returns the parameter in the compute dtype, gathered over the fsdp and ring axes."""
+    return gather_weight(parameter[...], parameter.get_metadata()["logical_axes"], rules, dtype)
+
+
+def gather_weight(
+    value: jax.Array, axes: tuple[str | None, ...], rules: ShardingRules, dtype: jnp.dtype
+) -> jax.Array:
+    """Returns a weight with these logical axes, gathered along embed and, unless it is a vector, cast.
+
+    The sharding constraint is needed because the partitioner would otherwise gather the activations.
+    The cast comes first, which halves the communication in bfloat16.
+    """
+    kept = (None if axis == "embed" else axis for axis in axes)
+    return constrain(value.astype(dtype) if value.ndim > 1 else value, rules, *kept)
+
+
 class Linear(nnx.Module):
     """x [..., I] -> [..., O] with a bias."""
 
     def __init__(self, key: jax.Array, inputs: int, outputs: int, rules: ShardingRules, embed_axis: int):
-        axes: list[str | None] = [None, None]
-        axes[embed_axis] = "embed"
-        self.kernel = init_weight(key, (inputs, outputs), tuple(axes), fan_in=inputs)
+        axes = ("embed", None) if embed_axis == 0 else (None, "embed")
+        self.kernel = init_weight(key, (inputs, outputs), axes, fan_in=inputs)
         self.bias = nnx.Param(jnp.zeros(outputs), logical_axes=(None,))
         self.rules = rules
 
@@ -67,77 +86,56 @@ class RMSNorm(nnx.Module):
 
     def scaled(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """Normalises x [..., D] with ``scale`` [D] as the value of the parameter, in x's dtype."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.zero_centered:
             # Not in bfloat16, which would lose the digits of a small difference from 1.
-            scale = 1.0 + scale.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return rms_norm(x, scale, self.epsilon)
+            scale = 1.0 + scale.astype(wide.dtype)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        return (wide * inverse * scale).astype(x.dtype)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """``RMSNorm`` of x [..., D] with scale [D], in x's dtype."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    return (wide * inverse * scale).astype(x.dtype)
+def stack_norm(width: int, config: TransformerConfig) -> RMSNorm:
+    """A norm over ``width`` features, as the stack's are."""
+    return RMSNorm(width, config.norm_epsilon, config.zero_centered_norms)
 
 
-Activation = Literal["silu", "gelu_tanh"]
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-}
-"""Activation functions of the gate, by name; the second is GELU's approximation by tanh."""
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
 
 
 class FeedForward(nnx.Module):
     """Gated feedforward, SwiGLU or GeGLU (arXiv 2002.05202), with pre-norm and residual connection.
 
-    With ``output_norm`` what it adds is normalised too.
-
-    With ``chunk`` set it is the blockwise feedforward of arXiv 2305.19370: a device holds only one chunk
-    of the hidden activations [B, chunk, F] at a time, in the backward pass too. ``chunk=None`` takes all
-    tokens at once.
+    With ``output_norm`` of the configuration what it adds is normalised too. With ``ffn_chunk`` it is the
+    blockwise feedforward of arXiv 2305.19370: a device holds only one chunk of the hidden activations
+    [B, chunk, F] at a time, in the backward pass too.
     """
 
-    def __init__(
-        self,
-        key: jax.Array,
-        width: int,
-        hidden: int,
-        chunk: int | None,
-        rules: ShardingRules,
-        norm_epsilon: float,
-        zero_centered_norms: bool = False,
-        output_norm: bool = False,
-        activation: Activation = "silu",
-    ):
+    def __init__(self, key: jax.Array, config: TransformerConfig):
         gate, up, down = jax.random.split(key, 3)
-        self.norm = RMSNorm(width, norm_epsilon, zero_centered_norms)
+        width, hidden = config.width, config.ffn_width
+        self.norm = stack_norm(width, config)
         self.gate = init_weight(gate, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.up = init_weight(up, (width, hidden), ("embed", "ffn"), fan_in=width)
         self.down = init_weight(down, (hidden, width), ("ffn", "embed"), fan_in=hidden)
-        self.output_norm = RMSNorm(width, norm_epsilon, zero_centered_norms) if output_norm else None
-        self.activation: Activation = activation
-        self.chunk = chunk
-        self.rules = rules
+        self.output_norm = stack_norm(width, config) if config.output_norm else None
+        self.config = config
 
     def __call__(
         self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
     ) -> jax.Array:
         """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
-        norm, activate = self.norm, ACTIVATIONS[self.activation]
+        config, activate = self.config, _ACTIVATIONS[self.config.activation]
 
         def feedforward(weights: Weights, x: jax.Array, _: None, axes: tuple[str, ...]) -> jax.Array:
             scale, gate, up, down = weights
-            normed = norm.scaled(x, scale)
+            normed = self.norm.scaled(x, scale)
             return sum_over_axes((activate(normed @ gate) * (normed @ up)) @ down, axes)
 
         parameters = (self.norm.scale, self.gate, self.up, self.down)
         added = apply_blockwise(
-            feedforward, parameters, x, rules=self.rules, chunk=self.chunk, contracted="ffn"
+            feedforward, parameters, x, rules=config.rules, chunk=config.ffn_chunk, contracted="ffn"
         )
-        if self.output_norm is not None:
-            added = self.output_norm(added)
-        return x + drop(added)
+        return x + drop(added if self.output_norm is None else self.output_norm(added))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["seed", "position"], meta_fields=["rate"])
@@ -148,16 +146,14 @@ class ResidualDropout:
     Mesh, layout, accumulation and resumption change nothing: the mask of a token is a function of its
     sequence's seed, its position, the layer and the branch, never of its place in an array. So it is also the
     same when the forward pass is recomputed for the backward pass.
-
-    Attributes:
-      seed: uint32 [B, T], the same for all tokens of a sequence.
-      position: int32 [B, T], the place of each token in its sequence.
-      rate: share of the entries that is dropped, in [0, 1).
     """
 
     seed: jax.Array
+    """uint32 [B, T], the same for all tokens of a sequence."""
     position: jax.Array
+    """int32 [B, T], the place of each token in its sequence."""
     rate: float
+    """Share of the entries that is dropped, in [0, 1)."""
 
     def __call__(self, layer: jax.Array, branch: int, added: jax.Array) -> jax.Array:
         """Sets entries of ``added`` [B, T, D] to 0 with probability ``rate``, divides the others by 1 - rate.
@@ -204,3 +200,145 @@ def apply_mlp(parameters: MlpParameters, inputs: jax.Array) -> jax.Array:
 def _layer_norm(features: jax.Array) -> jax.Array:
     centred = features - features.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6)
+
+
+Weights = tuple[jax.Array, ...]
+TokenFunction = Callable[[Weights, jax.Array, Any, tuple[str, ...]], jax.Array]
+
+
+def apply_blockwise(
+    function: TokenFunction,
+    parameters: tuple[nnx.Param, ...],
+    x: jax.Array,
+    labels: Any = None,
+    *,
+    rules: ShardingRules,
+    chunk: int | None,
+    contracted: str,
+) -> jax.Array:
+    """Computes ``function(weights, x, labels, axes)`` for one chunk of each device's tokens at a time.
+
+    The partitioner would sum the gradient of a weight over all devices after every chunk. Here each device
+    sums over its own chunks first, in float32: one all-gather of the weights per pass, and one reduce-scatter
+    of the gradients after the backward pass.
+
+    Args:
+      function: maps weights, x [b, t, D] and labels [b, t, ...] to an array [b, t, ...], each token
+        independently. If a device holds only its part of the ``contracted`` dimension, ``axes`` are the
+        mesh axes over which the function must sum (``sum_over_axes``); otherwise ``axes`` is empty.
+      parameters: float32, sharded as they are stored. Those of two dimensions or more are passed to the
+        function in x's dtype.
+      x: [B, T, D], sharded as batch and sequence; so is the result, [B, T, ...].
+      labels: an array or a tree of arrays, [B, T, ...], sharded like x; not differentiated.
+      chunk: tokens of one sequence per device at a time. None takes all of them and leaves gathers and
+        sums to the compiler.
+      contracted: logical axis of the weights that stays sharded.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = {} if mesh.empty else shared_axes(mesh)
+    rows, sequence = (tuple(a for a in axes if a in sizes) for axes in (rules.batch, rules.sequence))
+    uneven = x.shape[0] % prod(sizes[a] for a in rows) or x.shape[1] % prod(sizes[a] for a in sequence)
+    if chunk is None or uneven or x.shape[1] // prod(sizes[a] for a in sequence) <= chunk:
+        return function(tuple(gather_param(p, rules, x.dtype) for p in parameters), x, labels, ())
+    shards = tuple(parameter[...] for parameter in parameters)
+    if mesh.empty:
+        return _on_device(function, x.dtype, chunk)(shards, x, labels)
+    shardings = (rules.sharding(mesh, p[...].shape, p.get_metadata()["logical_axes"]) for p in parameters)
+    stored = tuple(
+        PartitionSpec(*(tuple(axis for axis in _axes(entry) if axis in sizes) for entry in sharding.spec))
+        for sharding in shardings
+    )
+    kept = tuple(axis for axis in getattr(rules, contracted) if axis in _used_axes(stored))
+    on_device = _on_device(function, x.dtype, chunk, stored, kept)
+    tokens = PartitionSpec(rows, sequence)
+    in_specs = (stored, tokens, jax.tree.map(lambda _: tokens, labels))
+    return jax.shard_map(on_device, in_specs=in_specs, out_specs=tokens)(shards, x, labels)
+
+
+def sum_over_axes(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the sum over the devices of these mesh axes, or x itself if ``axes`` is empty."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def _on_device(
+    function: TokenFunction,
+    dtype: jnp.dtype,
+    chunk: int,
+    stored: tuple[PartitionSpec, ...] = (),
+    kept: tuple[str, ...] = (),
+) -> Callable[[Weights, jax.Array, Any], jax.Array]:
+    """The computation of one device on its shards of the weights, its tokens and their labels.
+
+    ``stored`` is the sharding of each weight, empty if nothing is sharded; weights stay sharded over the mesh
+    axes ``kept``. The other arguments are as in ``apply_blockwise``.
+    """
+    gathers = [
+        (index, dimension, axes)
+        for index, spec in enumerate(stored)
+        for dimension, entry in enumerate(spec)
+        if (axes := tuple(axis for axis in _axes(entry) if axis not in kept))
+    ]
+
+    def gather(shards: Weights) -> Weights:
+        """Gathers the weights from their float32 shards, in the compute dtype."""
+        gathered = [shard.astype(dtype) if shard.ndim > 1 else shard for shard in shards]
+        for index, dimension, axes in gathers:
+            gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
+        return tuple(gathered)
+
+    def scatter(sums: Weights) -> Weights:
+        """Sums over the devices and returns each device's shard; the transpose of ``gather``."""
+        scattered = list(sums)
+        for index, dimension, axes in reversed(gathers):
+            scattered[index] = jax.lax.psum_scatter(
+                scattered[index], axes, scatter_dimension=dimension, tiled=True
+            )
+        return tuple(scattered)
+
+    @jax.custom_vjp
+    def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        weights = gather(shards)
+        return jax.lax.map(lambda chunk: function(weights, chunk[0], chunk[1], kept), (x, labels))
+
+    def forward(shards: Weights, x: jax.Array, labels: Any) -> tuple[jax.Array, tuple]:
+        return over_chunks(shards, x, labels), (shards, x, labels)
+
+    def backward(residuals: tuple, d_output: jax.Array) -> tuple:
+        """Recomputes every chunk with its derivative; nothing of a chunk is saved in the forward pass."""
+        shards, x, labels = residuals
+        weights = gather(shards)
+
+        def differentiate(sums: Weights, chunk: tuple) -> tuple[Weights, jax.Array]:
+            x, labels, d_output = chunk
+            _, vjp = jax.vjp(lambda weights, x: function(weights, x, labels, kept), weights, x)
+            d_weights, d_x = vjp(d_output)
+            return jax.tree.map(lambda total, d: total + d.astype(jnp.float32), sums, d_weights), d_x
+
+        nothing = jax.tree.map(lambda weight: jnp.zeros_like(weight, jnp.float32), weights)
+        nothing = vary_alike(nothing, like=(weights, x, d_output))
+        sums, d_x = jax.lax.scan(differentiate, nothing, (x, labels, d_output))
+        return scatter(sums), d_x, None
+
+    over_chunks.defvjp(forward, backward)
+
+    def split(x: jax.Array) -> jax.Array:
+        """[b, t, ...] -> [chunks, b, chunk, ...], the last chunk filled with zeros."""
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    def run(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:
+        # Outside the custom derivative, so that JAX sums the gradient of a weight that devices share.
+        shards = vary_alike(shards, like=(shards, x), axes=_used_axes(stored))
+        output = jnp.moveaxis(over_chunks(shards, *jax.tree.map(split, (x, labels))), 0, 1)
+        return output.reshape(output.shape[0], -1, *output.shape[3:])[:, : x.shape[1]]
+
+    return run
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def _used_axes(specs: tuple[PartitionSpec, ...]) -> set[str]:
+    return {axis for spec in specs for entry in spec for axis in _axes(entry)}

@@ -70,11 +70,7 @@ def accumulation_parts(rows: int, stages: int) -> int:
 
 
 def layers_per_stage(layers: int, stages: int) -> int:
-    """Returns the number of layers of each stage.
-
-    Raises:
-      MeshError: the layers do not divide over the stages.
-    """
+    """Returns the number of layers of each stage; raises a MeshError if they do not divide."""
     if layers % stages:
         divisors = [n for n in range(1, layers + 1) if layers % n == 0]
         raise MeshError(
@@ -102,11 +98,9 @@ def apply_in_stages(
     Args:
       apply: applies the layers of one stage to one microbatch with its labels, [b, T, D] -> [b, T, D].
       layers: a tree of arrays [layers, ...], sharded over the stages.
-      x: sharded over the batch axes of ``rules``, of which the last is the stage, and over the sequence.
+      x: sharded over the batch axes of ``rules``, of which the last is the stage, and over the sequence; so
+        is the result.
       labels: a tree of arrays [B, T], or [1, T] for all rows; not differentiated.
-
-    Returns:
-      [B, T, D], sharded like x.
 
     Raises:
       MeshError: layers or rows do not divide over the stages, or the rules put no rows on the stages.
@@ -119,16 +113,27 @@ def apply_in_stages(
         )
     (axis,) = rules.layer
     layers_per_stage(len(jax.tree.leaves(layers)[0]), stages)
-    rows = _Rows.of_batch(x.shape[0], stages, rules)
     within = replace(rules, batch=rules.batch[:-1])
+    shards = devices_along(jax.sharding.get_abstract_mesh(), within.batch)
+    if x.shape[0] % (shards * stages):
+        raise MeshError(
+            f"a batch of {x.shape[0]} rows does not divide over {shards} groups of devices x {stages} "
+            f"stages; make it a multiple of {shards * stages}, so that each stage has a microbatch to work on"
+        )
+    schedule = Schedule.of_rows(x.shape[0] // (shards * stages), stages)
+
+    def split(x: jax.Array) -> jax.Array:
+        """[B, ...] -> [microbatches, b, ...]; no row leaves its device of the batch axes."""
+        parts = x.reshape(shards, schedule.microbatches, -1, *x.shape[1:]).swapaxes(0, 1)
+        return parts.reshape(schedule.microbatches, -1, *x.shape[1:])
 
     def split_label(label: jax.Array) -> jax.Array:
         if label.shape[0] == 1:
-            return jnp.broadcast_to(label[None], (rows.schedule.microbatches, *label.shape))
-        return constrain(rows.split(label), within, None, "batch", "sequence")
+            return jnp.broadcast_to(label[None], (schedule.microbatches, *label.shape))
+        return constrain(split(label), within, None, "batch", "sequence")
 
     in_stages = jax.shard_map(
-        partial(_run_stage, apply, axis, rows.schedule),
+        partial(_run_stage, apply, axis, schedule),
         in_specs=(PartitionSpec(axis), PartitionSpec(axis), PartitionSpec()),
         out_specs=PartitionSpec(axis),
         axis_names={axis},
@@ -136,45 +141,10 @@ def apply_in_stages(
         # which axes values vary.
         check_vma=False,
     )
-    queue = constrain(rows.split(x), within, "layer", "batch", "sequence", None)
+    queue = constrain(split(x), within, "layer", "batch", "sequence", None)
     outputs = in_stages(layers, queue, jax.tree.map(split_label, labels))
-    return constrain(rows.join(outputs), rules, "batch", "sequence", None)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """How the rows of a batch are cut into microbatches; no row leaves its device of the batch axes.
-
-    Attributes:
-      shards: devices of the batch axes, without the stages.
-      each: rows of each of these devices in a microbatch.
-    """
-
-    schedule: Schedule
-    shards: int
-    each: int
-
-    @classmethod
-    def of_batch(cls, count: int, stages: int, rules: ShardingRules) -> "_Rows":
-        """The cut of a batch of ``count`` rows."""
-        shards = devices_along(jax.sharding.get_abstract_mesh(), rules.batch[:-1])
-        if count % (shards * stages):
-            raise MeshError(
-                f"a batch of {count} rows does not divide over {shards} groups of devices x {stages} stages; "
-                f"make it a multiple of {shards * stages}, so that each stage has a microbatch to work on"
-            )
-        schedule = Schedule.of_rows(count // (shards * stages), stages)
-        return cls(schedule, shards, count // (shards * schedule.microbatches))
-
-    def split(self, x: jax.Array) -> jax.Array:
-        """[B, ...] -> [microbatches, shards x each, ...]."""
-        parts = x.reshape(self.shards, self.schedule.microbatches, self.each, *x.shape[1:])
-        return parts.swapaxes(0, 1).reshape(self.schedule.microbatches, -1, *x.shape[1:])
-
-    def join(self, parts: jax.Array) -> jax.Array:
-        """The inverse of ``split``."""
-        x = parts.reshape(self.schedule.microbatches, self.shards, self.each, *parts.shape[2:])
-        return x.swapaxes(0, 1).reshape(-1, *parts.shape[2:])
+    joined = outputs.reshape(schedule.microbatches, shards, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+    return constrain(joined, rules, "batch", "sequence", None)
 
 
 def _run_stage(

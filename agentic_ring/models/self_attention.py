@@ -1,18 +1,35 @@
-"""Self-attention of a block of the decoder stack, with its norm and projections."""
+"""Self-attention of a block of the decoder stack, with its norms, projections and rotary positions.
 
-from functools import partial
+Rotary positions (arXiv 2104.09864) are exact beyond a million tokens. An angle is position x frequency modulo
+one turn; its float32 product has an error of up to 0.05 at position 524,288. Here integers are used instead:
+a frequency is a 32-bit fraction of a turn, products wrap around at full turns, and positions are split into
+8-bit digits, so that the rounding error of a frequency is multiplied by at most 255. The remaining error is
+below 1e-6 at every position under 16 million.
+"""
+
+import math
+from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from agentic_ring.attention import attention
 from agentic_ring.attention.ring.derivative import SAVED_NAMES
 from agentic_ring.attention.ring.layout import Layout
-from agentic_ring.models.blockwise import gather_param, gather_weight
-from agentic_ring.models.layers import RMSNorm, init_weight
-from agentic_ring.models.rotary import apply_rotary
-from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
+from agentic_ring.errors import ArgumentError
+from agentic_ring.mesh import mesh_platform
+from agentic_ring.models.layers import gather_param, gather_weight, init_weight, stack_norm
+from agentic_ring.models.transformer_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    QueryScaling,
+    RotaryScaling,
+    TransformerConfig,
+    YarnScaling,
+)
 
 SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 """Policy of ``jax.checkpoint`` that keeps the output of attention only."""
@@ -20,6 +37,9 @@ _PROJECTION = ("embed", "heads", None)
 _BIASES = ("query_bias", "key_bias", "value_bias")
 _Projections = tuple[tuple[jax.Array, jax.Array | None], ...]
 """Weight [D, N or K, H] and bias [N or K, H], or None, of query, key and value."""
+_DIGIT_BITS = 8
+_DIGITS = 4
+_QUARTER_TURN = 2**30
 
 
 class Attention(nnx.Module):
@@ -59,21 +79,20 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
 
-        # Everything in a group but the output of attention is recomputed for its derivative.
-        @partial(jax.checkpoint, policy=SAVE_ATTENTION)
-        def attend_with_group(_: None, projections: _Projections) -> tuple[None, jax.Array]:
-            query, key, value = self._project(projections, x, positions)
-            return None, self.attend_to_rows(query, key, value, positions, segment_ids, layout)
+        def attend(projections: _Projections) -> jax.Array:
+            heads = self._project(projections, x, positions)
+            return self.attend_to_rows(*heads, positions, segment_ids, layout)
 
         groups = self.config.head_groups
         if groups == 1:
-            query, key, value = self.project(x, positions)
-            return self.combine(self.attend_to_rows(query, key, value, positions, segment_ids, layout))
+            return self.combine(attend(self._projections))
         projections = tuple(
             (self._grouped(weight, axis=1), None if bias is None else self._grouped(bias, axis=0))
             for weight, bias in self._projections
         )
-        _, heads = jax.lax.scan(attend_with_group, None, projections)
+        # Everything in a group but the output of attention is recomputed for its derivative.
+        recomputed = jax.checkpoint(attend, policy=SAVE_ATTENTION)
+        _, heads = jax.lax.scan(lambda _, group: (None, recomputed(group)), None, projections)
         output = self._grouped(self.output[...], axis=0)
         output = gather_weight(output, (None, "heads", None, "embed"), self.config.rules, heads.dtype)
         return self._normed(jnp.einsum("gbtnh,gnhd->btd", heads, output))
@@ -155,6 +174,83 @@ def _scale_queries(query: jax.Array, positions: jax.Array, scaling: QueryScaling
     return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
 
 
-def stack_norm(width: int, config: TransformerConfig) -> RMSNorm:
-    """A norm over ``width`` features, as the stack's are."""
-    return RMSNorm(width, config.norm_epsilon, config.zero_centered_norms)
+def apply_rotary(
+    x: jax.Array, positions: jax.Array, theta: float, scaling: RotaryScaling | None = None
+) -> jax.Array:
+    """Rotates the two halves of each head of x [B, T, N, H] by its position, in x's dtype.
+
+    Args:
+      positions: int32 [B, T] or [1, T].
+      theta: base; the longest wavelength is 2 pi theta tokens before scaling.
+
+    Raises:
+      ArgumentError: x is float64; the angles have errors of up to 1e-6.
+    """
+    if x.dtype == jnp.float64:
+        raise ArgumentError("rotary positions are computed in float32, but x is float64; cast it to float32")
+    place = positions[..., None, None].astype(jnp.uint32)
+    fractions = jnp.zeros((), jnp.uint32)
+    for digit, frequency in enumerate(_turns(theta, x.shape[-1], scaling)):
+        fractions += ((place >> (_DIGIT_BITS * digit)) & (2**_DIGIT_BITS - 1)) * jnp.asarray(frequency)
+    factor = attention_factor(scaling)
+
+    def wave(behind: jax.Array) -> jax.Array:
+        # Read as a signed integer, a fraction of a turn is an angle between minus half and half a turn.
+        angles = (fractions - behind).astype(jnp.int32).astype(jnp.float32) * (2 * math.pi / 2**32)
+        return factor * jnp.cos(angles)
+
+    # XLA for CPUs would recompute the waves for every head, which takes longer than everything else here;
+    # the result of a loop is computed once.
+    behind = jnp.array([0, _QUARTER_TURN], jnp.uint32)
+    cos, sin = jax.lax.map(wave, behind) if mesh_platform() == "cpu" else jax.vmap(wave)(behind)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+@cache
+def _turns(theta: float, head_dim: int, scaling: RotaryScaling | None) -> np.ndarray:
+    """uint32 [digits, H / 2]: rotation of each wave per unit of each 8-bit digit, in 2**-32 of a turn."""
+    turns = inverse_frequencies(theta, head_dim, scaling) / (2 * math.pi)
+    digits = turns * 2.0 ** (_DIGIT_BITS * np.arange(_DIGITS)[:, None])
+    return np.round(np.mod(digits, 1.0) * 2.0**32).astype(np.uint64).astype(np.uint32)
+
+
+def attention_factor(scaling: RotaryScaling | None) -> float:
+    """Factor of rotated queries and keys."""
+    if not isinstance(scaling, YarnScaling):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+
+
+def inverse_frequencies(theta: float, head_dim: int, scaling: RotaryScaling | None) -> np.ndarray:
+    """Radians per token of each wave, the fastest first: float64 [H / 2]."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    plain = theta**-exponents
+    match scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case DynamicScaling():
+            return scaling.base(theta, head_dim) ** -exponents
+        case YarnScaling(factor):
+            kept = 1 - _yarn_ramp(theta, head_dim, scaling)
+        case Llama3Scaling(factor, low, high, original):
+            kept = np.clip((original * plain / (2 * math.pi) - low) / (high - low), 0.0, 1.0)
+    return plain * kept + plain / factor * (1 - kept)
+
+
+def _yarn_ramp(theta: float, head_dim: int, scaling: YarnScaling) -> np.ndarray:
+    """Fraction of each wave that is stretched, 0 to 1: float64 [H / 2]."""
+
+    def wave_with(turns: float) -> float:
+        """Index of the wave that makes ``turns`` turns in the original context."""
+        return head_dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = wave_with(scaling.beta_fast), wave_with(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)

@@ -23,9 +23,9 @@ from agentic_ring.attention.cache.decode import attend_new_tokens
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import constrain
-from agentic_ring.models.layers import FeedForward, ResidualDropout
+from agentic_ring.models.layers import FeedForward, ResidualDropout, stack_norm
 from agentic_ring.models.pipeline import ambient_stages, apply_in_stages, layers_per_stage
-from agentic_ring.models.self_attention import SAVE_ATTENTION, Attention, stack_norm
+from agentic_ring.models.self_attention import SAVE_ATTENTION, Attention
 from agentic_ring.models.transformer_config import TransformerConfig
 
 _BLOCK_INPUT = "block_input"
@@ -48,17 +48,7 @@ class Block(nnx.Module):
     def __init__(self, key: jax.Array, config: TransformerConfig):
         attention_key, feedforward_key = jax.random.split(key)
         self.attention = Attention(attention_key, config)
-        self.feedforward = FeedForward(
-            feedforward_key,
-            config.width,
-            config.ffn_width,
-            config.ffn_chunk,
-            config.rules,
-            config.norm_epsilon,
-            config.zero_centered_norms,
-            config.output_norm,
-            config.activation,
-        )
+        self.feedforward = FeedForward(feedforward_key, config)
         self.config = config
 
     def configured(self, config: TransformerConfig) -> "Block":
@@ -156,11 +146,8 @@ class Transformer(nnx.Module):
 
             def body(config: TransformerConfig, x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
                 x = checkpoint_name(x, _BLOCK_INPUT)
-                if dropout is None:
-                    return self._shard(layer.configured(config)(x, positions, segment_ids, layout)), None
-                block, index = layer
-                drop = partial(dropout, index)
-                return self._shard(block.configured(config)(x, positions, segment_ids, layout, drop)), None
+                block, *drop = (layer,) if dropout is None else (layer[0], partial(dropout, layer[1]))
+                return self._shard(block.configured(config)(x, positions, segment_ids, layout, *drop)), None
 
             if self.config.remat != "none":
                 body = jax.checkpoint(body, policy=_KEPT[self.config.remat], static_argnums=0)
@@ -168,9 +155,9 @@ class Transformer(nnx.Module):
 
         labels = positions, segment_ids, dropout
         layers = self.blocks if dropout is None else (self.blocks, jnp.arange(self.config.layers))
-        if stages == 1:
-            return apply(layers, x, labels)
-        return apply_in_stages(apply, layers, x, labels, self.config.rules)
+        if stages > 1:
+            return apply_in_stages(apply, layers, x, labels, self.config.rules)
+        return apply(layers, x, labels)
 
     def prefill(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, cache: KVCache
@@ -251,10 +238,8 @@ class Transformer(nnx.Module):
 
     def block(self, index: int) -> Block:
         """The block of one layer."""
-        if isinstance(self.blocks, nnx.List):
-            block = self.blocks[index]
-        else:
-            block = jax.tree.map(lambda x: x[index], self.blocks)
+        blocks = self.blocks
+        block = blocks[index] if isinstance(blocks, nnx.List) else jax.tree.map(lambda x: x[index], blocks)
         return block.configured(self.config.of_layer(index))
 
     def _shard(self, x: jax.Array) -> jax.Array:
@@ -269,11 +254,8 @@ def _over_layers(
 ) -> tuple[jax.Array, Any]:
     """Applies ``body`` to the configuration of each layer, x [B, T, D] and the layer.
 
-    Args:
-      layers: a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
-
-    Returns:
-      The last x and the stacked results.
+    ``layers`` is a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
+    Returns the last x and the stacked results.
     """
     if isinstance(layers, nnx.List):
         results = []

@@ -1,4 +1,4 @@
-"""Sizes and settings of the decoder stack."""
+"""Sizes and settings of the decoder stack, and how it extends rotary positions."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -9,11 +9,98 @@ from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.layers import ACTIVATIONS, Activation
-from agentic_ring.models.rotary import DynamicScaling, RotaryScaling
 
 _MAX_LAYERS = 10_000
+Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["full", "offload", "attention", "none"]
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def set_fields(config: object, *names: str) -> list[str]:
+    """Those of the attributes that are not None."""
+    return [name for name in names if getattr(config, name) is not None]
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by ``factor`` (arXiv 2306.15595)."""
+
+    factor: float
+    rope_type: Literal["linear"] = "linear"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "factor")
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """A base that grows with the context ("dynamic NTK").
+
+    Frequencies depend on ``context`` only, not on the tokens seen so far; otherwise the cache of a document
+    would depend on its division into chunks.
+    """
+
+    factor: float
+    original_context: int
+    """Context in training, in tokens."""
+    context: int
+    """Context in use, in tokens."""
+    rope_type: Literal["dynamic"] = "dynamic"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "factor")
+        check_at_least_one(self, "original_context", "context")
+
+    def base(self, theta: float, head_dim: int) -> float:
+        """The base of plain rotary positions that are equal to the scaled ones of base ``theta``."""
+        longer = self.context / self.original_context
+        if longer <= 1:
+            return theta
+        return theta * (self.factor * longer - (self.factor - 1)) ** (head_dim / (head_dim - 2))
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): long wavelengths are stretched, short ones kept, scores are sharpened."""
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    """Turns within ``original_context`` above which a wave is kept."""
+    beta_slow: float = 1.0
+    """Turns below which it is stretched by ``factor``."""
+    attention_factor: float | None = None
+    """Factor of rotated queries and keys; None is 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """Whether the bounds between kept and stretched waves are rounded outwards to whole waves."""
+    rope_type: Literal["yarn"] = "yarn"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "factor", "beta_fast", "beta_slow", *set_fields(self, "attention_factor"))
+        check_at_least_one(self, "original_context")
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths are stretched, short ones kept, with a linear ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+    rope_type: Literal["llama3"] = "llama3"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "factor", "low_freq_factor", "high_freq_factor")
+        check_at_least_one(self, "original_context")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(
+                f"high_freq_factor {self.high_freq_factor} of llama3 rotary scaling must be above "
+                f"low_freq_factor {self.low_freq_factor}"
+            )
+
+
+RotaryScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 
 
 @dataclass(frozen=True)
@@ -73,8 +160,8 @@ class TransformerConfig:
     output_norm: bool = False
     """Whether what attention and feedforward add is normalised."""
     activation: Activation = "silu"
-    """Activation function of the feedforward's gate."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Activation function of the feedforward's gate; the second is GELU's approximation by tanh."""
+    dtype: Dtype = "float32"
     """Compute dtype; parameters and optimiser state are always float32."""
     remat: Remat = "full"
     """Rematerialisation. "full" keeps only the input of each block, as the paper does, and recomputes the
@@ -92,23 +179,21 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         if self.layers != 0:  # a model without layers tells what the rest of it costs
             check_at_least_one(self, "layers", at_most=_MAX_LAYERS)
-        optional = (
-            name
-            for name in ("kv_heads", "head_size", "window", "global_every", "ffn_chunk")
-            if getattr(self, name) is not None
-        )
+        optional = set_fields(self, "kv_heads", "head_size", "window", "global_every", "ffn_chunk")
         check_at_least_one(self, "width", "heads", "ffn_width", "head_groups", *optional)
-        scalars = ("local_rope_theta", "query_pre_attn_scalar", "attention_cap")
-        check_positive(self, "rope_theta", *(name for name in scalars if getattr(self, name) is not None))
+        optional = set_fields(self, "local_rope_theta", "query_pre_attn_scalar", "attention_cap")
+        check_positive(self, "rope_theta", *optional)
         check_positive(self, "norm_epsilon", below=1.0)
-        check_choice(self, "dtype", ("float32", "bfloat16"))
-        check_choice(self, "activation", ACTIVATIONS)
-        for name in ("global_every", "local_rope_theta"):
-            if self.window is None and getattr(self, name) is not None:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but local layers need a window")
-        check_choice(self, "remat", get_args(Remat))
-        check_choice(self, "attention_strategy", ("auto", *STRATEGIES))
-        check_choice(self, "attention_kernel", KERNELS)
+        for name, known in (
+            ("dtype", get_args(Dtype)),
+            ("activation", get_args(Activation)),
+            ("remat", get_args(Remat)),
+            ("attention_strategy", ("auto", *STRATEGIES)),
+            ("attention_kernel", KERNELS),
+        ):
+            check_choice(self, name, known)
+        for name in set_fields(self, "global_every", "local_rope_theta") if self.window is None else ():
+            raise ConfigError(f"{name} is {getattr(self, name)}, but local layers need a window")
         if (self.head_size is None and self.width % self.heads) or self.head_dim % 2:
             raise ConfigError(
                 f"width {self.width} over {self.heads} heads does not give an even head dimension; "
@@ -158,6 +243,5 @@ class TransformerConfig:
 
     def of_layer(self, index: int) -> "TransformerConfig":
         """Configuration of one layer, as a stack of only such layers."""
-        if self.global_every is not None and (index + 1) % self.global_every == 0:
-            return self.global_layers
-        return self.local_layers
+        is_global = self.global_every is not None and (index + 1) % self.global_every == 0
+        return self.global_layers if is_global else self.local_layers

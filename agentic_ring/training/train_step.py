@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a job imports its own kind of model
     from agentic_ring.data.chain_loader import ChainBatch
     from agentic_ring.models.agentic_transformer import AgenticTransformer
     from agentic_ring.models.baselines import BehaviorCloning, DecisionTransformer, WindowBatch
-    from agentic_ring.models.llama import Llama, TokenBatch
+
 
 Loss = Callable[[Any, Any], jax.Array]
 """Takes a module and a batch with a ``weight``; returns the weighted sum to minimise, a float32 scalar.
@@ -45,11 +45,6 @@ def window_loss(model: "BehaviorCloning | DecisionTransformer", batch: "WindowBa
     """Weighted sum of squared action errors of windows."""
     errors = jnp.square(model(batch.windows) - batch.windows.action)
     return jnp.sum(batch.weight * jnp.mean(errors, axis=-1))
-
-
-def token_loss(model: "Llama", batch: "TokenBatch") -> jax.Array:
-    """Weighted sum of the cross entropy of each target token, in nats."""
-    return jnp.sum(batch.weight * model.cross_entropy(batch))
 
 
 @jax.tree_util.register_dataclass

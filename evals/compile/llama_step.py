@@ -22,11 +22,10 @@ from jax.sharding import Mesh
 
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig
-from agentic_ring.training.train_step import token_loss
 from evals.compile.step_memory import TrainStep, sharded_shape
 
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]

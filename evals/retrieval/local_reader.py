@@ -16,12 +16,11 @@ from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.device_memory import memory_limit
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.inference.ragged_batch import common_prefix_length
+from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh, shape_with_ring
 from agentic_ring.models.llama import load_pretrained
-from agentic_ring.models.llama.config_fields import read_fields
-from agentic_ring.models.llama.config_file import read_config, usable_context
+from agentic_ring.models.llama.config_file import read_config, read_fields, usable_context
 from agentic_ring.terminal.progress import progress, say
 from evals.retrieval.answers import Answer
 from evals.retrieval.documents import KeyKind

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.models.layers import init_weight
 from agentic_ring.models.llama import Llama, LlamaConfig, save_pretrained
-from agentic_ring.models.llama.config_fields import read_fields
+from agentic_ring.models.llama.config_file import read_fields
 from agentic_ring.models.model import Model, Params
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.progress import say

@@ -23,10 +23,9 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, MeshError, StoreError
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.llama import load_pretrained
+from agentic_ring.models.llama import load_pretrained, token_loss
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.loop import MetricsLog, read_metrics
-from agentic_ring.training.train_step import token_loss
 from evals.retrieval.local_reader import EMBEDDED
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions

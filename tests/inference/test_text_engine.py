@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError
-from agentic_ring.inference.ragged_batch import RaggedBatch, bucket_size, common_prefix_length
+from agentic_ring.inference.cached_model import unstack_layers
+from agentic_ring.inference.llama_programs import RaggedBatch, bucket_size
+from agentic_ring.inference.prefix_cache import common_prefix_length
 from agentic_ring.inference.sampling import Sampling, sample_next_token
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
-from agentic_ring.models.llama import Llama, load_pretrained
+from agentic_ring.models.llama import Llama, LlamaConfig, load_pretrained
+from agentic_ring.models.transformer import Block
+from agentic_ring.models.transformer_config import TransformerConfig
 from tests.models import llama_cases
 from tests.models.llama_cases import ANSWER, FAMILIES, PROMPT, VOCAB, write_model
 
@@ -34,8 +38,8 @@ def model(folder) -> Llama:
 
 @pytest.fixture(scope="module")
 def engine(model) -> TextEngine:
-    """One engine for tests that only call it, so that they share its programs."""
-    return TextEngine(model, chunk=64)
+    """One engine for most tests, so that they share its programs."""
+    return TextEngine(model, chunk=16)
 
 
 @pytest.fixture(scope="module")
@@ -67,86 +71,22 @@ def greedy(whole):
     return write
 
 
-FIRST = (MeshShape(ring=4), 32)
-OTHERS = [
-    (MeshShape(ring=1), 16),
-    (MeshShape(ring=1), 1024),
-    (MeshShape(ring=8), 48),
-    (MeshShape(data=2, ring=2, tensor=2), 32),
-]
-ENGINES = [FIRST, *(pytest.param(*engine, marks=pytest.mark.slow) for engine in OTHERS)]
-"""Mesh and chunk."""
-
-
 def engine_on(folder, shape: MeshShape, chunk: int, **arguments) -> TextEngine:
     mesh = mesh_on_first_devices(shape)
     return TextEngine(load_pretrained(folder, mesh), mesh, chunk, **arguments)
 
 
-@pytest.mark.parametrize(("shape", "chunk"), ENGINES, ids=str)
-def test_answers_after_a_document_are_those_of_the_whole_model(shape, chunk, folder, greedy):
-    engine = engine_on(folder, shape, chunk)
-    document = engine.read(TEXT)
-    assert document.length == len(TEXT)
-    answers = engine.generate(PROMPTS, NEW, document=document)
-    # The document is only read: a second call gives the same answer.
-    again = engine.generate(PROMPTS[:1], NEW, document=document)
-    assert again[0].tokens == answers[0].tokens
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        tokens, values = greedy(TEXT + prompt)
-        assert answer.tokens == tokens
-        assert answer.ended == "length"
-        np.testing.assert_allclose(answer.log_probabilities, values, atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("reader", "writer", "dtype"),
-    [
-        ((MeshShape(tensor=2), 32), OTHERS[0], "float32"),
-        pytest.param(FIRST, (MeshShape(ring=2), 48), "int8", marks=pytest.mark.slow),
-        pytest.param(OTHERS[0], (MeshShape(data=2, ring=2), 32), "float32", marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_one_engine_continues_the_document_of_another(reader, writer, dtype, folder, greedy):
-    document = engine_on(folder, *reader, cache_dtype=dtype).read(TEXT)
-    engine = engine_on(folder, *writer)
-    adopted = engine.adopt(document)
-    answers = engine.generate(PROMPTS, NEW, document=adopted)
-    tolerance = 2e-4 if dtype == "float32" else 0.2
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        tokens, values = greedy(TEXT + prompt)
-        assert answer.tokens == tokens
+def assert_greedy(answers, texts, greedy, tolerance=2e-4):
+    for text, answer in zip(texts, answers, strict=True):
+        tokens, values = greedy(text)
+        assert (answer.tokens, answer.ended) == (tokens, "length")
         np.testing.assert_allclose(answer.log_probabilities, values, atol=tolerance)
-    # The logits after the document moved with it: what follows can be scored with nothing before it.
-    opening, _ = greedy(TEXT)
-    assert engine.score([([], opening[:1])], document=adopted)[0].greedy
 
 
-def test_a_document_that_does_not_divide_over_the_ring_is_not_adopted(folder, model):
-    document = TextEngine(model, chunk=49).read(TEXT[:49])
-    with pytest.raises(ArgumentError, match="49 slots, which do not divide over a ring of 4"):
-        engine_on(folder, *FIRST).adopt(document)
-
-
-@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:], ids=str)
-def test_answers_to_ragged_prompts_are_those_of_each_alone(shape, chunk, folder, greedy):
-    answers = engine_on(folder, shape, chunk).generate(PROMPTS, NEW)
-    assert [answer.tokens for answer in answers] == [greedy(prompt)[0] for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:], ids=str)
-@pytest.mark.parametrize("with_document", [False, True])
-def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, chunk, folder, whole):
-    engine = engine_on(folder, shape, chunk)
-    pairs = [(PROMPTS[0], PROMPTS[2]), (PROMPTS[2], PROMPTS[1]), (PROMPTS[1], PROMPTS[0])]
-    document, before = None, []
-    if with_document:
-        document, before = engine.read(TEXT), TEXT
-        pairs.append(([], PROMPTS[0]))
-    for (context, continuation), score in zip(pairs, engine.score(pairs, document=document), strict=True):
-        tokens = [*before, *context, *continuation]
-        predicted = whole(tokens)[-len(continuation) - 1 : -1]
+def assert_scores(scores, pairs, before, whole):
+    """``before`` is the text before every pair."""
+    for (context, continuation), score in zip(pairs, scores, strict=True):
+        predicted = whole([*before, *context, *continuation])[-len(continuation) - 1 : -1]
         expected = predicted[np.arange(len(continuation)), continuation]
         np.testing.assert_allclose(score.log_probabilities, expected, atol=2e-4)
         assert score.likeliest == predicted.argmax(axis=-1).tolist()
@@ -155,14 +95,69 @@ def test_scores_are_log_probabilities_of_the_whole_model(with_document, shape, c
         assert not score.greedy
 
 
-def test_what_greedy_decoding_wrote_is_scored_as_greedy(engine):
-    answer = engine.generate(PROMPTS[:1], NEW)[0]
-    score = engine.score([(PROMPTS[0], answer.tokens)])[0]
+PAIRS = [(PROMPTS[0], PROMPTS[2]), (PROMPTS[2], PROMPTS[1]), (PROMPTS[1], PROMPTS[0])]
+
+
+def test_answers_and_scores_on_one_device(engine, greedy, whole):
+    assert_greedy(engine.generate(PROMPTS, NEW), PROMPTS, greedy)
+    assert_scores(engine.score(PAIRS), PAIRS, [], whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk"),
+    [
+        (MeshShape(ring=4), 48),
+        pytest.param(MeshShape(ring=8), 48, marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, ring=2, tensor=2), 32, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_answers_after_a_document_are_those_of_the_whole_model(shape, chunk, folder, greedy, whole):
+    engine = engine_on(folder, shape, chunk)
+    document = engine.read(TEXT)
+    assert document.length == len(TEXT)
+    for _ in range(2):  # the document is only read
+        assert_greedy(
+            engine.generate(PROMPTS, NEW, document=document), [TEXT + prompt for prompt in PROMPTS], greedy
+        )
+    if shape != MeshShape(ring=4):
+        assert_greedy(engine.generate(PROMPTS, NEW), PROMPTS, greedy)
+        pairs = [*PAIRS, ([], PROMPTS[0])]
+        assert_scores(engine.score(pairs, document=document), pairs, TEXT, whole)
+
+
+@pytest.mark.parametrize(
+    ("reader", "dtype"),
+    [
+        ((MeshShape(tensor=2), 16), "float32"),
+        pytest.param((MeshShape(ring=4), 16), "int8", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_one_engine_continues_the_document_of_another(reader, dtype, folder, engine, greedy):
+    adopted = engine.adopt(engine_on(folder, *reader, cache_dtype=dtype).read(TEXT))
+    tolerance = 2e-4 if dtype == "float32" else 0.2
+    answers = engine.generate(PROMPTS, NEW, document=adopted)
+    assert_greedy(answers, [TEXT + prompt for prompt in PROMPTS], greedy, tolerance)
+    # The logits after the document moved with it: what follows can be scored with nothing before it.
+    opening, _ = greedy(TEXT)
+    assert engine.score([([], opening[:1])], document=adopted)[0].greedy
+
+
+def test_a_document_that_does_not_divide_over_the_ring_is_not_adopted(folder, engine):
+    document = engine.read(TEXT)
+    with pytest.raises(ArgumentError, match="80 slots, which do not divide over a ring of 3"):
+        engine_on(folder, MeshShape(ring=3), 48).adopt(document)
+
+
+def test_what_greedy_decoding_wrote_is_scored_as_greedy(engine, greedy):
+    tokens, values = greedy(PROMPTS[2])
+    others = ([tokens[0], (tokens[1] + 1) % VOCAB, *tokens[2:]], [(tokens[0] + 1) % VOCAB, *tokens[1:]])
+    score, *wrong = engine.score([(PROMPTS[2], each) for each in (tokens, *others)])
     assert score.greedy
+    assert not any(each.greedy for each in wrong)
     assert score.likeliest_log_probabilities == score.log_probabilities
-    np.testing.assert_allclose(score.log_probabilities, answer.log_probabilities, atol=2e-4)
-    other = [(answer.tokens[0] + 1) % VOCAB, *answer.tokens[1:]]
-    assert not engine.score([(PROMPTS[0], other)])[0].greedy
+    np.testing.assert_allclose(score.log_probabilities, values, atol=2e-4)
 
 
 def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, greedy):
@@ -172,17 +167,13 @@ def test_an_answer_ends_at_a_stop_token_and_where_the_caller_ends_it(engine, gre
     assert (stopped.tokens, stopped.ended) == (tokens[:place], "stop")
     seen = []
     stopped = engine.generate(
-        PROMPTS[:1], NEW, on_token=lambda row, token: seen.append(token) or len(seen) == 3
+        PROMPTS, NEW, on_token=lambda row, token: seen.append((row, token)) or (row, len(seen)) == (0, 7)
     )[0]
     assert (stopped.tokens, stopped.ended) == (tokens[:3], "stop")
     assert len(stopped.log_probabilities) == 3
-
-
-def test_tokens_are_passed_on_as_they_are_generated(engine, greedy):
-    seen = []
-    engine.generate(PROMPTS, NEW, on_token=lambda row, token: seen.append((row, token)))
+    # Tokens are passed on as they are generated.
     assert [token for row, token in seen if row == 1] == greedy(PROMPTS[1])[0]
-    assert [row for row, _ in seen] == [0, 1, 2] * NEW
+    assert [row for row, _ in seen] == [0, 1, 2] * 3 + [1, 2] * (NEW - 3)
 
 
 def test_each_prompt_of_a_batch_has_its_own_limit_and_sampling(engine):
@@ -193,29 +184,25 @@ def test_each_prompt_of_a_batch_has_its_own_limit_and_sampling(engine):
         limits,
         sampling=samplings,
         on_end=lambda row, answer: ended.append((row, len(answer.tokens))),
-        least_rows=4,
     )
-    for prompt, limit, sampling, answer in zip(PROMPTS, limits, samplings, together, strict=True):
-        (alone,) = engine.generate([prompt], limit, sampling=sampling)
-        assert (answer.tokens, answer.ended) == (alone.tokens, "length")
     assert ended == [(2, 1), (0, 3), (1, NEW)]
     # Fewer prompts run the same programs.
     compiled = engine.programs.next_token._cache_size()
-    engine.generate([max(PROMPTS, key=len)], NEW, least_rows=4)
+    engine.generate([max(PROMPTS, key=len)], NEW, least_rows=3)
     assert engine.programs.next_token._cache_size() == compiled
+    for prompt, limit, sampling, answer in zip(PROMPTS, limits, samplings, together, strict=True):
+        (alone,) = engine.generate([prompt], limit, sampling=sampling, least_rows=3)
+        assert (answer.tokens, answer.ended) == (alone.tokens, "length")
 
 
 @pytest.mark.slow
-def test_samples_depend_neither_on_the_batch_nor_on_the_mesh(folder, model):
-    sampling = Sampling(temperature=1.0, top_p=0.9, seed=3)
-    alone = TextEngine(model).generate(PROMPTS[:1], NEW, sampling=sampling)[0].tokens
-    engine = engine_on(folder, MeshShape(ring=4), 16)
-    assert engine.generate(PROMPTS, NEW, sampling=sampling)[0].tokens == alone
-    seeds = {
-        tuple(TextEngine(model).generate(PROMPTS[:1], NEW, sampling=Sampling(1.0, seed=s))[0].tokens)
-        for s in range(4)
-    }
-    assert len(seeds) == 4
+def test_samples_depend_neither_on_the_batch_nor_on_the_mesh(folder, engine):
+    def answer(seed, engine=engine, prompts=PROMPTS[:1]):
+        sampling = Sampling(temperature=1.0, top_p=0.9, seed=seed)
+        return tuple(engine.generate(prompts, NEW, sampling=sampling)[0].tokens)
+
+    assert answer(3, engine_on(folder, MeshShape(ring=4), 16), PROMPTS) == answer(3)
+    assert len({answer(seed) for seed in range(4)}) == 4
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.75), (2.0, 0.5)])
@@ -244,21 +231,21 @@ def test_a_temperature_close_to_0_takes_the_most_likely_token():
         np.testing.assert_array_equal(likelihoods, jax.nn.log_softmax(logits).max(axis=-1))
 
 
-def test_all_sampling_settings_share_one_program(model):
-    engine = TextEngine(model)
-    for seed, temperature in enumerate((0.0, 0.7, 1.0)):
-        engine.generate(PROMPTS[:1], 2, sampling=Sampling(temperature, 0.9, seed))
-    engine.generate(PROMPTS[:1], 2, sampling=Sampling(1.0, seed=-(2**40)))
-    assert engine.programs.first_token._cache_size() == engine.programs.next_token._cache_size() == 1
+def test_sampling_settings_and_documents_of_one_bucket_share_their_programs(engine):
+    def compiled(number: int) -> list[int]:
+        sampling = Sampling(number / 2, 0.9, seed=-(2**40) * number)
+        engine.generate(PROMPTS, 2, document=engine.read(TEXT[: 65 + 5 * number]), sampling=sampling)
+        programs = engine.programs
+        return [each._cache_size() for each in (programs.encode, programs.first_token, programs.next_token)]
+
+    assert compiled(0) == compiled(1) == compiled(2)
 
 
-@pytest.mark.parametrize(("shape", "chunk"), ENGINES[1:4], ids=str)
-def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, chunk, folder, greedy):
-    engine = engine_on(folder, shape, chunk)
+def test_the_beginning_of_a_document_stands_for_the_shorter_text(engine, greedy):
     document = engine.read(TEXT)
-    for length in (1, 33, 60):
-        (answer,) = engine.generate([PROMPTS[0]], NEW, document=document.beginning(length))
-        assert answer.tokens == greedy(TEXT[:length] + PROMPTS[0])[0]
+    for length in (1, 60):
+        answers = engine.generate(PROMPTS, NEW, document=document.beginning(length))
+        assert_greedy(answers, [TEXT[:length] + prompt for prompt in PROMPTS], greedy)
     assert document.beginning(len(TEXT)) is document
     # What came after a beginning was not kept.
     with pytest.raises(ArgumentError, match="nothing before it"):
@@ -269,7 +256,7 @@ def test_the_beginning_of_a_document_stands_for_the_shorter_text(shape, chunk, f
 
 
 def test_keys_in_few_bits_change_little(folder, whole):
-    engine = engine_on(folder, MeshShape(ring=2), 32, cache_dtype="int8")
+    engine = engine_on(folder, MeshShape(ring=2), 40, cache_dtype="int8")
     score = engine.score([(TEXT, PROMPTS[0])])[0]
     predicted = whole(TEXT + PROMPTS[0])[len(TEXT) - 1 : -1]
     expected = predicted[np.arange(5), PROMPTS[0]]
@@ -277,21 +264,11 @@ def test_keys_in_few_bits_change_little(folder, whole):
     assert 0 < error.max() < 0.5
 
 
-def test_documents_of_one_bucket_share_their_programs(model):
-    engine = TextEngine(model, chunk=16)
-    for length in (49, 60, 64):
-        engine.generate([[1, 2]], 2, document=engine.read(TEXT[:length]))
-    assert engine.programs.encode._cache_size() == 2  # one for documents, one for prompts
-    assert engine.programs.next_token._cache_size() == 1
-
-
-def test_only_the_last_chunk_of_a_document_takes_the_attention_of_the_last_layer(model):
-    engine = TextEngine(model, chunk=16)
+def test_only_the_last_chunk_of_a_document_takes_the_attention_of_the_last_layer(engine):
     programs, tokens = engine.programs, np.zeros((1, 16), np.int32)
-    documents = [engine.read(TEXT[:length]) for length in (64, 48)]
-    # The third chunk is stored without the last layer's attention in one, and with it in the other.
-    whole, other = (d.cache.values[1].numbers[:, :, :48] for d in documents)
-    np.testing.assert_allclose(whole, other, atol=1e-5)  # in caches of 64 and of 48 slots
+    # The fourth chunk is stored without the last layer's attention in one, and with it in the other.
+    whole, other = (engine.read(text).cache.values[1].numbers[:, :, :64] for text in (TEXT, TEXT[:64]))
+    np.testing.assert_allclose(whole, other, atol=1e-5)
     place, last, cache = np.zeros(1, np.int32), programs.nothing_read(1), programs.empty(1, 1 << 16)
     chunk = programs.weights, tokens, tokens
     operations = [
@@ -351,14 +328,7 @@ def test_buckets_hold_their_lengths_and_are_few():
 
 
 def test_common_prefix_of_rows():
-    cases = [
-        ([[1, 2, 3], [1, 2, 4]], 2),
-        ([[1, 2], [1, 2, 3]], 2),
-        ([[5]], 1),
-        ([[], [1]], 0),
-        ([[2], [1]], 0),
-    ]
-    for rows, shared in cases:
+    for rows, shared in (([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[5]], 1), ([[], [1]], 0)):
         assert common_prefix_length(rows) == shared, rows
 
 
@@ -382,10 +352,41 @@ def test_chunks_hold_every_token_once():
     "family", [*(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[:-1]), FAMILIES[-1]]
 )
 def test_greedy_answers_of_families_are_those_of_transformers(family: str, tmp_path):
-    mesh = mesh_on_first_devices(MeshShape(ring=2))
-    engine = TextEngine(load_pretrained(write_model(tmp_path, family), mesh), mesh, chunk=8)
+    shape = MeshShape(ring=2 if family == "mistral" else 1)
+    engine = engine_on(write_model(tmp_path, family), shape, 8)
     prompt = llama_cases.tokens()[0, :PROMPT].tolist()
     with jax.default_matmul_precision("highest"):
         document = engine.read(prompt[:-5])
         (completion,) = engine.generate([prompt[-5:]], ANSWER, document=document)
     assert completion.tokens == llama_cases.answer(family)
+
+
+def compute(model, mesh) -> np.ndarray:
+    with jax.set_mesh(mesh):
+        return np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, llama_cases.tokens()))
+
+
+def test_unstacked_layers_have_the_logits_and_shardings_of_the_stack(folder):
+    mesh = mesh_on_first_devices(MeshShape(fsdp=2, ring=2, tensor=2))
+    model = load_pretrained(folder, mesh)
+    own = unstack_layers(model)
+    np.testing.assert_allclose(compute(own, mesh), compute(model, mesh), atol=1e-5)
+    for index in range(llama_cases.LAYERS):
+        layers = (jax.tree.leaves(each.transformer.block(index)) for each in (own, model))
+        for layer, sliced in zip(*layers, strict=True):
+            np.testing.assert_array_equal(layer, sliced)
+            assert layer.sharding.is_equivalent_to(sliced.sharding, sliced.ndim)
+
+
+def test_unstacked_matrices_are_not_copied_and_stay_when_the_stack_goes():
+    config = LlamaConfig(TransformerConfig(width=64, layers=3, heads=2, ffn_width=128), vocab_size=64)
+    model = config.build(jax.random.key(0))
+    own = unstack_layers(model)
+    blocks = model.transformer.blocks
+    assert isinstance(blocks, Block)
+    stack, last = blocks.feedforward.up[...], own.transformer.block(2).feedforward.up[...]
+    assert last.unsafe_buffer_pointer() - stack.unsafe_buffer_pointer() == 2 * last.nbytes
+    assert not last.committed
+    expected = np.array(stack[2])
+    del model, blocks, stack
+    np.testing.assert_array_equal(last, expected)

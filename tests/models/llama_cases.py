@@ -1,7 +1,8 @@
 """Small models of every kind and family as fields of config.json, and the weights that they share.
 
-Weights are far larger than those of a fresh model: with small ones, logits hardly depend on attention (with
-a standard initialisation a wrong rotary order moves them by less than a hundredth).
+Weights are random with a standard deviation of 0.3, far larger than those of a fresh model: with small ones,
+logits hardly depend on attention (with a standard initialisation a wrong rotary order moves them by less than
+a hundredth).
 """
 
 import json
@@ -15,7 +16,6 @@ GOLDEN = Path(__file__).parent / "golden"
 LAYERS, WIDTH, HEADS, FFN, VOCAB, ROWS, LENGTH = 2, 32, 4, 48, 64, 2, 96
 PROMPT, ANSWER = 32, 64
 """Tokens of a prompt, and of the greedy answer to it."""
-STANDARD_DEVIATION = 0.3
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,14 +73,12 @@ def weights(case: str) -> dict[str, np.ndarray]:
     family = fields["model_type"]
     query, keys = HEADS * fields["head_dim"], fields["num_key_value_heads"] * fields["head_dim"]
 
+    rows = {"q_proj": query, "k_proj": keys, "v_proj": keys}
+    rows |= dict.fromkeys(("q_norm", "k_norm"), fields["head_dim"])
+
     def cut(name: str, tensor: np.ndarray) -> np.ndarray:
-        if "q_proj" in name:
-            return tensor[:query]
-        if "k_proj" in name or "v_proj" in name:
-            return tensor[:keys]
-        if "q_norm" in name or "k_norm" in name:
-            return tensor[: fields["head_dim"]]
-        return tensor[:, :query] if "o_proj" in name else tensor
+        part = name.split(".")[-2]
+        return tensor[:, :query] if part == "o_proj" else tensor[: rows.get(part)]
 
     if family in ("qwen2", "qwen3", "gemma3_text"):
         more = load_file(GOLDEN / "weights_of_families.safetensors")

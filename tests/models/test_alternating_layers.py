@@ -1,7 +1,6 @@
-"""Stacks whose local layers alternate with global ones: scanned in groups, on stages, with adapters."""
+"""Stacks whose local layers alternate with global ones, scanned in groups."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from agentic_ring.errors import ConfigError, MeshError
-from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
+from agentic_ring.errors import ConfigError
 from agentic_ring.models.llama import LlamaConfig
-from agentic_ring.models.lora import LoraConfig, LoraModel
 from agentic_ring.models.model import Model
-from agentic_ring.models.rotary import LinearScaling
 from agentic_ring.models.transformer import Transformer
-from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.train_step import token_loss
-from tests.models.test_pipeline import (
-    ONE_DEVICE,
-    TWO_STAGES,
-    assert_equal_to_rounding,
-    differentiated,
-    packed_rows,
-)
+from agentic_ring.models.transformer_config import LinearScaling, TransformerConfig
 
 STACK = TransformerConfig(
     width=32,
@@ -32,8 +20,6 @@ STACK = TransformerConfig(
     heads=4,
     kv_heads=2,
     ffn_width=48,
-    ffn_chunk=4,
-    head_groups=2,
     window=5,
     global_every=2,
     rope_theta=1e5,
@@ -79,7 +65,7 @@ def test_scanned_in_groups_they_have_the_gradients_of_layers_one_by_one():
 
 def test_the_program_does_not_grow_with_depth():
     def products(layers: int) -> int:
-        stack = replace(LLAMA.transformer, layers=layers, global_every=3, head_groups=1, ffn_chunk=None)
+        stack = replace(LLAMA.transformer, layers=layers, global_every=3)
         model = Model(replace(LLAMA, transformer=stack))
 
         def loss(params):
@@ -88,37 +74,6 @@ def test_the_program_does_not_grow_with_depth():
         return jax.jit(jax.grad(loss)).lower(model.abstract_params()).as_text().count("dot_general")
 
     assert products(24) == products(6) > 20
-
-
-@pytest.mark.slow
-def test_on_stages_they_have_the_gradients_of_one_device():
-    run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
-    assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
-
-
-def test_a_stage_needs_whole_groups():
-    model = Model(replace(LLAMA, transformer=replace(LLAMA.transformer, global_every=4)))
-    tokens = jnp.zeros((8, 16), jnp.int32)
-    with jax.set_mesh(make_mesh(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
-        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
-
-
-@pytest.mark.slow
-def test_merged_adapters_give_what_adapted_layers_give():
-    plain, adapted = Model(LLAMA), LoraModel(LLAMA, LoraConfig(2), "float32")
-    tokens = jnp.arange(16)[None] % 40
-    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
-    with jax.set_mesh(mesh):
-        frozen = jax.jit(plain.init_params, out_shardings=plain.param_shardings(mesh, ShardingRules()))(
-            jax.random.key(0)
-        )
-        adapters = jax.tree.map(
-            lambda x: 0.3 * jax.random.normal(jax.random.key(3), x.shape), adapted.abstract_params()
-        )
-        got = jax.jit(lambda p, f: adapted.bind(p, f)(tokens))(adapters, frozen)
-        run = jax.jit(lambda p: plain.bind(p)(tokens))
-        assert np.abs(got - run(frozen)).max() > 0.1
-        np.testing.assert_allclose(got, run(adapted.merged(adapters, frozen)), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,15 @@ RULES = ShardingRules()
 EVERY_AXIS = MeshShape(data=2, ring=2, tensor=2)
 
 
+def feedforward(chunk: int | None) -> FeedForward:
+    config = TransformerConfig(width=16, layers=1, heads=1, ffn_width=24, ffn_chunk=chunk)
+    return FeedForward(jax.random.key(0), config)
+
+
 @cache
 def feedforward_and_gradients(shape: MeshShape | None, chunk: int | None, dtype: str = "float32") -> dict:
     """Loss gradients for 4 rows of 48 tokens of width 16 on the mesh."""
-    module = FeedForward(jax.random.key(0), 16, 24, chunk, RULES, norm_epsilon=1e-5)
+    module = feedforward(chunk)
     graphdef, state = nnx.split(module)
     x, d_output = (jax.random.normal(jax.random.key(n), (4, 48, 16)).astype(dtype) for n in (1, 2))
 
@@ -65,7 +70,7 @@ def test_gradients_of_weights_add_up_in_float32():
 def test_a_weight_gradient_is_summed_over_devices_once():
     """The loop over chunks contains no collective."""
     mesh = make_mesh(MeshShape(ring=8))
-    graphdef, state = nnx.split(FeedForward(jax.random.key(0), 16, 24, 2, RULES, norm_epsilon=1e-5))
+    graphdef, state = nnx.split(feedforward(chunk=2))
 
     def loss(state: nnx.State, x: jax.Array) -> jax.Array:
         return (nnx.merge(graphdef, state)(x) ** 2).sum()
@@ -82,7 +87,7 @@ def test_a_weight_gradient_is_summed_over_devices_once():
 
 
 def cross_entropy_and_gradients(shape: MeshShape | None, chunk: int | None) -> tuple:
-    stack = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none")
+    stack = TransformerConfig(width=16, layers=0, heads=2, ffn_width=32, remat="none")
     config = LlamaConfig(stack, vocab_size=40, loss_chunk=chunk)
     random = np.random.default_rng(0)
     tokens, targets = (random.integers(0, 40, (4, 48), np.int32) for _ in range(2))

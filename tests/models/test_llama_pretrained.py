@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import AgenticRingError, ArgumentError, ConfigError, DataError
+from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
-from agentic_ring.models.llama import Llama, TokenBatch, load_pretrained, pretrained, save_pretrained
+from agentic_ring.models.llama import (
+    Llama,
+    LlamaConfig,
+    TokenBatch,
+    load_pretrained,
+    pretrained,
+    save_pretrained,
+)
 from agentic_ring.models.llama.config_file import read_config, usable_context
-from agentic_ring.models.rotary import inverse_frequencies
+from agentic_ring.models.self_attention import inverse_frequencies
+from agentic_ring.models.transformer_config import TransformerConfig
+from tests.data.text.tokenizers_for_tests import byte_level
 from tests.models.llama_cases import (
     CASES,
     FAMILIES,
@@ -44,17 +55,32 @@ def compute(model: Llama, mesh=None) -> np.ndarray:
         return np.asarray(call(model, tokens()))
 
 
+IDS = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers(case, tmp_path):
-    np.testing.assert_allclose(compute(load(write_model(tmp_path, case))), logits(case), atol=TOLERANCE)
+def test_logits_are_those_of_transformers_and_saved_again_all_is_the_same(case, tmp_path):
+    fields, folder = {**config_json(case), **IDS}, write_model(tmp_path / "from", case, **IDS)
+    model = load(folder)
+    np.testing.assert_allclose(compute(model), logits(case), atol=TOLERANCE)
+    if case == "dynamic":
+        model = load_pretrained(folder)  # with the context that it was made for
+    save_pretrained(model, tmp_path / "to")
+    kept, wanted = load_file(tmp_path / "to" / "model.safetensors"), weights(case)
+    assert kept.keys() == wanted.keys()
+    for name, tensor in kept.items():
+        np.testing.assert_array_equal(tensor, wanted[name], err_msg=name)
+    assert read_config(tmp_path / "to") == model.config
+    saved = json.loads((tmp_path / "to" / "config.json").read_text())
+    scaling = fields.pop("rope_scaling", {})
+    assert {name: saved[name] for name in fields} == fields
+    assert {name: saved["rope_scaling"][name] for name in scaling} == scaling
 
 
 @pytest.mark.parametrize(
     ("case", "shape"),
     [
         ("two_key_heads", MeshShape(ring=8)),
-        ("tied", EVERY_AXIS),
-        ("llama3", MeshShape(ring=4)),
         ("gemma3_text", EVERY_AXIS),
         ("phi3", EVERY_AXIS),
         *(
@@ -84,47 +110,11 @@ def test_fields_that_a_file_leaves_out_are_the_familys(tmp_path):
     assert stack("mistral").window == 20
     assert stack("mistral", sliding_window=None).window is None
     assert stack("mistral", sliding_window="absent").window == 4096
+    assert read_config(write_model(tmp_path, eos_token_id=2)).eos_token_id == 2
     # A window that the family does not use, and null key heads, are read as transformers does.
     types = ["full_attention"] * 2
     qwen = stack("qwen2", num_key_value_heads=None, sliding_window=20, layer_types=types)
     assert (qwen.key_value_heads, qwen.window) == (qwen.heads, None)
-
-
-def interleaved(tensor: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of a head in the order of Meta's own files: pairs side by side."""
-    by_half = tensor.reshape(-1, 2, head_dim // 2, tensor.shape[1])
-    return np.ascontiguousarray(by_half.swapaxes(1, 2).reshape(tensor.shape))
-
-
-def test_a_wrong_order_of_rows_changes_the_logits(tmp_path):
-    folder, changed = write_model(tmp_path), weights("two_key_heads")
-    changed = {n: interleaved(x, 8) if "q_proj" in n or "k_proj" in n else x for n, x in changed.items()}
-    save_file(changed, folder / "model.safetensors")
-    assert np.abs(compute(load(folder)) - logits("two_key_heads")).max() > 1
-
-
-IDS = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_saved_again_every_tensor_and_every_field_are_the_same(case, tmp_path):
-    context = 32 if case == "dynamic" else 131_072
-    fields = {**config_json(case), **IDS, "max_position_embeddings": context}
-    model = load_pretrained(write_model(tmp_path / "from", case, **fields))
-    save_pretrained(model, tmp_path / "to")
-    kept, wanted = load_file(tmp_path / "to" / "model.safetensors"), weights(case)
-    assert kept.keys() == wanted.keys()
-    for name, tensor in kept.items():
-        np.testing.assert_array_equal(tensor, wanted[name], err_msg=name)
-    assert load_pretrained(tmp_path / "to").config == model.config
-    saved = json.loads((tmp_path / "to" / "config.json").read_text())
-    scaling = fields.pop("rope_scaling", {})
-    assert {name: saved[name] for name in fields} == fields
-    assert {name: saved["rope_scaling"][name] for name in scaling} == scaling
-
-
-def test_one_stop_token_is_read_as_one(tmp_path):
-    assert read_config(write_model(tmp_path, eos_token_id=2)).eos_token_id == 2
 
 
 def rotated(config: dict, length: int, head_dim: int) -> np.ndarray:
@@ -148,37 +138,22 @@ def test_dynamic_scaling_is_saved_as_transformers_computes_it(context, lengths, 
     assert saved["max_position_embeddings"] == max(lengths[1], context or 0)
     again = load_pretrained(tmp_path / "to").config.transformer
     assert inverse_frequencies(again.rope_theta, again.head_dim, again.rope_scaling).tolist() == ours.tolist()
+    with pytest.raises(ArgumentError, match=rf"300 tokens, .* {max(lengths[1], context or 0)}"):
+        save_pretrained(model, tmp_path / "other", context=300)
+    assert not (tmp_path / "other").exists()
 
 
-def test_dynamic_scaling_for_another_context_is_refused(tmp_path):
-    model = load_pretrained(write_model(tmp_path / "from", "dynamic"), context=200)
-    with pytest.raises(ArgumentError, match=r"300 tokens, .* 200"):
-        save_pretrained(model, tmp_path / "to", context=300)
-    assert not (tmp_path / "to").exists()
-
-
-def test_a_model_on_a_mesh_is_saved_in_several_files_and_read_from_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "SHARD_BYTES", 20_000)
+def test_a_model_on_a_mesh_is_saved_in_several_files_and_over_another_one(tmp_path, monkeypatch):
     model = load(write_model(tmp_path / "from"), mesh=make_mesh(MeshShape(fsdp=2, ring=4)))
-    save_pretrained(model, tmp_path / "to")
-    index = json.loads((tmp_path / "to" / "model.safetensors.index.json").read_text())
-    files = sorted(set(index["weight_map"].values()))
-    assert len(files) > 3
-    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    read = zip(jax.tree.leaves(load(tmp_path / "to")), jax.tree.leaves(model), strict=True)
-    for again, saved in read:
-        np.testing.assert_array_equal(again, saved)
-
-
-@pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000)], ids=["fewer files", "more files"])
-def test_a_model_saved_over_another_one_replaces_it(sizes, tmp_path, monkeypatch):
-    old = load(write_model(tmp_path / "from"))
-    new = jax.tree.map(lambda x: 2 * x, old)
-    for model, size in zip((old, new), sizes, strict=True):
+    for size, count in ((20_000, 5), (10**9, 1), (20_000, 5)):
         monkeypatch.setattr(pretrained, "SHARD_BYTES", size)
+        model = jax.tree.map(lambda x: 2 * x, model)
         save_pretrained(model, tmp_path / "to")
-    again = load(tmp_path / "to")
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(new))
+        files = sorted(path.name for path in (tmp_path / "to").glob("*.safetensors"))
+        assert len(files) == count
+        assert files[0] == ("model.safetensors" if count == 1 else f"model-00001-of-{count:05}.safetensors")
+        again = load(tmp_path / "to")
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(model))
 
 
 def test_weights_that_the_disk_refuses_are_an_error_that_names_them(tmp_path):
@@ -225,15 +200,15 @@ GEMMA_ROPE = {
 }
 
 
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("case", "new", "old"),
     [
         (
             "two_key_heads",
-            {
-                "rope_theta": None,
-                "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-            },
+            {"rope_theta": None, "rope_parameters": LINEAR},
             {"rope_scaling": {"type": "linear", "factor": 4.0}},
         ),
         (
@@ -243,11 +218,7 @@ GEMMA_ROPE = {
         ),
         ("llama3", {"rope_scaling": None, "rope_parameters": LLAMA3, "rope_theta": 1e4}, {}),
         ("gemma3_text", {}, {"layer_types": None, "sliding_window_pattern": 3}),
-        (
-            "gemma3_text",
-            {"rope_parameters": GEMMA_ROPE, "rope_scaling": None, "rope_theta": None},
-            {"rope_parameters": None},
-        ),
+        ("gemma3_text", {"rope_parameters": GEMMA_ROPE, "rope_scaling": None, "rope_theta": None}, {}),
     ],
 )
 def test_old_and_new_names_are_equivalent(case, new, old, tmp_path):
@@ -323,10 +294,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
         (fields("gemma2", sliding_window=None), "global_every is 2"),
         (fields("gemma3_text", attn_logit_softcapping=50.0), r"attn_logit_softcapping 50\.0"),
         (fields(rope_parameters={GLOBAL: {"rope_theta": 1e6}}), "layers with a window"),
-        (
-            fields(**family("qwen3")),
-            r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_",
-        ),
+        (fields(**family("qwen3")), r"4 tensors are missing, such as model\.layers\.0\.self_attn\.k_"),
         (fields(hidden_act="gelu"), "hidden_act 'gelu'"),
         (fields(torch_dtype="int4"), "'int4'"),
         (fields(num_key_value_heads=3), "kv_heads 3"),
@@ -359,8 +327,7 @@ def test_computing_in_chunks_of_the_vocabulary_pass_gives_the_logits(tmp_path):
 
 def test_a_context_is_checked_against_the_model(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    assert usable_context(tmp_path, None, False) == 64
-    assert usable_context(tmp_path, 63, False) == 63
+    assert [usable_context(tmp_path, asked, False) for asked in (None, 64, 63)] == [64, 64, 63]
     assert capsys.readouterr().err == ""
     assert usable_context(tmp_path, 65, True) == 65
     assert "65" in capsys.readouterr().err
@@ -373,3 +340,26 @@ def test_a_context_is_checked_against_the_model(tmp_path, capsys):
         usable_context(tmp_path, None, False)
     with pytest.raises(DataError, match=r"config\.json does not exist"):
         usable_context(tmp_path / "nowhere", 64, False)
+
+
+@pytest.mark.filterwarnings("default")
+def test_transformers_writes_the_same_and_stops_where_the_tokenizer_says(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    shape = TransformerConfig(width=32, layers=2, heads=4, kv_heads=2, ffn_width=48)
+    model = LlamaConfig(shape, byte_level().vocab_size).build(jax.random.key(0))
+    engine, prompt = TextEngine(model), byte_level().encode_prompt("The capital")
+    unstopped = engine.generate([prompt], 24)[0].tokens
+    # The stop token is one that occurs in the unstopped answer.
+    end = unstopped[5]
+    tokenizer = byte_level(eos=["</s>", byte_level().token(end)])
+    save_pretrained(model, tmp_path, write_others=tokenizer.save)
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    # That class adds BOS only if a post-processor in tokenizer.json does.
+    assert theirs("The capital").input_ids == tokenizer.encode("The capital")
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    written = other.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+    ours = engine.generate([prompt], 24, stop_tokens=Tokenizer.load(tmp_path).eos_ids)[0]
+    assert ours.ended == "stop"
+    assert written[0, len(prompt) :].tolist() == [*ours.tokens, end]
+    assert theirs.decode(ours.tokens) == tokenizer.decode(ours.tokens)

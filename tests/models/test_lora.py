@@ -10,14 +10,14 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
+from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import abstract_state, init_state, make_train_step, token_loss
+from agentic_ring.training.train_step import abstract_state, init_state, make_train_step
 from evals.compile.llama_step import token_batch
 from evals.compile.step_memory import TrainStep
+from tests.models.test_alternating_layers import LLAMA as GEMMA
 
 STACK = TransformerConfig(
     width=32, layers=2, heads=4, kv_heads=2, ffn_width=48, ffn_chunk=4, head_groups=2, remat="full"
@@ -31,8 +31,9 @@ def mesh():
     return make_mesh(MeshShape(fsdp=2, ring=2), jax.devices()[:4])
 
 
-def frozen_weights(dtype="float32"):
-    model = Model(CONFIG)
+@cache
+def frozen_weights(dtype="float32", config=CONFIG):
+    model = Model(config)
     with jax.set_mesh(mesh()):
         shardings = model.param_shardings(mesh(), RULES)
 
@@ -63,21 +64,26 @@ def logits(model, params, frozen=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_weights_give_what_the_adapted_model_gives(dtype):
-    config = replace(CONFIG, transformer=replace(STACK, dtype=dtype))
-    model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype)
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [(GEMMA, 1e-5), (replace(CONFIG, transformer=replace(STACK, dtype="bfloat16")), 1e-6)],
+    ids=["gemma", "bfloat16"],
+)
+def test_merged_weights_give_what_the_adapted_model_gives(config, tolerance):
+    dtype = config.transformer.dtype
+    model, frozen = LoraModel(config, LoraConfig(4), dtype), frozen_weights(dtype, config)
     adapters = random_adapters(model)
     with jax.set_mesh(mesh()):
         merged = model.merged(adapters, frozen)
     assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {jnp.dtype(dtype)}
     adapted = logits(model, adapters, frozen)
     assert np.abs(adapted - logits(Model(config), frozen)).max() > 0.1
-    np.testing.assert_allclose(logits(Model(config), merged), adapted, atol=1e-6)
+    np.testing.assert_allclose(logits(Model(config), merged), adapted, atol=tolerance)
 
 
 def test_the_sum_is_base_and_scaled_product():
-    model, frozen = LoraModel(CONFIG, LoraConfig(4, scale=0.5), "float32"), frozen_weights()
+    model = LoraModel(CONFIG, LoraConfig(4, scale=0.5), "float32")
+    frozen = jax.jit(Model(CONFIG).init_params)(jax.random.key(0))
     adapters = random_adapters(model)
     merged, base = flatten_dict(model.merged(adapters, frozen)), flatten_dict(frozen)
     output = ("transformer", "blocks", "attention", "output")  # two dimensions of inputs
@@ -104,9 +110,6 @@ def test_an_update_changes_only_adapters_and_lowers_the_loss():
             losses.append(float(measured["loss"]))
     assert losses[-1] < 0.9 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), before)
-    # The optimiser holds a mean and a square for each adapter, and counters.
-    held = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer))
-    assert held <= 2 * model.parameter_count() + 4
 
 
 @pytest.mark.slow
@@ -141,9 +144,8 @@ def test_the_sums_of_all_layers_are_never_in_memory_together():
 
 def test_the_state_holds_nothing_for_frozen_weights():
     model = LoraModel(CONFIG, LoraConfig(2), "bfloat16")
-    optimizer = make_optimizer(OptimizerConfig(), 1)
-    held = sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model, optimizer, mesh(), RULES)))
-    assert held <= 3 * model.parameter_count() + 8
+    state = abstract_state(model, make_optimizer(OptimizerConfig(), 1), mesh(), RULES)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) <= 3 * model.parameter_count() + 8
     assert model.parameter_count() < 0.2 * Model(CONFIG).parameter_count()
     biased = replace(CONFIG, family="qwen2", transformer=replace(STACK, projection_bias=True))
     assert LoraModel(biased, LoraConfig(2), "bfloat16").parameter_count() == model.parameter_count()

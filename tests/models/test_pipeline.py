@@ -1,6 +1,6 @@
 """Models whose layers lie in pipeline stages compute what they compute on one device, with all gradients."""
 
-from functools import partial
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec
 from agentic_ring.attention import order
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
-from agentic_ring.models.lora import LoraConfig, LoraModel
-from agentic_ring.models.model import Model
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
+from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.pipeline import Schedule, accumulation_parts, apply_in_stages
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import action_loss, init_state, make_train_step, token_loss
-from tests.models.tiny_agentic_transformer import on_mesh, random_steps, tiny_config
+from agentic_ring.training.train_step import init_state, make_train_step
+from tests.models.test_alternating_layers import LLAMA as ALTERNATING
+from tests.models.tiny_agentic_transformer import random_steps, tiny_config
 
 RULES = ShardingRules()
 ROWS, LENGTH = 8, 16
@@ -51,17 +51,6 @@ def packed_rows(mesh) -> TokenBatch:
     return TokenBatch(*(jax.device_put(x[:, permutation], sharding) for x in fields), layout="zigzag")
 
 
-def differentiated(model, loss, batch, shape, frozen=None):
-    """(loss, gradients of all parameters) on a mesh."""
-    mesh = mesh_of(shape)
-    with jax.set_mesh(mesh):
-        params = jax.jit(model.init_params, out_shardings=model.param_shardings(mesh, RULES))(
-            jax.random.key(0)
-        )
-        run = jax.jit(jax.value_and_grad(lambda params, batch: loss(model.bind(params, frozen), batch)))
-        return jax.device_get(run(params, batch(mesh)))
-
-
 def assert_equal_to_rounding(got, want, tolerance=3e-6):
     """Every array deviates by at most ``tolerance`` of its largest number."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -71,17 +60,19 @@ def assert_equal_to_rounding(got, want, tolerance=3e-6):
 
 
 @pytest.mark.slow
-def test_agentic_transformer():
-    model = Model(tiny_config(layers=4, remat="full"))
-    steps = random_steps(ROWS, 8, valid=6)
-    run = partial(differentiated, model, action_loss, partial(on_mesh, steps))
-    assert_equal_to_rounding(run(TWO_STAGES), run(ONE_DEVICE))
+def test_groups_of_layers_have_the_gradients_of_one_device():
+    model = Model(ALTERNATING)
 
+    def differentiated(shape: MeshShape):
+        """(loss, gradients of all parameters) on a mesh."""
+        mesh = mesh_of(shape)
+        with jax.set_mesh(mesh):
+            shardings = model.param_shardings(mesh, RULES)
+            params = jax.jit(model.init_params, out_shardings=shardings)(jax.random.key(0))
+            run = jax.jit(jax.value_and_grad(lambda params, batch: token_loss(model.bind(params), batch)))
+            return jax.device_get(run(params, packed_rows(mesh)))
 
-@pytest.mark.slow
-def test_llama_on_packed_rows():
-    run = partial(differentiated, Model(LLAMA), token_loss, packed_rows)
-    assert_equal_to_rounding(run(FOUR_STAGES), run(ONE_DEVICE))
+    assert_equal_to_rounding(differentiated(TWO_STAGES), differentiated(ONE_DEVICE))
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (4, 2)])
@@ -172,10 +163,16 @@ def test_what_does_not_divide(layers, rows, named):
         jax.eval_shape(lambda params: model.bind(params)(batch, "zigzag"), model.abstract_params())
 
 
+def test_a_stage_needs_whole_groups():
+    model = Model(replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4)))
+    tokens = jnp.zeros((8, 16), jnp.int32)
+    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
+        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
+
+
 def test_schedule():
-    assert Schedule.of_rows(rows=1, stages=4) == Schedule(4, 4)
-    assert Schedule.of_rows(rows=8, stages=4) == Schedule(4, 16)
-    assert Schedule.of_rows(rows=6, stages=2) == Schedule(2, 6)
+    found = [Schedule.of_rows(rows, stages) for rows, stages in ((1, 4), (8, 4), (6, 2))]
+    assert found == [Schedule(4, 4), Schedule(4, 16), Schedule(2, 6)]
     assert Schedule(4, 16).ticks == 19
     assert Schedule(4, 16).bubble == 3 / 19
     assert [accumulation_parts(rows, 1) for rows in (1, 8)] == [1, 8]

@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError
-from agentic_ring.models.layers import rms_norm
-from agentic_ring.models.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    YarnScaling,
-    apply_rotary,
-    attention_factor,
-    inverse_frequencies,
-)
+from agentic_ring.models.layers import RMSNorm
+from agentic_ring.models.self_attention import apply_rotary, attention_factor, inverse_frequencies
+from agentic_ring.models.transformer_config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 
 HEAD_DIM = 64
 SCALINGS = [
@@ -59,7 +52,7 @@ def test_float64_is_refused_here_and_kept_by_norms():
     with jax.enable_x64(True):
         x, scale = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 4, 8))), jnp.arange(1.0, 9.0)
         root = np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
-        np.testing.assert_allclose(rms_norm(x, scale, 1e-5), x / root * scale, rtol=1e-12)
+        np.testing.assert_allclose(RMSNorm(8, 1e-5).scaled(x, scale), x / root * scale, rtol=1e-12)
         with pytest.raises(ArgumentError, match="x is float64"):
             apply_rotary(x, jnp.arange(32)[None], 1e4)
 

@@ -50,13 +50,11 @@ def test_logits_are_those_of_transformers_whatever_the_axes_are_called(case, fol
 
 @pytest.mark.slow
 def test_generated_text_is_the_same_whatever_the_axes_are_called(folder):
-    answer = TextEngine(load_pretrained(folder), chunk=16).generate([PROMPT] * 2, max_new_tokens=6)[0].tokens
+    answer = TextEngine(load_pretrained(folder), chunk=16).generate([PROMPT], max_new_tokens=6)[0].tokens
     mesh, rules = mesh_of(**CASES["double ring"][0]), CASES["double ring"][1]
-    model = load_pretrained(folder, mesh, rules=rules)
-    engine = TextEngine(model, mesh, chunk=16)
+    engine = TextEngine(load_pretrained(folder, mesh, rules=rules), mesh, chunk=16)
     document = engine.read(PROMPT[:4])
-    assert engine.generate([PROMPT] * 2, max_new_tokens=6)[0].tokens == answer
-    assert engine.generate([PROMPT[4:]] * 2, max_new_tokens=6, document=document)[0].tokens == answer
+    assert engine.generate([PROMPT[4:]], max_new_tokens=6, document=document)[0].tokens == answer
 
 
 def test_a_mesh_without_the_axes_of_the_rules_is_refused(folder):

@@ -1,5 +1,8 @@
 """A model small enough to compile in a second, and random chains for it."""
 
+from collections.abc import Callable
+from functools import cache
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -23,11 +26,19 @@ def tiny_config(**changes) -> AgenticTransformerConfig:
     )
 
 
-def fresh_params(model: Model[AgenticTransformerConfig]) -> Params:
-    """Fresh parameters; only the weights of the completion bit, which start at 0, are as if trained."""
+@cache
+def fresh_model(
+    config: AgenticTransformerConfig,
+) -> tuple[Model[AgenticTransformerConfig], Params, Callable[[ChainSteps], jax.Array]]:
+    """A model, its parameters, and the compiled model with them.
+
+    The parameters are fresh; only the weights of the completion bit, which start at 0, are as if trained.
+    """
+    model = Model(config)
     params = jax.jit(model.init_params)(jax.random.key(0))
     row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
-    return {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
+    params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
+    return model, params, jax.jit(lambda steps: model.bind(params)(steps))
 
 
 def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSteps:

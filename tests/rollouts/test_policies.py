@@ -12,13 +12,12 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import InContextPolicy
 from agentic_ring.mesh import MeshShape, make_mesh, mesh_on_first_devices
 from agentic_ring.models.agentic_transformer import ChainSteps
-from agentic_ring.models.model import Model
 from agentic_ring.rollouts import policies
 from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy, as_prompt, read_prompt
 from experiments.exorl.pipeline import resolve
 from experiments.exorl.presets import PRESETS
 from tests.data.synthetic import TASK, random_store
-from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_params, tiny_config
+from tests.models.tiny_agentic_transformer import OBSERVATION_DIM, fresh_model, tiny_config
 
 ENVIRONMENTS, DECISIONS, TRIALS = 2, 3, 5
 SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)
@@ -67,9 +66,9 @@ def test_simulated_devices_leave_a_core_to_the_environments_unless_the_prompt_is
 def tiny_policy() -> InContextPolicy:
     """A policy on a ring of 2; 9 steps of context, which do not divide over it."""
     config = replace(tiny_config(layers=2), paired_tokens=True, action_modes=3)
-    model = Model(config)
+    model, params, _ = fresh_model(config)
     mesh = mesh_on_first_devices(MeshShape(ring=2))
-    return InContextPolicy(model, fresh_params(model), mesh, SCALING, 0.0, ENVIRONMENTS, TRIALS * DECISIONS)
+    return InContextPolicy(model, params, mesh, SCALING, 0.0, ENVIRONMENTS, TRIALS * DECISIONS)
 
 
 def run_trial(policy, trial: int) -> tuple[np.ndarray, list[ChainSteps]]:

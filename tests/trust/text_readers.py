@@ -13,7 +13,7 @@ from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import DataError
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.models.llama.config_file import read_config, usable_context
-from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
+from agentic_ring.models.llama.pretrained import INDEX, SINGLE, TensorFiles
 from data_prep.conversations import conversation, records
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import (

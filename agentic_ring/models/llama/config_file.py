@@ -3,24 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
-from agentic_ring.models.llama.config_fields import read_fields
+from agentic_ring.extras import needs_extra
+from agentic_ring.files.json_files import read_json
 from agentic_ring.models.llama.families import FAMILIES, LLAMA, OWN, Family, Fields, family_named
 from agentic_ring.models.llama.model import LlamaConfig
-from agentic_ring.models.rotary import (
+from agentic_ring.models.transformer_config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    QueryScaling,
     RotaryScaling,
+    TransformerConfig,
     YarnScaling,
-    dynamic_theta,
 )
-from agentic_ring.models.transformer_config import QueryScaling, TransformerConfig
 from agentic_ring.terminal.progress import say
 
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+with needs_extra("models"):
+    from pydantic import ConfigDict, Field, create_model
+
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 """Types of layers in ``layer_types``."""
 _ACTIVATIONS = {
@@ -30,6 +33,66 @@ _ACTIVATIONS = {
 """Fields of ``config.json`` that name an activation function."""
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 """Compute dtype by storage dtype; float16 overflows in models that were not trained with it."""
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_NULLABLE = ("num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields in which null is a value; a file without them has the default of its family."""
+REMEDY = (
+    "give the folder of a model in Hugging Face's layout: config.json, *.safetensors and tokenizer.json, as "
+    "they were published"
+)
+
+
+def _object(name: str, *types: tuple[Any, str]) -> Any:
+    """An object with fields of these types, each of which may be absent or null, and with any others."""
+    fields: dict[str, Any] = {each: (kind | None, None) for kind, names in types for each in names.split()}
+    return create_model(name, __config__=ConfigDict(extra="allow"), **fields)
+
+
+_Positive = Annotated[float, Field(gt=0)]
+_Tokens = Annotated[int, Field(ge=1, le=2**40)]
+_Layers = Annotated[int, Field(ge=1, le=10_000)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**28)]
+_ROPE = (
+    (str, "rope_type type"),
+    (bool, "truncate"),
+    (_Tokens, "original_max_position_embeddings"),
+    (_Positive, "rope_theta factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor"),
+)
+_Rope = _object("_Rope", *_ROPE, (_object("_RopeOfLayers", *_ROPE), f"{_GLOBAL} {_LOCAL}"))
+_QueryScaling = create_model("_QueryScaling", floor=_Tokens, scale=_Positive)
+_Fields = _object(
+    "_Fields",
+    (str, "model_type hidden_act hidden_activation dtype torch_dtype"),
+    (list[str], "architectures layer_types"),
+    (
+        Annotated[int, Field(ge=1, le=2**24)],
+        "hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size",
+    ),
+    (_Layers, "num_hidden_layers sliding_window_pattern"),
+    (_Tokens, "max_position_embeddings sliding_window"),
+    (Annotated[int, Field(ge=2, le=2**28)], "vocab_size"),
+    (_TokenId, "bos_token_id"),
+    (_TokenId | list[_TokenId], "eos_token_id"),
+    (Annotated[int, Field(ge=-1, lt=2**28)], "pad_token_id"),
+    (Annotated[float, Field(gt=0, lt=1)], "rms_norm_eps"),
+    (_Positive, "rope_theta rope_local_base_freq partial_rotary_factor"),
+    (_Positive, "attn_logit_softcapping final_logit_softcapping"),
+    (Annotated[int | float, Field(gt=0)], "query_pre_attn_scalar"),
+    (bool, "tie_word_embeddings attention_bias mlp_bias use_sliding_window use_bidirectional_attention"),
+    (_Rope, "rope_scaling rope_parameters"),
+    (_QueryScaling, "query_scaling"),
+)
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """Returns the fields of a ``config.json`` that are not null, and those in which null is a value.
+
+    Raises:
+      DataError: the file is missing or damaged, or a field has another type or an impossible value.
+    """
+    read = read_json(file, _Fields, REMEDY, foreign=True)
+    fields = read.model_dump(exclude_none=True)
+    return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
 
 
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
@@ -62,24 +125,21 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
 
 
 def _check_supported(file: Path, family: Family, fields: Fields) -> None:
-    """Checks that the file describes a model as the family's declaration has it.
-
-    Raises:
-      DataError: it does not.
-    """
+    """Raises a DataError if the file does not describe a model as the family's declaration has it."""
     named = fields.get("architectures") or [family.architecture]
     if family.architecture not in named:
         raise DataError(
             f"{file} has model_type {family.name!r}, but its architecture is {named[0]!r} and not "
             f"{family.architecture!r}; take the file as it was published"
         )
+
+    def unsupported(found: str, supported: str) -> DataError:
+        return DataError(f"{file} has {found}; of {family.title} only models with {supported} are supported")
+
     given = {**fields, **_rope(fields)[0]}
     for name, value in {"partial_rotary_factor": 1.0, **family.required, **_activation(family)}.items():
         if given.get(name, value) != value:
-            raise DataError(
-                f"{file} has {name} {given[name]!r}; of {family.title} only models with {value!r} are "
-                "supported"
-            )
+            raise unsupported(f"{name} {given[name]!r}", repr(value))
     types, layers = fields.get("layer_types"), fields["num_hidden_layers"]
     if types is None:
         return
@@ -88,19 +148,15 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
     if "layer_types" in family.settings:
         every = _global_every(fields)
         if types != _layer_types(every, layers):
-            raise DataError(
-                f"{file} has global layers that are not every {every}th one (layer_types); of {family.title} "
-                "only models with groups of as many layers are supported"
+            raise unsupported(
+                f"global layers that are not every {every}th one (layer_types)", "groups of as many layers"
             )
         return
     windows = "sliding_window" in family.settings and fields.get("sliding_window") is not None
     expected = _LOCAL if windows else _GLOBAL
     others = sorted(set(types) - {expected})
     if others:
-        raise DataError(
-            f"{file} has layers of the type {others[0]!r}; of {family.title} only models with {expected!r} "
-            "in all layers are supported"
-        )
+        raise unsupported(f"layers of the type {others[0]!r}", f"{expected!r} in all layers")
 
 
 def _activation(family: Family) -> dict[str, str]:
@@ -151,12 +207,11 @@ def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -
 
 
 def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
-    if "layer_types" in family.settings:
-        fields = {**fields, "layer_types": _global_every(fields)}
     rope, local_theta = _rope(fields)
-    if "rope_local_base_freq" in family.settings:
-        fields = {**fields, "rope_local_base_freq": local_theta}
-    settings: dict[str, Any] = {name: fields.get(field) for field, name in family.settings.items()}
+    own = {**fields, "rope_local_base_freq": local_theta}
+    if "layer_types" in family.settings:
+        own["layer_types"] = _global_every(fields)
+    settings: dict[str, Any] = {name: own.get(field) for field, name in family.settings.items()}
     logit_cap = settings.pop("logit_cap", None)
     query_scaling, eos = fields.get("query_scaling"), fields.get("eos_token_id")
     stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
@@ -209,11 +264,10 @@ def _rope(fields: Fields) -> tuple[dict[str, Any], float | None]:
     return rope, local_theta
 
 
-def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | None) -> RotaryScaling | None:
-    kind = rope.get("rope_type", "default")
+def _scaling(rope: Mapping[str, Any], fields: Fields, context: int | None) -> RotaryScaling | None:
     made_for = fields.get("max_position_embeddings", 2048)
     original = rope.get("original_max_position_embeddings") or made_for
-    match kind:
+    match rope.get("rope_type", "default"):
         case "default":
             return None
         case "linear":
@@ -227,8 +281,7 @@ def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | 
                 )
             return DynamicScaling(rope["factor"], original, context or original)
         case "yarn":
-            mscale, all_dimensions = rope.get("mscale"), rope.get("mscale_all_dim")
-            if mscale is not None or all_dimensions is not None:
+            if any(rope.get(name) is not None for name in ("mscale", "mscale_all_dim")):
                 raise ValueError("mscale and mscale_all_dim of yarn are not supported")
             return YarnScaling(
                 rope.get("factor") or made_for / original,
@@ -240,8 +293,9 @@ def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any], context: int | 
             )
         case "llama3":
             return Llama3Scaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], original)
-        case _:
-            raise UnknownNameError("rope_type", str(kind), _ROPE_TYPES)
+        case unknown:
+            known = ("default", "linear", "dynamic", "yarn", "llama3")
+            raise UnknownNameError("rope_type", str(unknown), known)
 
 
 def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[str, Any]:
@@ -268,9 +322,8 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         # Transformers scales by the length of each text and takes max_position_embeddings as the original
         # context. This model scales by a fixed context: plain rotary positions of another base.
         if scaling.context > scaling.original_context:
-            theta, scaling = dynamic_theta(theta, stack.head_dim, scaling), None
+            theta, scaling = scaling.base(theta, stack.head_dim), None
         context = in_use
-    context = context or config.context or getattr(scaling, "original_context", 2048)
     fields = {
         "architectures": [family.architecture],
         "model_type": family.name,
@@ -284,7 +337,7 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         "rms_norm_eps": stack.norm_epsilon,
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied,
-        "max_position_embeddings": context,
+        "max_position_embeddings": context or config.context or getattr(scaling, "original_context", 2048),
         "rope_theta": theta,
         "rope_scaling": _scaling_fields(scaling),
         "torch_dtype": dtype,
@@ -294,10 +347,9 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         fields[field] = config.logit_cap if name == "logit_cap" else getattr(stack, name)
     if "layer_types" in fields:
         fields["layer_types"] = _layer_types(stack.global_every, stack.layers)
-    ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    fields |= {name: value for name, value in ids.items() if value is not None}
+    fields |= {name: getattr(config, name) for name in _IDS if getattr(config, name) is not None}
     if stack.query_scaling is not None:
-        fields["query_scaling"] = {"floor": stack.query_scaling.floor, "scale": stack.query_scaling.scale}
+        fields["query_scaling"] = asdict(stack.query_scaling)
     return fields
 
 

@@ -1,15 +1,22 @@
-"""Families of models that are a LLaMA but for what is declared here.
+"""Families of models that are a LLaMA but for what is declared here, and the tensors of their files.
 
 A family is what ``config.json`` calls ``model_type``. What its models differ in from LLaMA is in two places:
 its declaration here, and the fields of ``TransformerConfig`` that it sets. Defaults of fields that a file may
 lack are those of ``transformers``.
+
+Hugging Face stores a weight as a matrix [outputs, inputs]. Here it is [inputs, outputs] with a separate
+dimension for heads, and layers are stacked along the first one, so all weights but the embedding are
+transposed. Both rotate the two halves of a head, so no rows are permuted.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from agentic_ring.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from agentic_ring.models.llama.model import LlamaConfig
 
 Fields = Mapping[str, Any]
 """Content of ``config.json``."""
@@ -17,44 +24,40 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """What models of a family have in common.
-
-    Attributes:
-      name: ``model_type`` in ``config.json``.
-      architecture: the class in ``transformers``.
-      title: what people call it.
-      defaults: values of fields that ``config.json`` may lack.
-      required: values that fields must have, where they are given: others are not supported.
-      written: fields of its own, written with every model.
-      traits: what all its models have in ``TransformerConfig``.
-      settings: what differs between its models: attributes of ``TransformerConfig`` or ``LlamaConfig``, by
-        field of ``config.json``.
-      needed: those of the attributes that are never None.
-      scaled_embeddings: whether embeddings are multiplied by the root of the width.
-      fused: whether one tensor holds the projections of queries, keys and values, and one gate and up.
-    """
+    """What models of a family have in common."""
 
     name: str
+    """``model_type`` in ``config.json``."""
     architecture: str
+    """The class in ``transformers``."""
     title: str
+    """What people call it."""
     defaults: Fields = field(default_factory=dict)
+    """Values of fields that ``config.json`` may lack."""
     required: Fields = field(default_factory=dict)
+    """Values that fields must have, where they are given: others are not supported."""
     written: Fields = field(default_factory=dict)
+    """Fields of its own, written with every model."""
     traits: Mapping[str, Any] = field(default_factory=dict)
+    """What all its models have in ``TransformerConfig``."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    """What differs between its models: attributes of ``TransformerConfig`` or ``LlamaConfig``, by field of
+    ``config.json``."""
     needed: tuple[str, ...] = ()
+    """Those of the attributes that are never None."""
     scaled_embeddings: bool = False
+    """Whether embeddings are multiplied by the root of the width."""
     fused: bool = False
+    """Whether one tensor holds the projections of queries, keys and values, and one gate and up."""
 
 
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 LLAMA = Family("llama", "LlamaForCausalLM", "LLaMA", required=_NO_BIASES, written=_NO_BIASES)
-OWN = Family(
-    "agentic_ring_llama",
-    "AgenticRingLlamaForCausalLM",
-    "LLaMA with scaled queries",
-    required=_NO_BIASES,
-    written=_NO_BIASES,
+OWN = replace(
+    LLAMA,
+    name="agentic_ring_llama",
+    architecture="AgenticRingLlamaForCausalLM",
+    title="LLaMA with scaled queries",
 )
 """Models with ``QueryScaling``, which other programs would compute wrong and must refuse."""
 
@@ -156,11 +159,17 @@ _TRAITS = {name for family in FAMILIES.values() for name in family.traits}
 _SETTINGS = {name for family in FAMILIES.values() for name in family.settings.values()}
 
 
-def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
-    """Attributes that no model of the family has so, each with what its models have.
+def family_named(name: str, where: str) -> Family:
+    """Returns the family with this name; ``where`` says what has the name, for the UnknownNameError."""
+    if name not in FAMILIES:
+        raise UnknownNameError(where, name, tuple(FAMILIES))
+    return FAMILIES[name]
 
-    Args:
-      config: a ``TransformerConfig`` or ``LlamaConfig``.
+
+def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
+    """Attributes of a ``TransformerConfig`` or ``LlamaConfig`` that no model of the family has so.
+
+    Each comes with what its models have.
     """
     for attribute in fields(config):
         name, value = attribute.name, getattr(config, attribute.name)
@@ -174,15 +183,87 @@ def misfits(family: Family, config: Any) -> Iterator[tuple[str, str]]:
             yield name, "None"
 
 
-def family_named(name: str, where: str) -> Family:
-    """The family with this name.
+@dataclass(frozen=True)
+class Weight:
+    """One parameter and its tensors."""
 
-    Args:
-      where: what has the name, for the error.
+    path: tuple[str, ...]
+    """Names of the modules and of the parameter."""
+    name: str
+    """Name of the tensor; with ``{}`` there is one tensor per layer."""
+    input_dims: int = 0
+    """Number of leading dimensions, without layers, that form the inputs of the matrix; 0 if the parameter
+    has the same shape as the tensor, or is a ``vector``."""
+    vector: bool = False
+    """Whether the tensor is a vector of all numbers of a layer."""
+    first_row: int = 0
+    """Row of the tensor at which the parameter begins, where several share a tensor."""
+    rows: int = 0
+    """Rows of the tensor then; 0 where it is the parameter's alone."""
 
-    Raises:
-      UnknownNameError: there is none.
-    """
-    if name not in FAMILIES:
-        raise UnknownNameError(where, name, tuple(FAMILIES))
-    return FAMILIES[name]
+    @property
+    def stacked(self) -> bool:
+        """Whether the first dimension of the parameter is the layer."""
+        return "{}" in self.name
+
+    def names(self, layers: int) -> list[str]:
+        """Names of all its tensors."""
+        return [self.name.format(layer) for layer in range(layers)] if self.stacked else [self.name]
+
+
+def weights(config: "LlamaConfig") -> tuple[Weight, ...]:
+    """All parameters of a model; those that share a tensor follow each other in the order of its rows."""
+    stack = config.transformer
+    found = [
+        Weight(("embedding",), "model.embed_tokens.weight"),
+        *(_of_layers(f"attention.{name}", f"self_attn.{name[0]}_proj.weight", 1) for name in _PROJECTIONS),
+        _of_layers("attention.output", "self_attn.o_proj.weight", 2),
+        *(_of_layers(f"feedforward.{name}", f"mlp.{name}_proj.weight", 1) for name in ("gate", "up", "down")),
+        Weight(("transformer", "norm", "scale"), "model.norm.weight"),
+        _of_layers("attention.norm.scale", "input_layernorm.weight"),
+    ]
+    if stack.output_norm:
+        found += [
+            _of_layers("attention.output_norm.scale", "post_attention_layernorm.weight"),
+            _of_layers("feedforward.norm.scale", "pre_feedforward_layernorm.weight"),
+            _of_layers("feedforward.output_norm.scale", "post_feedforward_layernorm.weight"),
+        ]
+    else:
+        found.append(_of_layers("feedforward.norm.scale", "post_attention_layernorm.weight"))
+    if stack.projection_bias:
+        for name in _PROJECTIONS:
+            found.append(_of_layers(f"attention.{name}_bias", f"self_attn.{name[0]}_proj.bias", vector=True))
+    if stack.head_norm:
+        for name in _PROJECTIONS[:2]:
+            found.append(_of_layers(f"attention.{name}_norm.scale", f"self_attn.{name[0]}_norm.weight"))
+    if not config.tied:
+        found.append(Weight(("head",), "lm_head.weight", input_dims=1))
+    if FAMILIES[config.family].fused:
+        queries, keys = (heads * stack.head_dim for heads in (stack.heads, stack.key_value_heads))
+        found = _fused(found, "self_attn.qkv_proj", {"q": queries, "k": keys, "v": keys})
+        found = _fused(found, "mlp.gate_up_proj", dict.fromkeys(("gate", "up"), stack.ffn_width))
+    return tuple(found)
+
+
+_PROJECTIONS = ("query", "key", "value")
+_LAYER = "model.layers.{}."
+
+
+def _of_layers(path: str, name: str, input_dims: int = 0, vector: bool = False) -> Weight:
+    """A parameter of every layer."""
+    return Weight(("transformer", "blocks", *path.split(".")), _LAYER + name, input_dims, vector)
+
+
+def _fused(found: list[Weight], name: str, rows: dict[str, int]) -> list[Weight]:
+    """The weights with projections ``q_proj``, ... in the rows of one tensor of this ``name``."""
+    module, _ = name.split(".")
+    firsts, total = {}, 0
+    for part, size in rows.items():
+        firsts[f"{_LAYER}{module}.{part}_proj.weight"] = total
+        total += size
+    return [
+        replace(weight, name=f"{_LAYER}{name}.weight", first_row=firsts[weight.name], rows=total)
+        if weight.name in firsts
+        else weight
+        for weight in found
+    ]

@@ -6,17 +6,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentic_ring.attention.cache import KVCache
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import Layout, from_layout, order, padded_length
 from agentic_ring.attention.scores import soft_capped
 from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
 from agentic_ring.mesh import ShardingRules, constrain, devices_along
-from agentic_ring.models.blockwise import Weights, apply_blockwise, gather_param, gather_weight, sum_over_axes
-from agentic_ring.models.layers import init_weight
+from agentic_ring.models.layers import (
+    Weights,
+    apply_blockwise,
+    gather_param,
+    gather_weight,
+    init_weight,
+    sum_over_axes,
+)
 from agentic_ring.models.llama.families import family_named, misfits
 from agentic_ring.models.transformer import Transformer
-from agentic_ring.models.transformer_config import TransformerConfig
+from agentic_ring.models.transformer_config import TransformerConfig, set_fields
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,8 @@ class LlamaConfig:
     """Name of the family whose files the model is read from and written to; see ``families``."""
 
     def __post_init__(self) -> None:
-        optional = (name for name in ("loss_chunk", "context") if getattr(self, name) is not None)
-        check_at_least_one(self, "vocab_size", *optional)
-        if self.logit_cap is not None:
-            check_positive(self, "logit_cap")
+        check_at_least_one(self, "vocab_size", *set_fields(self, "loss_chunk", "context"))
+        check_positive(self, *set_fields(self, "logit_cap"))
         for config in (self, self.transformer):
             for name, expected in misfits(family_named(self.family, "family"), config):
                 raise ConfigError(
@@ -61,24 +64,20 @@ class LlamaConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of text with the target at each token.
-
-    Attributes:
-      tokens: int32 [B, T].
-      targets: int32 [B, T], the next token; shifted before rows are sharded over a ring.
-      weight: float32 [B, T], weight of each target in the loss.
-      positions: int32 [B, T], or [1, T] for all rows, for rotary embeddings; from 0 in each segment.
-      segment_ids: int32 [B, T] of the texts that share a row, negative for padding; None if each row is
-        one text.
-      layout: order of the tokens over the ring; None if only ``positions`` define it.
-    """
+    """Rows of text with the target at each token."""
 
     tokens: jax.Array
+    """int32 [B, T]."""
     targets: jax.Array
+    """int32 [B, T], the next token; shifted before rows are sharded over a ring."""
     weight: jax.Array
+    """float32 [B, T], weight of each target in the loss."""
     positions: jax.Array
+    """int32 [B, T], or [1, T] for all rows, for rotary embeddings; from 0 in each segment."""
     segment_ids: jax.Array | None
+    """int32 [B, T] of the texts that share a row, negative for padding; None if each row is one text."""
     layout: Layout | None = field(metadata={"static": True})
+    """Order of the tokens over the ring; None if only ``positions`` define it."""
 
 
 class Llama(nnx.Module):
@@ -89,11 +88,8 @@ class Llama(nnx.Module):
         width = config.transformer.width
         self.embedding = init_weight(embedding, (config.vocab_size, width), ("vocab", "embed"), fan_in=width)
         self.transformer = Transformer(stack, config.transformer)
-        self.head = (
-            None
-            if config.tied
-            else init_weight(head, (width, config.vocab_size), ("embed", "vocab"), fan_in=width)
-        )
+        shape = (width, config.vocab_size)
+        self.head = None if config.tied else init_weight(head, shape, ("embed", "vocab"), fan_in=width)
         self.config = config
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -119,24 +115,8 @@ class Llama(nnx.Module):
         divides = self.config.vocab_size % devices_along(mesh, everywhere.vocab) == 0
         return constrain(self.logits(x), everywhere if divides else rules, "batch", None, "vocab")
 
-    def prefill_chunk(
-        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
-    ) -> tuple[jax.Array, KVCache]:
-        """Encodes the next chunk of a prompt, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
-        return self.transformer.prefill_chunk(self.embedded(tokens), positions, cache, prefix)
-
-    def store_chunk(self, tokens: jax.Array, positions: jax.Array, cache: KVCache) -> KVCache:
-        """Stores the next chunk of a prompt, int32 [B, C], without encoding its tokens to the end."""
-        return self.transformer.store_chunk(self.embedded(tokens), positions, cache)
-
-    def extend(
-        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
-    ) -> tuple[jax.Array, KVCache]:
-        """Encodes a few new tokens, int32 [B, C] -> [B, C, D], as in ``Transformer``."""
-        return self.transformer.extend(self.embedded(tokens), positions, cache, prefix)
-
     def logits(self, encoded: jax.Array) -> jax.Array:
-        """Of the next token, from what the stack made of each: [..., D] -> float32 [..., V]."""
+        """Logits of the token after each encoded one: [..., D] -> float32 [..., V]."""
         rules = self.config.transformer.rules
         return self._scores(self.transformer.norm(encoded), gather_param(self._head, rules, encoded.dtype))
 
@@ -182,6 +162,11 @@ class Llama(nnx.Module):
         """Logits float32 [..., V] from normalised tokens [..., D] and the weights of ``_head``."""
         scores = (normed @ (head.T if self.head is None else head)).astype(jnp.float32)
         return soft_capped(scores, self.config.logit_cap)
+
+
+def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
+    """Weighted sum, as in ``training.train_step``, of the cross entropy of each target token, in nats."""
+    return jnp.sum(batch.weight * model.cross_entropy(batch))
 
 
 def _from_zigzag(x: jax.Array, rules: ShardingRules) -> jax.Array:

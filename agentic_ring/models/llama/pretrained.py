@@ -7,11 +7,12 @@ the files: no host ever holds a whole model.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +23,28 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.extras import needs_extra
 from agentic_ring.files.atomic import replacing_folder
+from agentic_ring.files.json_files import read_json
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.llama.config_file import config_fields, read_config
+from agentic_ring.models.llama.config_file import REMEDY, config_fields, read_config
+from agentic_ring.models.llama.families import Weight, weights
 from agentic_ring.models.llama.model import Llama, LlamaConfig
-from agentic_ring.models.llama.tensor_files import INDEX, SINGLE, TensorFiles
-from agentic_ring.models.llama.weight_names import Weight, weights
+from agentic_ring.models.transformer_config import Dtype
 
 with needs_extra("models"):
     from flax import nnx
-    from safetensors import SafetensorError
+    from pydantic import BaseModel, Field
+    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-Dtype = Literal["float32", "bfloat16"]
-
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 SHARD_BYTES = 4 * 2**30
 """Maximum size of a saved file, unless one tensor is larger, and of the host memory used while saving."""
 _WEIGHT_FILES = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+_PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+_REDUNDANT = ("rotary_emb.inv_freq",)
+"""Name endings of tensors in older files that the configuration already determines."""
+_READABLE = ("F32", "F16", "BF16")
 
 
 def load_pretrained(
@@ -74,20 +81,113 @@ def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtyp
     files.check_names({name for weight in ours for name in weight.names(layers)}, config.tied)
     graphdef, state = nnx.split(jax.eval_shape(lambda: config.build(jax.random.key(0))))
     parameters: dict[Any, Any] = dict(nnx.to_flat_state(state))
+    one_device = SingleDeviceSharding(jax.devices()[0])
     for weight in ours:
         parameter = parameters[weight.path]
-        shape = parameter.get_value().shape
+        shape, axes = parameter.get_value().shape, parameter.get_metadata()["logical_axes"]
         source = _Source(files, weight, layers, shape)
         source.check_shapes()
-        if mesh is None:
-            sharding = SingleDeviceSharding(jax.devices()[0])
-        else:
-            sharding = rules.sharding(mesh, shape, parameter.get_metadata()["logical_axes"])
+        sharding = one_device if mesh is None else rules.sharding(mesh, shape, axes)
         array = jax.make_array_from_callback(
             shape, sharding, lambda index, source=source: source.read(index).astype(jnp.dtype(dtype))
         )
         parameters[weight.path] = parameter.replace(array)
     return nnx.merge(graphdef, nnx.from_flat_state(parameters))
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, Annotated[str, Field(max_length=200, pattern=r"\.safetensors$")]]
+
+
+class TensorFiles:
+    """Read-only access to tensors by name.
+
+    Args:
+      folder: folder with ``model.safetensors``, or with several files and their index.
+
+    Raises:
+      DataError: there are no weights, only pickled ones, or a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._open: dict[Path, Any] = {}
+
+    def check_names(self, wanted: set[str], tied: bool) -> None:
+        """Raises a DataError if the files do not hold exactly the ``wanted`` tensors.
+
+        A head that is stored although it is ``tied``, and tables of rotary frequencies, are ignored.
+        """
+        present = {name for name in self._files if not name.endswith(_REDUNDANT)}
+        if tied:
+            present.discard("lm_head.weight")
+        if wanted != present:
+            missing, unknown = sorted(wanted - present), sorted(present - wanted)
+            parts = "; ".join(
+                f"{len(names)} tensors are {kind}, such as {names[0]}"
+                for kind, names in (("missing", missing), ("unknown", unknown))
+                if names
+            )
+            raise DataError(
+                f"the weights in {self._folder} do not fit its config.json: {parts}. Fetch the model again"
+            )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; raises a DataError if it is quantised or of another data type."""
+        tensor = self._slice(name)
+        if tensor.get_dtype() not in _READABLE:
+            raise DataError(
+                f"{name} in {self._files[name]} is stored as {tensor.get_dtype()}; only "
+                f"{', '.join(_READABLE)} are read, so give a checkpoint that is not quantised"
+            )
+        return tuple(tensor.get_shape())
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads a part of a tensor in its stored dtype."""
+        return self._slice(name)[index]
+
+    def _slice(self, name: str) -> Any:
+        path = self._files[name]
+        if path not in self._open:
+            self._open[path] = _opened(path)
+        try:
+            return self._open[path].get_slice(name)
+        except SafetensorError as error:
+            raise DataError(
+                f"{path} has no tensor {name}, though its index says so; fetch it again"
+            ) from error
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """The file of each tensor."""
+        index = self._folder / INDEX
+        if index.exists():
+            weight_map = read_json(index, _Index, REMEDY, foreign=True).weight_map
+            files = {name: self._folder / Path(file).name for name, file in weight_map.items()}
+            for path in sorted(set(files.values())):
+                if not path.exists():
+                    raise DataError(f"{path} does not exist, though {index} names it; fetch it")
+            return files
+        single = self._folder / SINGLE
+        if single.exists():
+            return dict.fromkeys(_opened(single).keys(), single)
+        pickles = sorted(path.name for pattern in _PICKLES for path in self._folder.glob(pattern))
+        if pickles:
+            raise DataError(
+                f"{self._folder} holds only pickled weights ({pickles[0]}), which can run any code when "
+                "they are opened and are not read. If you trust them, convert them with transformers: "
+                "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            )
+        raise DataError(f"{self._folder} holds neither {SINGLE} nor {INDEX}; give a model's folder")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy").__enter__()
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read as safetensors: {error}. It may be cut short; fetch it again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -100,25 +200,22 @@ class _Source:
     shape: tuple[int, ...]
 
     @property
-    def _matrix(self) -> tuple[int, ...]:
-        """Shape of each tensor."""
-        shape, inputs = self._one, self.weight.input_dims
-        if not inputs:
-            return (prod(shape),) if self.weight.vector else shape
-        return (self.weight.rows or prod(shape[inputs:]), prod(shape[:inputs]))
-
-    @property
     def _one(self) -> tuple[int, ...]:
         """Shape of the parameter of one layer."""
         return self.shape[1:] if self.weight.stacked else self.shape
 
     def check_shapes(self) -> None:
         """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
+        expected, inputs = self._one, self.weight.input_dims
+        if self.weight.vector:
+            expected = (prod(expected),)
+        elif inputs:
+            expected = (self.weight.rows or prod(expected[inputs:]), prod(expected[:inputs]))
         for name in self.weight.names(self.layers):
             found = self.files.shape(name)
-            if found != self._matrix:
+            if found != expected:
                 raise DataError(
-                    f"{name} has shape {list(found)}; by config.json it should be {list(self._matrix)}. "
+                    f"{name} has shape {list(found)}; by config.json it should be {list(expected)}. "
                     "Take both files from the same model"
                 )
 
@@ -131,8 +228,7 @@ class _Source:
 
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of one layer's array from the corresponding rows and columns of its tensor."""
-        inputs = self.weight.input_dims
-        shape = self._one
+        inputs, shape = self.weight.input_dims, self._one
         if self.weight.vector:
             part = self.files.read(name, (_flat(index, shape),))
             return part.reshape(-1, *shape[1:])[(slice(None), *index[1:])]
@@ -141,12 +237,14 @@ class _Source:
         rows, columns = _flat(index[inputs:], shape[inputs:]), _flat(index[:inputs], shape[:inputs])
         first = self.weight.first_row
         matrix = self.files.read(name, (slice(first + rows.start, first + rows.stop), columns)).T
-        outer = [len(range(size)[part]) for part, size in zip(index, shape, strict=True)]
-        # The slice of the matrix contains whole heads.
-        for inner in (i for i in range(len(shape)) if i not in (0, inputs)):
-            outer[inner] = shape[inner]
-        whole_heads = tuple(part if i not in (0, inputs) else slice(None) for i, part in enumerate(index))
-        return matrix.reshape(outer)[whole_heads]
+        # The slice of the matrix contains whole heads: dimensions but the first of inputs and of outputs.
+        outer = [
+            len(range(size)[part]) if i in (0, inputs) else size
+            for i, (part, size) in enumerate(zip(index, shape, strict=True))
+        ]
+        return matrix.reshape(outer)[
+            tuple(slice(None) if i in (0, inputs) else part for i, part in enumerate(index))
+        ]
 
 
 def _flat(index: tuple[slice, ...], shape: tuple[int, ...]) -> slice:
@@ -184,30 +282,61 @@ def save_pretrained(
     dtypes = sorted({str(array.dtype) for array in arrays.values()})
     if len(dtypes) > 1:
         raise ArgumentError(f"the model's weights have several dtypes, {dtypes}; cast them to one")
-    tensors = _joined(
-        tensor
-        for weight in weights(config)
-        for tensor in _tensors(weight, arrays[weight.path], config.transformer.layers)
-    )
-    shards = _shards(tensors)
+    layers = config.transformer.layers
+    parts: dict[str, list[tuple[Weight, int]]] = {}
+    for weight in weights(config):
+        for layer, name in enumerate(weight.names(layers)):
+            parts.setdefault(name, []).append((weight, layer))
+    sizes = {
+        name: sum(arrays[weight.path].nbytes // len(weight.names(layers)) for weight, _ in each)
+        for name, each in parts.items()
+    }
+
+    def fetch(name: str) -> np.ndarray:
+        rows = [_fetched(weight, arrays[weight.path], layer) for weight, layer in parts[name]]
+        return np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+
     fields = config_fields(config, context, dtypes[0])
     if jax.process_index() != 0:
-        for tensor in tensors:
-            tensor.fetch()  # every process takes part in gathering it
+        for name in parts:
+            fetch(name)  # every process takes part in gathering it
         return
-    placed = {}
+    shards, placed = _shards(sizes), {}
     with replacing_folder(Path(path), obsolete=_WEIGHT_FILES) as folder:
         for number, shard in enumerate(shards, start=1):
             file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-            content = {tensor.name: tensor.fetch() for tensor in shard}
-            placed |= dict.fromkeys(content, file)
-            _save_tensors(content, folder / file)
+            placed |= dict.fromkeys(shard, file)
+            _save_tensors({name: fetch(name) for name in shard}, folder / file)
+        written = {"config.json": fields}
         if len(shards) > 1:
-            total = sum(tensor.size for tensor in tensors)
-            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
-        _write_json(folder / "config.json", fields)
+            written[INDEX] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
+        for file, content in written.items():
+            (folder / file).write_text(json.dumps(content, indent=2) + "\n")
         if write_others is not None:
             write_others(folder)
+
+
+def _fetched(weight: Weight, array: jax.Array, layer: int) -> np.ndarray:
+    """The tensor of one parameter of a layer, or its rows of the tensor, in this host's memory."""
+    part = array[layer] if weight.stacked else array
+    addressable = part.is_fully_addressable
+    values = np.asarray(part) if addressable else multihost_utils.process_allgather(part, tiled=True)
+    if weight.vector:
+        return values.reshape(-1)
+    return values.reshape(prod(part.shape[: weight.input_dims]), -1).T if weight.input_dims else values
+
+
+def _shards(sizes: dict[str, int]) -> list[list[str]]:
+    """Divides tensors of these sizes in order over files of at most ``SHARD_BYTES``."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if shards[-1] and held + size > SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    return shards
 
 
 def _save_tensors(content: dict[str, np.ndarray], path: Path) -> None:
@@ -218,60 +347,3 @@ def _save_tensors(content: dict[str, np.ndarray], path: Path) -> None:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor to write: its name, its size in bytes, and a function that fetches it to this host."""
-
-    name: str
-    size: int
-    fetch: Callable[[], np.ndarray]
-
-
-def _tensors(weight: Weight, array: jax.Array, layers: int) -> list[_Tensor]:
-    def fetch(layer: int | None) -> np.ndarray:
-        part = array if layer is None else array[layer]
-        values = (
-            np.asarray(part)
-            if part.is_fully_addressable
-            else multihost_utils.process_allgather(part, tiled=True)
-        )
-        if weight.input_dims:
-            values = values.reshape(prod(part.shape[: weight.input_dims]), -1).T
-        if weight.vector:
-            values = values.reshape(-1)
-        return np.ascontiguousarray(values)
-
-    names = weight.names(layers)
-    size = array.nbytes // len(names)
-    if not weight.stacked:
-        return [_Tensor(names[0], size, lambda: fetch(None))]
-    return [_Tensor(name, size, lambda layer=layer: fetch(layer)) for layer, name in enumerate(names)]
-
-
-def _joined(tensors: Iterable[_Tensor]) -> list[_Tensor]:
-    """Tensors of one name as one, with their rows below each other."""
-    by_name: dict[str, list[_Tensor]] = {}
-    for tensor in tensors:
-        by_name.setdefault(tensor.name, []).append(tensor)
-
-    def join(name: str, parts: list[_Tensor]) -> _Tensor:
-        size = sum(part.size for part in parts)
-        return _Tensor(name, size, lambda: np.concatenate([part.fetch() for part in parts]))
-
-    return [parts[0] if len(parts) == 1 else join(name, parts) for name, parts in by_name.items()]
-
-
-def _shards(tensors: list[_Tensor]) -> list[list[_Tensor]]:
-    """Divides the tensors in order over files of at most ``SHARD_BYTES``."""
-    shards: list[list[_Tensor]] = [[]]
-    for tensor in tensors:
-        if shards[-1] and sum(held.size for held in shards[-1]) + tensor.size > SHARD_BYTES:
-            shards.append([])
-        shards[-1].append(tensor)
-    return shards
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

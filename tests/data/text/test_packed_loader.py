@@ -11,9 +11,8 @@ from agentic_ring.attention.ring.layout import inverse_order, order
 from agentic_ring.data.text.packing import PackedBatches, PackedRows
 from agentic_ring.errors import DataError
 from agentic_ring.mesh import MeshShape, make_mesh
-from agentic_ring.models.llama import LlamaConfig, TokenBatch
+from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.training.train_step import token_loss
 from tests.data.text.test_packing import numbered, packed, write
 
 LENGTH = 32
