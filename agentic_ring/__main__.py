@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agentic_ring.attention.cost_model import HARDWARE
+from agentic_ring.attention.choose_strategy import HARDWARE
 from agentic_ring.attention.explain import Explanation, explain
 from agentic_ring.attention.inputs import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.ring.balance import imbalance, tile_counts
+from agentic_ring.attention.ring.layout import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices

@@ -16,12 +16,13 @@ from agentic_ring.mesh import (
     AXES,
     MeshShape,
     ShardingRules,
+    closed_tour,
     make_mesh,
     mesh_on_first_devices,
+    rings,
     rows_per_shard,
     shape_with_ring,
 )
-from agentic_ring.torus import closed_tour, rings
 
 RULES = ShardingRules()
 

@@ -18,12 +18,17 @@ The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as o
 ``inputs.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
-from agentic_ring.attention.api import attention, latent_attention, ring_attention
+from agentic_ring.attention.api import (
+    attention,
+    attention_with_prefix,
+    latent_attention,
+    merge_attention,
+    ring_attention,
+)
 from agentic_ring.attention.flax_attention import attention_fn
 from agentic_ring.attention.inputs import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.mask import MaskSpec, hidden_outside
-from agentic_ring.attention.merging import attention_with_prefix, merge_attention
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring.layout import inverse_order, order, padded_length, shard_order
 from agentic_ring.attention.scores import alibi_slopes

@@ -12,14 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.api import run
-from agentic_ring.attention.choose_strategy import estimates, reason_against
-from agentic_ring.attention.cost_model import Estimate
+from agentic_ring.attention.choose_strategy import Estimate, estimates, reason_against
 from agentic_ring.attention.inputs import STRATEGIES, AttentionInputs, AttentionOptions, Strategy
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, SoftmaxState, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.plan import Decision, decide
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules
 

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.inputs import AttentionInputs, AttentionOptions, Layout
-from agentic_ring.attention.kernels.interface import Kernel
+from agentic_ring.attention.kernels.interface import Kernel, SoftmaxState
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend_to_all_blocks
 from agentic_ring.attention.ring.hop import Hop
 from agentic_ring.attention.ring.layout import from_layout, inverse_order, order, shard_order, to_layout
 from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
 from agentic_ring.attention.scores import Dropout, Scores
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
 
 

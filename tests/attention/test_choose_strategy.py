@@ -17,12 +17,18 @@ import pytest
 
 from agentic_ring.attention import MaskSpec, Strategy
 from agentic_ring.attention.choose_strategy import (
+    BACKWARD,
+    FORWARD,
     GATHER_LIMIT,
+    HARDWARE,
+    Hardware,
+    Pass,
+    Shapes,
     choose_strategy,
+    estimate,
     gathered_bytes,
     reason_against,
 )
-from agentic_ring.attention.cost_model import BACKWARD, FORWARD, HARDWARE, Hardware, Pass, Shapes, estimate
 
 # The rate of FlashAttention-2 as README of ring-flash-attention measures it, causal, 8K tokens, heads of 128.
 # NCCL's share of NVLink: 220 of 300 GB/s on A100 (NVIDIA/nccl-tests#228), the same share of 200 on H800.

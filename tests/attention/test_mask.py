@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.attention import hidden_outside
-from agentic_ring.attention.kernels.chunks import ChunkGrid
+from agentic_ring.attention.kernels.xla import ChunkGrid
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 
 

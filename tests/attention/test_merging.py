@@ -14,7 +14,7 @@ from agentic_ring.attention import (
     merge_attention,
     reference_attention,
 )
-from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, with_sinks
+from agentic_ring.attention.kernels.interface import SoftmaxState, empty_state, merge, with_sinks
 from agentic_ring.mesh import MeshShape, make_mesh
 
 

@@ -18,7 +18,7 @@ slots stay empty. Attention to a cache is in ``decode.py`` and ``chunked_prefill
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from agentic_ring.attention.cache.storage import CacheDtype, Stored, empty, store_like
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.errors import ArgumentError
+from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import ShardingRules, devices_along
 
 EMPTY_SLOT = -1
@@ -36,6 +35,75 @@ EMPTY_SLOT = -1
 
 SLOTS_UNIT = 512
 """Slots of a long shard are a multiple of this, so that products can take it in equal pieces."""
+
+CacheDtype = Literal["float32", "bfloat16", "int8"]
+CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
+
+_LARGEST_INT8 = 127
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "scales"], meta_fields=[])
+@dataclass(frozen=True)
+class Stored:
+    """Keys or values as a cache keeps them.
+
+    Attributes:
+      numbers: [..., S, H], float32, uint16 (the bits of bfloat16) or int8.
+      scales: float32 [..., S], by which int8 numbers are to be multiplied; None for the others.
+    """
+
+    numbers: jax.Array
+    scales: jax.Array | None = None
+
+    def widened(self) -> jax.Array:
+        """The numbers in float32, not multiplied by the scales."""
+        if self.numbers.dtype == jnp.uint16:
+            bits = self.numbers.astype(jnp.uint32) << 16
+            return jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return self.numbers.astype(jnp.float32)
+
+    def narrowed(self) -> jax.Array:
+        """The numbers of bfloat16 or int8 in bfloat16, not multiplied by the scales; exact."""
+        if self.numbers.dtype == jnp.uint16:
+            return jax.lax.bitcast_convert_type(self.numbers, jnp.bfloat16)
+        return self.numbers.astype(jnp.bfloat16)
+
+    def restored(self) -> jax.Array:
+        """The keys or values themselves, float32; for a piece of a cache, not for all of it."""
+        numbers = self.widened()
+        return numbers if self.scales is None else numbers * self.scales[..., None]
+
+
+def empty(shape: tuple[int, ...], dtype: CacheDtype) -> Stored:
+    """Zeros, [..., S, H].
+
+    Raises:
+      UnknownNameError: a dtype that no cache can have.
+    """
+    if dtype not in CACHE_DTYPES:
+        raise UnknownNameError("cache dtype", str(dtype), CACHE_DTYPES)
+    scales = jnp.zeros(shape[:-1], jnp.float32) if dtype == "int8" else None
+    kept_as = {"float32": jnp.float32, "bfloat16": jnp.uint16, "int8": jnp.int8}[dtype]
+    return Stored(jnp.zeros(shape, kept_as), scales)
+
+
+def store_like(x: jax.Array, like: Stored) -> Stored:
+    """``x`` [..., H] in the form of ``like``.
+
+    Raises:
+      ArgumentError: ``x`` is float64, which no cache keeps.
+    """
+    if x.dtype == jnp.float64:
+        raise ArgumentError("keys and values are float64, which a cache would round; cast them to float32")
+    if like.numbers.dtype == jnp.uint16:
+        return Stored(jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16))
+    x = x.astype(jnp.float32)
+    if like.scales is None:
+        return Stored(x)
+    scales = jnp.abs(x).max(axis=-1) / _LARGEST_INT8
+    # A token of zeros, or one so small that its scale vanishes, is stored as zeros.
+    divisor = jnp.where(scales == 0.0, 1.0, scales)
+    return Stored(jnp.round(x / divisor[..., None]).astype(jnp.int8), scales)
 
 
 @partial(

@@ -20,13 +20,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, layer_specs
-from agentic_ring.attention.cache.storage import Stored
-from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys
-from agentic_ring.attention.kernels.interface import Tile
+from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, Stored, layer_specs
+from agentic_ring.attention.kernels.interface import (
+    SoftmaxState,
+    Tile,
+    empty_state,
+    merge,
+    merge_stacked,
+    only_rows,
+)
+from agentic_ring.attention.kernels.registry import hardware_kernels, log_once, select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules, mesh_platform
 
@@ -218,3 +224,68 @@ def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: 
     together = jnp.concatenate(split, axis=3)
     product = jnp.einsum(equation, together, numbers, preferred_element_type=jnp.float32)
     return product.reshape(*product.shape[:3], parts, -1, product.shape[-1]).sum(axis=3)
+
+
+_CAUSAL = MaskSpec(causal=True)
+
+
+def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
+    """Attention of queries to keys that are, in all likelihood, all before or all after each of them.
+
+    Args:
+      tile: its labels are positions, negative for padding; right for any.
+      kernel: the name of a kernel to try, or "auto".
+    """
+    query, key = tile.mask.query.positions, tile.mask.key.positions
+    assert query is not None, "queries of a cache have positions"
+    assert key is not None, "keys of a cache have positions"
+    bounds = tile.mask.key.bounds()
+    assert bounds.position_low is not None
+    assert bounds.position_high is not None
+    after, before = query >= bounds.position_high[:, None], query < bounds.position_low[:, None]
+    lengths = (key >= 0).sum(-1)
+    at_the_end = (key >= 0) == (jnp.arange(key.shape[1]) < lengths[:, None])
+    mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=lengths)
+    return _attend_by_place_or_position(tile, kernel, mask, after, (after | before).all() & at_the_end.all())
+
+
+def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
+    """Attention of queries to keys of the same tokens, which in all likelihood stand in order.
+
+    Args:
+      tile: its labels are positions, negative for padding; right for any.
+      kernel: the name of a kernel to try, or "auto".
+    """
+    positions = tile.mask.query.positions
+    assert positions is not None, "tokens of a chunk have positions"
+    this, following = positions[:, :-1], positions[:, 1:]
+    in_order = (following < 0) | ((this >= 0) & (this < following))
+    mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())
+    return _attend_by_place_or_position(tile, kernel, mask, positions >= 0, in_order.all())
+
+
+def _attend_by_place_or_position(
+    tile: Tile, kernel: str, simple: HopMask, attends: jax.Array, is_simple: jax.Array
+) -> SoftmaxState:
+    """Attention by the tile's own mask.
+
+    Args:
+      simple: a mask without positions, to be used instead where ``is_simple``.
+      attends: bool [B, T], the queries that then attend to anything.
+    """
+    hardware = hardware_kernels(kernel)
+
+    def by_positions() -> SoftmaxState:
+        return vary_alike(select_kernel("xla").forward(tile), like=tile)
+
+    def by_places() -> SoftmaxState:
+        state = hardware.forward(tile._replace(mask=simple))
+        return vary_alike(only_rows(state, attends), like=tile)
+
+    if tile.mask.spec != _CAUSAL or not hardware.candidates:
+        return by_positions()
+    try:
+        return jax.lax.cond(is_simple, by_places, by_positions)
+    except NotImplementedError as refusal:
+        log_once(f"attention to a cache runs the xla kernel: {refusal}")
+        return by_positions()

@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, only_rows
 from agentic_ring.attention.mask import HopMask
-from agentic_ring.attention.softmax import SoftmaxState, only_rows
 
 SEED = 42
 """Seed of the dropout, whose rate is always 0; cuDNN's configuration needs one."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, SoftmaxState, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import mesh_platform
 

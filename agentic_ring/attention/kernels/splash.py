@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.mesh import mesh_device_kind
 
 LANES = 128

@@ -25,10 +25,17 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.inputs import Expansion, Layout
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import (
+    Gradients,
+    Kernel,
+    Saved,
+    SoftmaxState,
+    Tile,
+    merge,
+    state_dtype,
+)
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, merge, state_dtype
 
 Tree = TypeVar("Tree")
 

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.inputs import Schedule
+from agentic_ring.attention.kernels.interface import SoftmaxState
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.hop import Block, Origin, Sums
-from agentic_ring.attention.softmax import SoftmaxState
 
 Attend = Callable[[SoftmaxState | None, Block, Origin], SoftmaxState]
 """One hop of the forward: the state, None for that of no block, with one more block."""

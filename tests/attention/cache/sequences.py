@@ -16,9 +16,8 @@ from agentic_ring.attention.cache import (
     empty_cache,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
-from agentic_ring.attention.cache.decode import attend_new_tokens
-from agentic_ring.attention.cache.storage import store_like
+from agentic_ring.attention.cache.cached_attention import attend_chunk, attend_new_tokens
+from agentic_ring.attention.cache.kv_cache import store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, mesh_on_first_devices
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8

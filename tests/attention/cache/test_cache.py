@@ -18,10 +18,9 @@ from agentic_ring.attention.cache import (
     shard_attention,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import ring_moves_less
-from agentic_ring.attention.cache.decode import attend_new_tokens
+from agentic_ring.attention.cache.cached_attention import attend_new_tokens, ring_moves_less
+from agentic_ring.attention.cache.kv_cache import empty, store_like
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
-from agentic_ring.attention.cache.storage import empty, store_like
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError, UnknownNameError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention.cache import EMPTY_SLOT, append_blocks, tile_attention
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.cached_attention import attend_chunk
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.splash import SplashKernel

@@ -10,11 +10,10 @@ from jax.sharding import AxisType
 
 from agentic_ring.attention import attention
 from agentic_ring.attention.kernels import registry, splash
-from agentic_ring.attention.kernels.interface import Saved, Tile
+from agentic_ring.attention.kernels.interface import Saved, Tile, merge
 from agentic_ring.attention.kernels.splash import SplashKernel, _BandTile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import merge
 from agentic_ring.mesh import MeshShape, make_mesh
 from tests.attention.kernels.tiles import SCALE, allowed_pairs, arrays, check, truth, unlabelled
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import MaskSpec, order
-from agentic_ring.attention.ring.balance import balanced_layout, imbalance, tile_counts
+from agentic_ring.attention.ring.layout import balanced_layout, imbalance, tile_counts
 
 CAUSAL = MaskSpec()
 

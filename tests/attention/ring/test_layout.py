@@ -17,7 +17,7 @@ from agentic_ring.attention import (
     reference_attention,
     shard_order,
 )
-from agentic_ring.attention.kernels.chunks import default_chunk
+from agentic_ring.attention.kernels.xla import default_chunk
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import STRIPES, from_layout, to_layout
 from agentic_ring.errors import ArgumentError, UnknownNameError
