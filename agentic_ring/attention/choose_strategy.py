@@ -71,15 +71,12 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over all keys.
-
-    Attributes:
-      compute: its compute time over that of the forward.
-      gradient_bytes: bytes per number of the gradients of keys and values that it moves; 0 for none.
-    """
+    """One pass over all keys."""
 
     compute: float
+    """Its compute time over that of the forward."""
     gradient_bytes: int
+    """Bytes per number of the gradients of keys and values that it moves; 0 for none."""
 
 
 FORWARD = Pass(1.0, 0)
@@ -90,22 +87,12 @@ ring-flash-attention, tokamax). Gradients travel in float32."""
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes per device on which the choice depends.
-
-    Attributes:
-      ring: devices that share a sequence.
-      inner: those of them on the innermost of several axes; all of them where there is one axis.
-      batch: rows.
-      tokens: queries, c.
-      heads: query heads, N.
-      key_heads: K.
-      head_dim: H.
-      itemsize: bytes of a number.
-      permuted: whether devices hold the sequence in zigzag or striped order, and no positions are given.
-    """
+    """The sizes per device on which the choice depends."""
 
     ring: int
+    """Devices that share a sequence."""
     inner: int
+    """Those of them on the innermost of several axes; all of them where there is one axis."""
     batch: int
     tokens: int
     heads: int
@@ -113,6 +100,7 @@ class Shapes:
     head_dim: int
     itemsize: int
     permuted: bool = False
+    """Whether devices hold the sequence in zigzag or striped order, and no positions are given."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +113,7 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Seconds of all three."""
         return self.compute + self.transfers + self.latency
 
     def __str__(self) -> str:
@@ -140,12 +128,9 @@ def estimate(
     strategy: Strategy,
     passes: tuple[Pass, ...] = (FORWARD, BACKWARD),
 ) -> Estimate:
-    """Estimates a call under a strategy that spreads it over the ring; see the module.
+    """Estimates a call under a strategy that spreads it over a ring of several devices; see the module.
 
-    Args:
-      shapes: its sizes; the ring has several devices.
-      mask: its mask; segments and a prefix are not known here.
-      passes: what is computed; a rematerialised block runs the forward twice.
+    Segments and a prefix are not known here. A rematerialised block runs the forward pass twice.
     """
     ring, degree = shapes.ring, ulysses_degree(shapes, strategy)
     hops, copies = ring // degree, max(1, degree // shapes.key_heads)

@@ -5,9 +5,8 @@ A plan is the mesh axes, the strategy, the layout and the kernel.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +24,16 @@ from agentic_ring.mesh import ShardingRules, mesh_platform, shared_axes
 
 @dataclass(frozen=True)
 class Placement:
-    """Mesh axes of more than one device, by what is spread over them; all empty without a mesh.
+    """Mesh axes of more than one device, by what is spread over them; all empty without a mesh."""
 
-    Attributes:
-      mesh: None where there is none: everything runs on one device.
-      batch: axes of the batch.
-      sequence: axes of the sequence, outermost first; none where each device works on whole sequences.
-      heads: axes of the query heads.
-      key_heads: axes of the key heads: ``heads``, or none where all query heads share one.
-    """
-
-    mesh: Mesh | AbstractMesh | None = None
-    batch: tuple[str, ...] = ()
-    sequence: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    key_heads: tuple[str, ...] = ()
+    mesh: Mesh | AbstractMesh | None
+    """None where everything runs on one device."""
+    batch: tuple[str, ...]
+    sequence: tuple[str, ...]
+    """Outermost first; none where each device works on whole sequences."""
+    heads: tuple[str, ...]
+    key_heads: tuple[str, ...]
+    """``heads``, or none where all query heads share one key head."""
 
     @property
     def ring(self) -> int:
@@ -78,8 +72,8 @@ class Placement:
             "v": keys_spec,
             **{name: PartitionSpec(self.heads) for name in ("sinks", "slopes", "windows")},
             "expansion": jax.tree.map(lambda _: PartitionSpec(None, self.heads), inputs.expansion),
-            "query": inputs.query.map(labels_spec),
-            "key": inputs.key.map(labels_spec),
+            "query": jax.tree.map(labels_spec, inputs.query),
+            "key": jax.tree.map(labels_spec, inputs.key),
             "dropout_key": PartitionSpec(),
         }
         specs |= {name: None for name in specs if getattr(inputs, name) is None}
@@ -195,11 +189,9 @@ def place(
     k_shape: tuple[int, ...],
     strategy: str,
 ) -> Placement:
-    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh.
+    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh, that of ``jax.set_mesh`` if None.
 
-    Args:
-      mesh: the mesh, or None for the one of ``jax.set_mesh``.
-      strategy: "local" keeps sequences whole, and so does "auto" where T and S differ.
+    Sequences stay whole under the strategy "local", and under "auto" where T and S differ.
 
     Raises:
       MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
@@ -210,8 +202,8 @@ def place(
     batch, sequence, heads = (
         tuple(axis for axis in axes if axis in sizes) for axes in (rules.batch, rules.sequence, rules.heads)
     )
-    asked = strategy not in ("auto", "local")
-    if asked and (mesh is None or not set(rules.sequence) <= set(mesh.axis_names)):
+    names = () if mesh is None else mesh.axis_names
+    if strategy not in ("auto", "local") and not set(rules.sequence) <= set(names):
         raise MeshError(
             f'strategy is "{strategy}" but the mesh has no axis {" x ".join(map(repr, rules.sequence))}: '
             "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or name the axis of your "
@@ -220,9 +212,17 @@ def place(
     if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
         sequence = ()
     key_heads = heads if k_shape[2] > 1 else ()
-    _check_divides("batch of q", q_shape[0], batch, sizes)
-    _check_divides("heads of q", q_shape[2], heads, sizes)
-    _check_divides("heads of k", k_shape[2], key_heads, sizes)
+    for what, size, axes in (
+        ("batch of q", q_shape[0], batch),
+        ("heads of q", q_shape[2], heads),
+        ("heads of k", k_shape[2], key_heads),
+    ):
+        devices = math.prod(sizes[axis] for axis in axes)
+        if size % devices:
+            raise MeshError(
+                f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
+                f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
+            )
     return Placement(mesh, batch, sequence, heads, key_heads)
 
 
@@ -249,15 +249,6 @@ def _usable_mesh(mesh: Mesh | AbstractMesh | None, rules: ShardingRules) -> Mesh
     return mesh if ambient.empty else ambient
 
 
-def _check_divides(what: str, size: int, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
-    devices = math.prod(sizes[axis] for axis in axes)
-    if size % devices:
-        raise MeshError(
-            f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
-            f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
-        )
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
     """Runs a planned call: pads the inputs, shards them over the mesh, attends, and undoes both.
@@ -267,12 +258,11 @@ def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
     if not plan.placement.explicit:
         return _run_sharded(plan, inputs)
     # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
-    sharded = functools.partial(_run_sharded, plan)
     sharding: Any = jax.typeof(inputs.q).sharding
     if plan.sharded.options.return_logsumexp:
         sharding = sharding, sharding.update(spec=PartitionSpec(*sharding.spec[:3]))
-    run = jax.sharding.auto_axes(sharded, out_sharding=sharding)
-    return cast(Callable[..., jax.Array], run)(inputs)
+    run: Any = jax.sharding.auto_axes(functools.partial(_run_sharded, plan), out_sharding=sharding)
+    return run(inputs)
 
 
 def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
@@ -282,11 +272,9 @@ def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
     length = inputs.q.shape[1]
     inputs = _padded(plan, inputs)
     spec, both = place.queries_spec, plan.sharded.options.return_logsumexp
-    # An abstract mesh is the ambient one already.
-    mesh = place.mesh if isinstance(place.mesh, Mesh) else None
     output = jax.shard_map(
         functools.partial(_run_on_device, plan),
-        mesh=mesh,
+        mesh=place.mesh if isinstance(place.mesh, Mesh) else None,  # an abstract mesh is the ambient one
         in_specs=(place.input_specs(inputs),),
         out_specs=(spec, PartitionSpec(*spec[:3])) if both else spec,
     )(inputs)

@@ -1,18 +1,15 @@
 """Scores from products of queries and keys: scale, soft cap, terms of each head; and dropout."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.mask import HopMask, TokenLabels, both_labels
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["seed", "first_row", "first_head"], meta_fields=["rate"]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Dropout:
     """Probabilities that are set to 0, the others divided by 1 - rate.
@@ -29,7 +26,7 @@ class Dropout:
       first_head: int32 scalar, likewise for the query heads.
     """
 
-    rate: float
+    rate: float = field(metadata={"static": True})
     seed: jax.Array
     first_row: jax.Array
     first_head: jax.Array
@@ -56,7 +53,7 @@ class Dropout:
         """
         stream = _mix(_words(self.first_row + rows) + self.seed[0])
         stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
-        query, key = (_label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key))
+        query, key = _label_words(pair.query), _label_words(pair.key)
         query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
         key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
         # With the query's word once more: in t ^ s only, three corners of a rectangle give the fourth.
@@ -80,13 +77,12 @@ def _words(x: jax.Array) -> jax.Array:
     return x.astype(jnp.uint32)
 
 
-def _label_words(positions: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
+def _label_words(labels: TokenLabels) -> jax.Array:
     """One word [B, T] for a token's labels."""
-    if positions is None:
-        raise ValueError("dropout needs positions")
+    assert labels.positions is not None, "dropout needs positions"
     # Without segment ids as with one segment, so that padding, which is marked by them, changes nothing.
-    segments = jnp.uint32(0) if segment_ids is None else _words(segment_ids)
-    return _mix(_mix(_words(positions)) ^ segments)
+    segments = jnp.uint32(0) if labels.segment_ids is None else _words(labels.segment_ids)
+    return _mix(_mix(_words(labels.positions)) ^ segments)
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -96,11 +92,7 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["slopes", "windows", "dropout"],
-    meta_fields=["scale", "soft_cap"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scores:
     """What a kernel applies before and after the softmax.
@@ -114,8 +106,8 @@ class Scores:
       dropout: dropout of the probabilities.
     """
 
-    scale: float
-    soft_cap: float | None = None
+    scale: float = field(metadata={"static": True})
+    soft_cap: float | None = field(default=None, metadata={"static": True})
     slopes: jax.Array | None = None
     windows: jax.Array | None = None
     dropout: Dropout | None = None
@@ -150,9 +142,7 @@ class Scores:
         """
         if self.slopes is None and self.windows is None:
             return None
-        query, key = pair.query.positions, pair.key.positions
-        if query is None or key is None:
-            raise ValueError("slopes and windows of heads need positions")
+        query, key = both_labels(pair.query.positions, pair.key.positions)
         distance = jnp.abs(query[:, None, :, None] - key[:, None, None, :])
 
         def of_head(x: jax.Array) -> jax.Array:

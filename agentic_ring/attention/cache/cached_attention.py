@@ -21,14 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.cache.kv_cache import EMPTY_SLOT, on_shards, ring_axis
-from agentic_ring.attention.cache.shard_attention import CachedAttentionInputs, attend_to_shard
-from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys, attend_to_own_keys
-from agentic_ring.attention.kernels.interface import Tile
+from agentic_ring.attention.cache.shard_attention import (
+    CachedAttentionInputs,
+    attend_to_earlier_keys,
+    attend_to_own_keys,
+    attend_to_shard,
+)
+from agentic_ring.attention.kernels.interface import SoftmaxState, Tile, merge, merge_stacked
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, merge, merge_stacked
 from agentic_ring.mesh import ShardingRules
 
 

@@ -12,7 +12,7 @@ position, and -1 marks an empty one.
     call 4      24 25  ...
 
 Rows of a batch may differ in length: each has its own positions, and where a row has no token its
-slots stay empty. Attention to a cache is in ``decode.py`` and ``chunked_prefill.py``.
+slots stay empty. Attention to a cache is in ``cached_attention.py``.
 """
 
 from collections.abc import Callable

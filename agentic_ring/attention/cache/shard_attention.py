@@ -115,7 +115,8 @@ def attend_to_shard(
     slots = shard.positions.shape[1]
     at_once = shard.keys.numbers.dtype == jnp.float32 or mesh_platform() == "gpu"
     slab = slots if few and at_once else _piece(slots, LARGEST_SLAB)
-    queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
+    queries = TokenLabels(positions)
+    keys = TokenLabels(shard.positions.reshape(len(shard.positions), -1, slab).swapaxes(0, 1))
 
     def visit(state: SoftmaxState, chunk: tuple) -> tuple[SoftmaxState, None]:
         first, labels, reachable = chunk

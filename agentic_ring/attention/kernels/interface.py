@@ -1,6 +1,9 @@
-"""The interface of a kernel: attention of one block of queries to one of keys, forward and backward."""
+"""The interface of a kernel: attention of one block of queries to one of keys, forward and backward.
 
-from typing import NamedTuple, Protocol
+And the state of a softmax over a part of the keys, which a kernel returns, and the merge of such states.
+"""
+
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +64,7 @@ def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     """
     largest = jnp.maximum(a.logsumexp, b.logsumexp)
     largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-    weight_a = jnp.exp(a.logsumexp - largest)
-    weight_b = jnp.exp(b.logsumexp - largest)
+    weight_a, weight_b = jnp.exp(a.logsumexp - largest), jnp.exp(b.logsumexp - largest)
     total = weight_a + weight_b
     divisor = jnp.where(total == 0.0, 1.0, total)
     output = a.output * (weight_a / divisor)[..., None] + b.output * (weight_b / divisor)[..., None]
@@ -124,11 +126,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        output: jax.Array,
-        logsumexp: jax.Array,
-        d_output: jax.Array,
-        d_logsumexp: jax.Array | None = None,
+        cls, output: jax.Array, logsumexp: jax.Array, d_output: jax.Array, d_logsumexp: Any = None
     ) -> "Saved":
         """With the delta of arXiv 2205.14135, the inner product of output and its gradient."""
         delta = (output.astype(logsumexp.dtype) * d_output.astype(logsumexp.dtype)).sum(-1)
@@ -159,6 +157,13 @@ class Kernel(Protocol):
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
         """The contribution of the tile's keys to the gradients."""
         ...
+
+
+def refuse(*reasons: tuple[bool, str]) -> None:
+    """Raises a NotImplementedError with the first of these texts whose condition holds."""
+    for applies, reason in reasons:
+        if applies:
+            raise NotImplementedError(reason)
 
 
 def accumulate(subscripts: str, *arrays: jax.Array) -> jax.Array:

@@ -106,8 +106,7 @@ class ChunkGrid:
         """The labels of each chunk, and which pairs of chunks have anything to attend to.
 
         Args:
-          mask: the mask of the tile.
-          k: its keys.
+          mask: the mask of the tile, whose keys are ``k``.
           windows: int32 [N], windows of the query heads, or None.
 
         Returns:
@@ -124,8 +123,8 @@ class ChunkGrid:
         # Tied to the keys, which change from hop to hop: from constants alone, JAX would compute the
         # masks of all pairs ahead of the loop over hops and keep them through it.
         mask, _ = jax.lax.optimization_barrier((mask.placed(queries, keys), k))
-        query = mask.query.pad(query_padding).map(lambda x: self._split_labels(x, self.query_chunk))
-        key = mask.key.pad(key_padding).map(lambda x: self._split_labels(x, self.key_chunk))
+        query = self._split_labels(mask.query.pad(query_padding), self.query_chunk)
+        key = self._split_labels(mask.key.pad(key_padding), self.key_chunk)
         query_bounds = jax.tree.map(lambda x: x[:, None], query.bounds())
         key_bounds = key.bounds()
         reachable = mask.reachable(query_bounds, key_bounds)
@@ -139,10 +138,14 @@ class ChunkGrid:
         batch, heads = self.query_shape[0], jnp.arange(self.query_shape[2]).reshape(-1, self.group)
         return jnp.repeat(jnp.arange(batch), len(heads)), jnp.tile(heads, (batch, 1))
 
-    def _split_labels(self, x: jax.Array, chunk: int) -> jax.Array:
+    def _split_labels(self, labels: TokenLabels, chunk: int) -> TokenLabels:
         """[B, T] -> [chunks, streams, chunk]; what the batch shares, [1, T], all streams share."""
-        x = x.reshape(len(x), -1, chunk).swapaxes(0, 1)
-        return x if x.shape[1] == 1 else jnp.repeat(x, self.key_shape[2], axis=1)
+
+        def split(x: jax.Array) -> jax.Array:
+            x = x.reshape(len(x), -1, chunk).swapaxes(0, 1)
+            return x if x.shape[1] == 1 else jnp.repeat(x, self.key_shape[2], axis=1)
+
+        return jax.tree.map(split, labels)
 
 
 def _pad(x: jax.Array, chunk: int) -> jax.Array:
@@ -176,12 +179,11 @@ class XlaKernel:
         grid, parts = self._grid(tile)
         if parts.number == 1:
             return _forward(tile, grid)
-        batch, length, heads, _ = tile.q.shape
-        dtype = state_dtype(tile.q.dtype)
-        whole = SoftmaxState(
-            _zeros((batch, length, heads, tile.v.shape[3]), dtype, tile.q),
-            _zeros((batch, length, heads), dtype, tile.q),
-        )
+        shape = tile.q.shape[:3]
+        # Varying over the mesh axes that the queries vary over.
+        zero = jnp.zeros_like(tile.q[0, 0, 0, 0], state_dtype(tile.q.dtype))
+        shapes = (*shape, tile.v.shape[3]), shape
+        whole = SoftmaxState(*(jnp.broadcast_to(zero, shape) for shape in shapes))
         return parts.loop(lambda number: _forward(parts.tile(tile, number), grid), whole)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
@@ -211,18 +213,14 @@ class XlaKernel:
             most = max(1, MAX_CHUNK**2 // (group * query_chunk * key_chunk))
             heads = _largest_divisor(key_heads, most)
             rows = _largest_divisor(batch, most // heads) if heads == key_heads else 1
-        query_shape, key_shape = (rows, q.shape[1], heads * group, q.shape[3]), (rows, *k.shape[1:])
-        grid = ChunkGrid(query_shape, (*key_shape[:2], heads, k.shape[3]), query_chunk, key_chunk)
-        return grid, _Parts(rows, heads, group, key_heads // heads, batch // rows * (key_heads // heads))
+        query_shape = rows, q.shape[1], heads * group, q.shape[3]
+        grid = ChunkGrid(query_shape, (rows, k.shape[1], heads, k.shape[3]), query_chunk, key_chunk)
+        across = key_heads // heads
+        return grid, _Parts(rows, heads, group, across, batch // rows * across)
 
 
 def _largest_divisor(number: int, most: int) -> int:
     return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
-
-
-def _zeros(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Array:
-    """Zeros that vary over the mesh axes that ``like`` varies over."""
-    return jnp.broadcast_to(jnp.zeros_like(like[(0,) * like.ndim], dtype), shape)
 
 
 @dataclass(frozen=True)

@@ -257,8 +257,8 @@ class _Quarter(NamedTuple):
         return cls(
             rows,
             keys,
-            queries._replace(q=rows.of(queries.q), labels=queries.labels.map(rows.of)),
-            Block(keys.of(block.keys_values, 2), block.labels.map(keys.of)),
+            queries._replace(q=rows.of(queries.q), labels=jax.tree.map(rows.of, queries.labels)),
+            Block(keys.of(block.keys_values, 2), jax.tree.map(keys.of, block.labels)),
         )
 
     def tile(self, scores: Scores) -> Tile:

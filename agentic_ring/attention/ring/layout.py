@@ -28,7 +28,7 @@ import numpy as np
 
 from agentic_ring.attention.inputs import LAYOUTS, Layout, Schedule
 from agentic_ring.attention.kernels.xla import default_chunk
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.mask import Bounds, HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
@@ -64,7 +64,8 @@ def padded_length(
       permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
         blocks, and the groups exchange tokens.
     """
-    _check_layout(layout)
+    if layout not in LAYOUTS:
+        raise UnknownNameError("layout", layout, LAYOUTS)
     if length < 1 or ring < 1 or unit < 1:
         raise ArgumentError(f"length, ring and unit must be at least 1, got {length}, {ring}, {unit}")
     groups = ring // ulysses
@@ -112,13 +113,16 @@ def shard_order(layout: Layout, length: int, ring: int, index: int | jax.Array) 
 
     Args:
       length: tokens of the sequence, as ``padded_length`` gives it.
-      ring: devices of the ring, P.
       index: device in the ring; may be a traced value such as ``jax.lax.axis_index``.
 
     Raises:
       ArgumentError: the length does not spread evenly; see ``padded_length``.
     """
-    _check_length(layout, length, ring)
+    if (needed := padded_length(length, ring, layout)) != length:
+        raise ArgumentError(
+            f"a sequence of {length} tokens does not spread evenly over a ring of {ring} in {layout} order; "
+            f"pad it to {needed} tokens (agentic_ring.attention.padded_length)"
+        )
     block = length // ring
     place = np.arange(block, dtype=np.int32)
     if layout == "contiguous" or ring == 1:
@@ -143,20 +147,6 @@ def inverse_order(permutation: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def _check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise UnknownNameError("layout", layout, LAYOUTS)
-
-
-def _check_length(layout: Layout, length: int, ring: int) -> None:
-    needed = padded_length(length, ring, layout)
-    if needed != length:
-        raise ArgumentError(
-            f"a sequence of {length} tokens does not spread evenly over a ring of {ring} in {layout} order; "
-            f"pad it to {needed} tokens (agentic_ring.attention.padded_length)"
-        )
-
-
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """From this device's consecutive block [B, T, ...] to its block in ``layout``.
 
@@ -167,9 +157,8 @@ def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     if layout == "zigzag":
         evens, odds = _zigzag_routes(axis.size)
         early, late = jnp.split(x, 2, axis=1)  # halves 2i and 2i + 1 of the sequence
-        return jnp.concatenate(
-            _even_first(axis.permute(early, evens), axis.permute(late, odds), axis), axis=1
-        )
+        moved = _even_first(axis.permute(early, evens), axis.permute(late, odds), axis)
+        return jnp.concatenate(moved, axis=1)
     return x
 
 
@@ -178,12 +167,9 @@ def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     if layout in ("striped", "block_striped"):
         return _restripe(x, axis, stripe_length(layout, x.shape[1], axis.size), True)
     if layout == "zigzag":
-        evens, odds = _zigzag_routes(axis.size)
-        early, late = jnp.split(x, 2, axis=1)
-        even, odd = _even_first(early, late, axis)
-        return jnp.concatenate(
-            (axis.permute(even, _inverse(evens)), axis.permute(odd, _inverse(odds))), axis=1
-        )
+        evens, odds = (inverse_order(np.array(route)).tolist() for route in _zigzag_routes(axis.size))
+        even, odd = _even_first(*jnp.split(x, 2, axis=1), axis)
+        return jnp.concatenate((axis.permute(even, evens), axis.permute(odd, odds)), axis=1)
     return x
 
 
@@ -193,15 +179,8 @@ def _zigzag_routes(ring: int) -> tuple[list[int], list[int]]:
     Half h starts on device h // 2 and goes to device h, or 2P - 1 - h where h >= P: of the two
     halves that a device ends with, h and 2P - 1 - h, one is even and one is odd.
     """
-
-    def destination(half: int) -> int:
-        return min(half, 2 * ring - 1 - half)
-
-    return [destination(2 * i) for i in range(ring)], [destination(2 * i + 1) for i in range(ring)]
-
-
-def _inverse(destinations: list[int]) -> list[int]:
-    return [destinations.index(place) for place in range(len(destinations))]
+    destinations = [min(half, 2 * ring - 1 - half) for half in range(2 * ring)]
+    return destinations[::2], destinations[1::2]
 
 
 def _even_first(a: jax.Array, b: jax.Array, axis: RingAxis) -> tuple[jax.Array, jax.Array]:
@@ -247,14 +226,9 @@ _restripe.defvjp(_restripe_forward, _restripe_backward)
 
 
 def balanced_layout(mask: MaskSpec, labels: bool, ring: int, block: int, platform: str) -> Layout:
-    """The layout that gives the devices of a ring the most even shares of the work.
+    """The layout that gives the devices of a ring, each with ``block`` tokens, the most even work.
 
-    Args:
-      mask: the static part of the mask.
-      labels: whether tokens have segment ids, or keys are hidden from ranges of rows.
-      ring: number of devices.
-      block: tokens of a device.
-      platform: "cpu", "gpu" or "tpu".
+    ``labels`` says whether tokens have segment ids, or keys are hidden from ranges of rows.
     """
     if mask.window is not None and not mask.prefix:
         reach = -(-(mask.window - 1) // block) * (1 if mask.causal else 2)
@@ -272,11 +246,11 @@ def tile_counts(
 ) -> np.ndarray:
     """Tiles that each device computes in each hop, int [hops, devices], for one head and all rows.
 
+    A tile is a chunk of queries by one of keys that the mask does not leave empty. A hop lasts as long as its
+    slowest device.
+
     Args:
-      layout: the order of the sequence over the ring.
-      ring: number of devices.
       length: tokens of the sequence; padded as ``padded_length`` says.
-      mask: the static part of the mask.
       segment_ids: int [B, length], negative for padding; None is one segment.
     """
     padded = padded_length(length, ring, layout)
@@ -286,10 +260,10 @@ def tile_counts(
     run = chunk_run(layout, block, ring)
     chunk = default_chunk(run or block, halves=run is None)
 
-    def bounds(device: int):
+    def bounds(device: int) -> Bounds:
         places = shard_order(layout, padded, ring, device)
-        mine = labels.map(lambda x: x[:, places]).pad(-block % chunk)
-        return mine.map(lambda x: x.reshape(x.shape[0], -1, chunk)).bounds()
+        mine = jax.tree.map(lambda x: x[:, places], labels).pad(-block % chunk)
+        return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, chunk), mine).bounds()
 
     shards = [bounds(device) for device in range(ring)]
 
@@ -302,5 +276,8 @@ def tile_counts(
 
 
 def imbalance(tiles: np.ndarray) -> float:
-    """The critical path over the ideal, from tiles [hops, devices]; 1 is a perfect balance."""
+    """The critical path over the ideal, from tiles [hops, devices]; 1 is a perfect balance.
+
+    The critical path is the sum over hops of the largest number, the ideal that of the mean.
+    """
     return float(tiles.max(axis=1).sum() / tiles.mean(axis=1).sum())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention.cache import EMPTY_SLOT, append_blocks, tile_attention
+from agentic_ring.attention.cache import EMPTY_SLOT, append_blocks, shard_attention
 from agentic_ring.attention.cache.cached_attention import attend_chunk
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.interface import Tile
@@ -46,7 +46,7 @@ def on_hardware(monkeypatch) -> Callable:
         splash, xla = splash if "splash" in right else Wrong(splash), xla if "xla" in right else Wrong(xla)
         monkeypatch.setitem(registry._ORDER, "cpu", ("splash", "xla"))
         monkeypatch.setitem(registry._KERNELS, "splash", lambda: splash)
-        monkeypatch.setattr(tile_attention, "select_kernel", lambda name: xla)
+        monkeypatch.setattr(shard_attention, "select_kernel", lambda name: xla)
 
     return give
 
