@@ -328,7 +328,17 @@ def simulate_cpu_devices(count: int = SIMULATED_DEVICES) -> None:
 
 
 def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
-    """Arranges devices in ``count`` rings of equal size, each a closed tour of a rectangle of chips.
+    """Arranges TPU devices in ``count`` rings, such that a ring's neighbours are neighbours in the chip grid.
+
+    Generations with flat pods (v2, v3, v5e, v6e) link each chip to its neighbours in a rectangle. A ring in
+    row order would jump from the end of each row to the beginning of the next. On v5e XLA then sends every
+    hop of the ring synchronously: with 256 devices all hops are exposed, against one of 766 otherwise (read
+    from compiled programs). A closed tour of the rectangle has no such jump::
+
+        0 - 1 - 2 - 3        each step is one link; the last chip is the first one's neighbour
+        |           |
+        7   6 - 5 - 4        needs an even side, which every pod has
+        :   :
 
     The cores of a chip follow one another.
 

@@ -1,11 +1,11 @@
-"""The schedule of a compiled program: what its loops run, and what is computed while arrays travel."""
+"""A compiled program read from its text: what its loops run, and what is computed while arrays travel."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(([^)]*)\)(.*)$")
 _CALLED = re.compile(r"(?:calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -26,6 +26,23 @@ class Instruction(NamedTuple):
         listed = re.findall(r"[\w.\-]+", branches[1]) if branches else []
         return [*_CALLED.findall(self.attributes), *listed]
 
+    @property
+    def floats(self) -> bool:
+        return re.match(r"\(?(f|bf)\d", self.type) is not None
+
+    @property
+    def permutes(self) -> bool:
+        return self.opcode in ("collective-permute", "collective-permute-start")
+
+
+class Run(NamedTuple):
+    """A computation that a program reaches, and how often it runs it."""
+
+    name: str
+    times: int
+    conditional: bool  # whether a device need not run it, or as often
+    steps: list[Instruction]
+
 
 @dataclass(frozen=True)
 class Program:
@@ -41,28 +58,34 @@ class Program:
         if step.opcode == "custom-call":
             return int(any(target in step.attributes for target in _KERNELS))
         inner = (other for name in step.called for other in self.computations.get(name, ()))
-        return self.trips(step) * sum(self.products(other) for other in inner)
+        return (self.trips(step) or 1) * sum(self.products(other) for other in inner)
 
-    def trips(self, step: Instruction) -> int:
-        """How often a loop runs, which counts from 0 up to a constant; 1 for others."""
+    def trips(self, step: Instruction) -> int | None:
+        """How often a loop runs, which counts from 0 up to a constant; None if unknown, 1 for others."""
+        if step.opcode != "while":
+            return 1
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', step.attributes):
+            return int(known[1])
         condition = _CONDITION.search(step.attributes)
-        known = {other.name: other for other in self.computations[condition[1]]} if condition else {}
-        for other in known.values():
+        steps = {other.name: other for other in self.computations[condition[1]]} if condition else {}
+        for other in steps.values():
             if other.opcode == "compare" and "direction=LT" in other.attributes:
                 limits = [
-                    known[name] for name in re.findall(r"%([\w.\-]+)", other.arguments) if name in known
+                    steps[name] for name in re.findall(r"%([\w.\-]+)", other.arguments) if name in steps
                 ]
-                return next((int(x.arguments) for x in limits if x.opcode == "constant"), 1)
-        return 1
+                return next((int(x.arguments) for x in limits if x.opcode == "constant"), None)
+        return None
 
-    def walk(self, name: str | None = None, times: int = 1) -> Iterator[tuple[str, int, list[Instruction]]]:
-        """Every computation reached through loops, branches and calls, with the number of its runs."""
+    def walk(self, name: str | None = None, times: int = 1, conditional: bool = False) -> Iterator[Run]:
+        """Every computation reached through loops, branches and calls."""
         name = name or self.entry
-        yield name, times, self.computations[name]
+        yield Run(name, times, conditional, self.computations[name])
         for step in self.computations[name]:
             if step.opcode in ("while", "conditional", "call"):
+                trips = self.trips(step)
+                unsure = conditional or trips is None or step.opcode == "conditional"
                 for called in step.called:
-                    yield from self.walk(called, times * self.trips(step))
+                    yield from self.walk(called, times * (trips or 1), unsure)
 
 
 def parse(text: str | None) -> Program:
@@ -78,6 +101,22 @@ def parse(text: str | None) -> Program:
     return Program(computations, entry)
 
 
+class Permutes(NamedTuple):
+    """Executions of collective-permute in one run of a program."""
+
+    floats: int
+    integers: int
+    conditional: int  # instructions, of either kind, that not every device need reach
+
+
+def permutes(text: str | None) -> Permutes:
+    """Counts the permutes of a program, those in loops as often as they run."""
+    found = [(run, step.floats) for run in parse(text).walk() for step in run.steps if step.permutes]
+    floats = sum(run.times for run, is_float in found if is_float)
+    times = sum(run.times for run, _ in found)
+    return Permutes(floats, times - floats, sum(run.conditional for run, _ in found))
+
+
 class Hop(NamedTuple):
     """A permute after which an array comes back to its device in ``ring`` repetitions.
 
@@ -91,9 +130,9 @@ class Hop(NamedTuple):
 
 
 def hops(program: Program, ring: int) -> Iterator[Hop]:
-    for _, times, steps in program.walk():
+    for _, times, _, steps in program.walk():
         for place, step in enumerate(steps):
-            if step.opcode not in ("collective-permute", "collective-permute-start"):
+            if not step.permutes:
                 continue
             target = {int(a): int(b) for a, b in re.findall(r"\{(\d+),(\d+)\}", step.attributes)}
             if {_cycle(target, device) for device in target} != {ring}:
@@ -101,13 +140,10 @@ def hops(program: Program, ring: int) -> Iterator[Hop]:
             between = []
             if step.opcode.endswith("-start"):
                 rest = steps[place + 1 :]
-                done = next(
-                    n for n, other in enumerate(rest) if f"%{step.name}" in other.arguments.split(", ")
-                )
-                between = rest[:done]
-            floats = re.match(r"\(?(f|bf)\d", step.type) is not None
+                arguments = [other.arguments.split(", ") for other in rest]
+                between = rest[: next(n for n, names in enumerate(arguments) if f"%{step.name}" in names)]
             backward = "transpose(" in step.attributes
-            yield Hop(times, backward, floats, sum(program.products(other) for other in between))
+            yield Hop(times, backward, step.floats, sum(program.products(other) for other in between))
 
 
 def _cycle(target: dict[int, int], start: int) -> int:

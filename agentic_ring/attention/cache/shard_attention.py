@@ -30,7 +30,7 @@ from agentic_ring.attention.kernels.interface import (
     only_rows,
 )
 from agentic_ring.attention.kernels.registry import hardware_kernels, log_once, select_kernel
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels, both_labels
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError
@@ -99,9 +99,6 @@ def attend_to_shard(
       scores: scale and soft cap of scores.
       kernel: as in ``attend_chunk``, for many queries.
 
-    Returns:
-      The state of the B x C queries.
-
     Raises:
       ArgumentError: the queries are float64.
     """
@@ -135,10 +132,8 @@ def attend_to_shard(
     else:
         reachable = HopMask(mask, queries, keys).reachable(queries.bounds(), keys.bounds()).any(-1)
         firsts = slab * jnp.arange(slots // slab)
-        state, _ = jax.lax.scan(visit, empty_state(query, query.shape[3]), (firsts, keys, reachable))
-    return SoftmaxState(
-        state.output.reshape(batch, tokens, heads, head_dim), state.logsumexp.reshape(batch, tokens, heads)
-    )
+        state, _ = jax.lax.scan(visit, empty_state(query, head_dim), (firsts, keys, reachable))
+    return SoftmaxState(*(x.reshape(batch, tokens, heads, *x.shape[3:]) for x in state))
 
 
 def _piece(slots: int, largest: int) -> int:
@@ -233,17 +228,12 @@ _CAUSAL = MaskSpec(causal=True)
 def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
     """Attention of queries to keys that are, in all likelihood, all before or all after each of them.
 
-    Args:
-      tile: its labels are positions, negative for padding; right for any.
-      kernel: the name of a kernel to try, or "auto".
+    It is right for any positions. The name of a ``kernel`` to try may be "auto".
     """
-    query, key = tile.mask.query.positions, tile.mask.key.positions
-    assert query is not None, "queries of a cache have positions"
-    assert key is not None, "keys of a cache have positions"
+    query, key = both_labels(tile.mask.query.positions, tile.mask.key.positions)
     bounds = tile.mask.key.bounds()
-    assert bounds.position_low is not None
-    assert bounds.position_high is not None
-    after, before = query >= bounds.position_high[:, None], query < bounds.position_low[:, None]
+    low, high = both_labels(bounds.position_low, bounds.position_high)
+    after, before = query >= high[:, None], query < low[:, None]
     lengths = (key >= 0).sum(-1)
     at_the_end = (key >= 0) == (jnp.arange(key.shape[1]) < lengths[:, None])
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=lengths)
@@ -253,12 +243,9 @@ def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
 def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
     """Attention of queries to keys of the same tokens, which in all likelihood stand in order.
 
-    Args:
-      tile: its labels are positions, negative for padding; right for any.
-      kernel: the name of a kernel to try, or "auto".
+    It is right for any positions.
     """
-    positions = tile.mask.query.positions
-    assert positions is not None, "tokens of a chunk have positions"
+    positions, _ = both_labels(tile.mask.query.positions, tile.mask.key.positions)
     this, following = positions[:, :-1], positions[:, 1:]
     in_order = (following < 0) | ((this >= 0) & (this < following))
     mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())
@@ -268,7 +255,19 @@ def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
 def _attend_by_place_or_position(
     tile: Tile, kernel: str, simple: HopMask, attends: jax.Array, is_simple: jax.Array
 ) -> SoftmaxState:
-    """Attention by the tile's own mask.
+    """Attention by the tile's own mask, by the platform's own kernels if they serve.
+
+    Those kernels take static masks, but which token stands where in a cache is known only at run time. In
+    prefill nearly every block is one of two simple ones, which need no positions:
+
+        earlier keys        x x x x - -        the chunk's own     x . . .
+                            x x x x - -                            x x . .
+          all queries come  x x x x - -          the same tokens,  x x x .
+          after all keys                         in order          x x x x
+
+    "-" is a slot without a token; each row has its own number of them. At run time the positions say whether
+    a block is simple. Where one is not (tokens out of order, empty slots between others), where the mask has
+    a window or a prefix, and where no other kernel serves the shapes, the XLA kernel attends by positions.
 
     Args:
       simple: a mask without positions, to be used instead where ``is_simple``.
