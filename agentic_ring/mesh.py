@@ -12,6 +12,7 @@ Axes, outermost first:
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -50,8 +51,6 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
         if size is not None and size < 1:
             raise MeshError(f"mesh axis {axis} is {size}; it must be at least 1")
     others = shape.stage * shape.data * shape.fsdp * shape.tensor
-    if shape.ring is None and len(devices) % others:
-        raise MeshError(f"stage x data x fsdp x tensor = {others} does not divide {len(devices)} devices")
     ring = len(devices) // others if shape.ring is None else shape.ring
     sizes = (shape.stage, shape.data, shape.fsdp, ring, shape.tensor)
     if math.prod(sizes) != len(devices):
@@ -64,8 +63,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
     placed = rings(devices, others) if shape.tensor == 1 and ring > 1 else None
     if placed is None:
         placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    placed = placed.reshape(sizes)
-    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(placed.reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def mesh_on_first_devices(shape: MeshShape) -> Mesh:
@@ -79,26 +77,21 @@ def mesh_on_first_devices(shape: MeshShape) -> Mesh:
 
 
 def shape_with_ring(ring: int | None, devices: int, stages: int = 1) -> MeshShape:
-    """A ring of this size in each of ``stages``, with the remaining devices on the data axis.
-
-    A ring of None has all devices of a stage.
+    """A ring of this size, or of all devices, in each of ``stages``; the remaining devices on the data axis.
 
     Raises:
       MeshError: the stages do not divide the devices, or the ring those of a stage.
     """
-    per_stage = _quotient(devices, stages, f"{stages} stages do not divide {devices} devices")
-    if ring is None:
-        return MeshShape(ring=per_stage, stage=stages)
+    per_stage = devices // max(stages, 1)
+    ring = per_stage if ring is None else ring
     where = "" if stages == 1 else " of a stage"
-    data = _quotient(per_stage, ring, f"a ring of {ring} does not divide {per_stage} devices{where}")
-    return MeshShape(data=data, ring=ring, stage=stages)
-
-
-def _quotient(devices: int, parts: int, complaint: str) -> int:
-    """Returns devices / parts, or raises ``MeshError`` with the complaint and the divisors."""
-    if parts < 1 or devices % parts:
-        raise MeshError(f"{complaint}; choose one of {', '.join(map(str, _divisors(devices)))}")
-    return devices // parts
+    for parts, whole, complaint in (
+        (stages, devices, f"{stages} stages do not divide {devices} devices"),
+        (ring, per_stage, f"a ring of {ring} does not divide {per_stage} devices{where}"),
+    ):
+        if parts < 1 or whole % parts:
+            raise MeshError(f"{complaint}; choose one of {', '.join(map(str, _divisors(whole)))}")
+    return MeshShape(data=per_stage // ring, ring=ring, stage=stages)
 
 
 def without_stages(mesh: Mesh) -> Mesh:
@@ -248,18 +241,12 @@ def _spread(
             for dimension, entry in enumerate(fixed)
         ]
 
-    def devices(entry: tuple[str, ...]) -> int:
-        return devices_along(mesh, entry)
+    def shards(choice: list[tuple[str, ...]]) -> list[int]:
+        return [devices_along(mesh, entry) for entry in choice]
 
-    def rank(places: tuple[int | None, ...]) -> tuple[int, int]:
-        return math.prod(devices(entry) for entry in placed(places)), devices(placed(places)[home])
-
-    possible = (
-        places
-        for places in itertools.product((None, *dimensions), repeat=len(axes))
-        if all(size % devices(entry) == 0 for size, entry in zip(shape, placed(places), strict=True))
-    )
-    return placed(max(possible, key=rank))
+    choices = map(placed, itertools.product((None, *dimensions), repeat=len(axes)))
+    possible = (x for x in choices if not any(map(operator.mod, shape, shards(x))))
+    return max(possible, key=lambda choice: (math.prod(shards(choice)), shards(choice)[home]))
 
 
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
@@ -282,46 +269,32 @@ def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:
 
     Within a ``jax.shard_map`` over some axes, arrays are shards along those and global along the others.
     """
-    return {
-        axis: size
-        for axis, size in mesh.shape.items()
-        if size > 1 and axis not in mesh.abstract_mesh.manual_axes
-    }
+    manual = mesh.abstract_mesh.manual_axes
+    return {axis: size for axis, size in mesh.shape.items() if size > 1 and axis not in manual}
 
 
 def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """One of "cpu", "gpu" and "tpu".
-
-    Args:
-      mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.
-    """
-    name, _ = _first_device(mesh)
+    """Returns "cpu", "gpu" or "tpu"; None is the mesh of ``jax.set_mesh`` and ``jax.shard_map``."""
+    name = _first_device(mesh).platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 
-def mesh_device_kind(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """JAX's name of the devices, such as "TPU v3"; the mesh as in ``mesh_platform``."""
-    return _first_device(mesh)[1]
+def mesh_device_kind() -> str:
+    """JAX's name of the devices of the ambient mesh, such as "TPU v3"."""
+    return _first_device(None).device_kind
 
 
-def _first_device(mesh: Mesh | AbstractMesh | None) -> tuple[str, str]:
-    """(platform, kind)."""
+def _first_device(mesh: Mesh | AbstractMesh | None) -> Any:
     if isinstance(mesh, Mesh):
-        device = mesh.devices.flat[0]
-    else:
-        device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device
-        device = jax.devices()[0] if device is None else device
-    return device.platform, device.device_kind
+        return mesh.devices.flat[0]
+    device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device
+    return jax.devices()[0] if device is None else device
 
 
-SIMULATED_DEVICES = 8
-"""As many as a machine with accelerators usually has."""
-
-
-def simulate_cpu_devices(count: int = SIMULATED_DEVICES) -> None:
+def simulate_cpu_devices(count: int = 8) -> None:
     """Simulates ``count`` devices on one CPU; call before anything asks JAX for its devices.
 
-    Has no effect if JAX finds an accelerator.
+    Has no effect if JAX finds an accelerator. A machine with accelerators usually has 8.
     """
     skip_absent_tpus()
     jax.config.update("jax_num_cpu_devices", count)
@@ -362,13 +335,9 @@ def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
         down = count // across
         if count % across or rows % down or columns % across:
             continue
-        tour = closed_tour(rows // down, columns // across)
-        if tour is not None:
-            corners = [
-                (top * (rows // down), left * (columns // across))
-                for top in range(down)
-                for left in range(across)
-            ]
+        height, width = rows // down, columns // across
+        if (tour := closed_tour(height, width)) is not None:
+            corners = itertools.product(range(0, rows, height), range(0, columns, width))
             order = [[core for y, x in tour for core in chips[left + x, top + y]] for top, left in corners]
             return np.array(order, dtype=object)
     return None

@@ -6,8 +6,9 @@ compared with.
 
 From ``attention`` to a kernel a call passes seven modules:
 
-    api               checks the arguments, pads them and shards them over the mesh
-    plan              decides mesh axes, strategy (choose_strategy), layout and kernel (kernels.registry)
+    api               checks the arguments
+    plan              decides mesh axes, strategy (choose_strategy), layout and kernel (kernels.registry),
+                      pads the arrays and shards them over the mesh
     strategies        exchanges heads for tokens (Ulysses), moves tokens into the layout
     ring.derivative   forward and backward as one function with a custom derivative
     ring.transport    brings the blocks of keys of other devices

@@ -31,26 +31,23 @@ from agentic_ring.attention.mask import MaskSpec
 
 @dataclass(frozen=True)
 class Hardware:
-    """What an estimate needs to know of a device and its links.
-
-    Attributes:
-      flops: operations per second of the forward kernel in a call with endless keys.
-      half_tile: tokens of keys in a call with which the kernel reaches half that rate.
-      link: bytes per second to the next device of a ring.
-      collective: bytes per second of a device in an all-to-all or all-gather.
-      latency: seconds to start a transfer and to wait for its end.
-      host: devices that share fast links, where the mesh does not say it by an inner axis of the ring.
-      network: bytes per second from a device to other hosts.
-    """
+    """What an estimate needs to know of a device and its links; rates are in bytes per second."""
 
     name: str
     flops: float
+    """Operations per second of the forward kernel in a call with endless keys."""
     half_tile: int
+    """Tokens of keys in a call with which the kernel reaches half that rate."""
     link: float
+    """To the next device of a ring."""
     collective: float
+    """Of a device in an all-to-all or all-gather."""
     latency: float
+    """Seconds to start a transfer and to wait for its end."""
     host: int = 2**31
+    """Devices that share fast links, where the mesh does not say it by an inner axis of the ring."""
     network: float = math.inf
+    """From a device to other hosts."""
 
 
 HARDWARE = {

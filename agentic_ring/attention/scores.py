@@ -20,10 +20,8 @@ class Dropout:
     same position and segment id drop the same.
 
     Attributes:
-      rate: share of the probabilities that is dropped, static.
       seed: uint32 [2].
-      first_row: int32 scalar, the row of the whole batch that this device's first row is.
-      first_head: int32 scalar, likewise for the query heads.
+      first_row, first_head: int32, of this device in the whole batch and among all query heads.
     """
 
     rate: float = field(metadata={"static": True})
@@ -41,15 +39,10 @@ class Dropout:
         return cls(rate, jax.random.bits(key, (2,), jnp.uint32), first_row, first_head)
 
     def factors(self, pair: HopMask, rows: jax.Array, heads: jax.Array) -> jax.Array:
-        """What the probabilities of one chunk pair are multiplied by, 0 or 1 / (1 - rate).
+        """What the probabilities of one chunk pair are multiplied by, 0 or 1 / (1 - rate), [B, G, T, S].
 
-        Args:
-          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
-          rows: int32 [B], of this device's batch.
-          heads: int32 [B, G], of this device's query heads.
-
-        Returns:
-          float32 [B, G, T, S].
+        The labels of the ``pair``, [B, T] and [B, S] (or [1, T] and [1, S]), have positions. Rows [B] and
+        query heads [B, G] are counted on this device.
         """
         stream = _mix(_words(self.first_row + rows) + self.seed[0])
         stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
@@ -98,12 +91,10 @@ class Scores:
     """What a kernel applies before and after the softmax.
 
     Attributes:
-      scale: the product is multiplied by it.
-      soft_cap: then scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
+      soft_cap: scaled scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
       slopes: float [N] of this device's query heads; then slope * distance of the two tokens is taken off
         (arXiv 2108.12409).
       windows: int32 [N], likewise: a query attends only to keys nearer than the window of its head.
-      dropout: dropout of the probabilities.
     """
 
     scale: float = field(metadata={"static": True})
@@ -131,14 +122,9 @@ class Scores:
         return replace(self, dropout=replace(self.dropout, first_row=first_row, first_head=first_head))
 
     def head_terms(self, pair: HopMask, heads: jax.Array) -> jax.Array | None:
-        """What is added to the scores of one chunk pair, by head; -inf outside the window of the head.
+        """What is added to the scores of one chunk pair, [B, G, T, S], or None; see ``Dropout.factors``.
 
-        Args:
-          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
-          heads: int32 [B, G], of this device's query heads.
-
-        Returns:
-          [B, G, T, S], or None where nothing is added.
+        It is -inf outside the window of the head.
         """
         if self.slopes is None and self.windows is None:
             return None

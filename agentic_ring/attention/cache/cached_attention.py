@@ -1,8 +1,8 @@
-"""Attention of one chunk of a long prompt: to everything cached before it, and to itself.
+"""Attention to a sharded cache: of a chunk of a long prompt, or of a few new tokens, and to each other.
 
-Either the queries go to the keys, or the keys go round the ring to the queries ("pass-Q" and "pass-KV" of
-arXiv 2411.01783). With the queries gathered, every device attends to its own shard of the cache and to its
-own block of the chunk, and hands each device what it found for that device's queries:
+For a chunk either the queries go to the keys, or the keys go round the ring to the queries ("pass-Q" and
+"pass-KV" of arXiv 2411.01783). With the queries gathered, every device attends to its own shard of the cache
+and to its own block of the chunk, and hands each device what it found for that device's queries:
 
     device             0          1          2          3
     has cached         S0         S1         S2         S3       any tokens, by position
@@ -65,10 +65,9 @@ def attend_chunk(
         state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, how), kernel)
         if ring.size == 1:
             state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, how)
-        elif ring_moves_less(inputs):
-            state = _around_ring(state, inputs, ring, how)
         else:
-            state = _at_shards(state, inputs, ring, how)
+            attend = _around_ring if _ring_moves_less(inputs) else _at_shards
+            state = attend(state, inputs, ring, how)
         return state.output.astype(inputs.query.dtype)
 
     specs = inputs.specs(rules, tokens="sequence")
@@ -83,7 +82,7 @@ class _How(NamedTuple):
     kernel: str
 
 
-def ring_moves_less(inputs: CachedAttentionInputs) -> bool:
+def _ring_moves_less(inputs: CachedAttentionInputs) -> bool:
     """Whether a device's keys are fewer bytes than its queries and, in float32, their attention.
 
     A hop of the ring sends the former once; the latter go to and from each of the other devices.
@@ -189,8 +188,7 @@ def attend_new_tokens(
         if inputs.prefix is not None:
             shared = attend_to_shard(query, positions, inputs.prefix, mask, scores, kernel)
             earlier = merge(earlier, shared)
-        if ring:
-            earlier = _merge_over_ring(earlier, ring)
+        earlier = _merge_over_ring(earlier, ring) if ring else earlier
         return merge(earlier, new).output.astype(inputs.query.dtype)
 
     specs = inputs.specs(rules, tokens=None)

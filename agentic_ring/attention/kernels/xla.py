@@ -49,15 +49,11 @@ class ChunkGrid:
     each head of the group: grouped queries then cost no copy of the keys, and every product is one
     batched matrix product.
 
-    Attributes:
-      query_shape: [B, T, N, H].
-      key_shape: [B, S, K, H].
-      query_chunk: queries a chunk; where it does not divide T, the last is filled with padding.
-      key_chunk: keys a chunk; likewise.
+    Where a chunk does not divide T or S, the last is filled with padding.
     """
 
-    query_shape: tuple[int, ...]
-    key_shape: tuple[int, ...]
+    query_shape: tuple[int, ...]  # [B, T, N, H]
+    key_shape: tuple[int, ...]  # [B, S, K, H]
     query_chunk: int
     key_chunk: int
 
@@ -158,21 +154,18 @@ def _pad(x: jax.Array, chunk: int) -> jax.Array:
 class XlaKernel:
     """See ``Kernel``; serves every case.
 
-    Attributes:
-      query_chunk: queries a chunk; where absent, ``default_chunk`` of their number, shorter where many
-        heads share a key head.
-      key_chunk: keys a chunk; ``default_chunk`` of their number where absent.
-      run: tokens that stand together in the sequence, where an order of it over the ring cuts it into
-        stripes; the default chunks do not reach from one into another, which lies far away.
-      all_streams: whether all rows and heads of a batch are worked on at once, as an accelerator needs
-        to be full; else only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the
-        cache of a CPU's core.
+    Chunks that are not given are ``default_chunk`` of the number of queries or keys, for queries shorter
+    where many heads share a key head.
     """
 
     query_chunk: int | None = None
     key_chunk: int | None = None
     run: int | None = None
+    """Tokens that stand together in the sequence, where an order of it over the ring cuts it into stripes;
+    the default chunks do not reach from one into another, which lies far away."""
     all_streams: bool = False
+    """Whether all rows and heads of a batch are worked on at once, as an accelerator needs to be full; else
+    only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the cache of a CPU's core."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""

@@ -72,17 +72,12 @@ class Sums(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """What stays on a device.
-
-    Attributes:
-      q: its queries [B, T, N, H].
-      labels: their labels.
-      expansion: makes keys and values of a block that holds latents; else None.
-    """
+    """What stays on a device: its queries [B, T, N, H] and their labels."""
 
     q: jax.Array
     labels: TokenLabels
     expansion: Expansion | None = None
+    """Makes keys and values of a block that holds latents; else None."""
 
     def pair(self, block: Block) -> tuple[jax.Array, jax.Array]:
         """The keys [B, S, K, H] and values [B, S, K, V] of a block."""
@@ -107,17 +102,14 @@ class Queries(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The device that a block of keys comes from.
-
-    Attributes:
-      here: this device's place in the ring.
-      source: the place of the device whose block it is.
-      distance: how many places before this device that is, where it is static; 0 is its own block.
-    """
+    """The device that a block of keys comes from."""
 
     here: jax.Array | int
+    """This device's place in the ring."""
     source: jax.Array | int
+    """The place of the device whose block it is."""
     distance: int | None = None
+    """How many places before this device that is, where it is static; 0 is its own block."""
 
     @property
     def own(self) -> bool:
@@ -132,16 +124,13 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Hop:
-    """The static part of a hop.
-
-    Attributes:
-      layout: the order of the sequence over the ring, where tiles follow from it; None where the
-        labels carry positions instead, or where no token's place matters.
-    """
+    """The static part of a hop."""
 
     kernel: Kernel
     spec: MaskSpec
     layout: Layout | None
+    """The order of the sequence over the ring, where tiles follow from it; None where the labels carry
+    positions instead, or where no token's place matters."""
 
     def forward(
         self, state: SoftmaxState | None, queries: Queries, block: Block, origin: Origin, scores: Scores
@@ -216,11 +205,7 @@ _EVERYTHING = MaskSpec(causal=False)
 
 
 class _Half(NamedTuple):
-    """Half of a block of the sequence, in zigzag order.
-
-    Attributes:
-      number: 0 for the early half, 1 for the late one.
-    """
+    """Half of a block of the sequence, in zigzag order: number 0 is the early one, 1 the late one."""
 
     number: jax.Array
 

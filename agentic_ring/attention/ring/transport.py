@@ -53,18 +53,16 @@ class Transport(Protocol):
 class Ring:
     """Every block goes once round the ring (arXiv 2310.01889).
 
-        hop           0          1          2          3         ring of 4
-        device 0   q0 . k0    q0 . k3    q0 . k2    q0 . k1
-        device 1   q1 . k1    q1 . k0    q1 . k3    q1 . k2      P blocks seen in P - 1 permutes
-        ...
-
-    Attributes:
-      schedule: "bidirectional" sends half of each block each way round, which uses both directions of
-        every link: half the time where transfers are what a hop waits for.
+    hop           0          1          2          3         ring of 4
+    device 0   q0 . k0    q0 . k3    q0 . k2    q0 . k1
+    device 1   q1 . k1    q1 . k0    q1 . k3    q1 . k2      P blocks seen in P - 1 permutes
+    ...
     """
 
     axis: RingAxis
     schedule: Schedule = "unidirectional"
+    """"bidirectional" sends half of each block each way round, which uses both directions of every link: half
+    the time where transfers are what a hop waits for."""
 
     def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
@@ -171,14 +169,12 @@ class DoubleRing:
 
     The transfer to the next inner ring has a whole round of the inner one to hide behind, so that
     the outer links may be slower by the size of the inner ring.
-
-    Attributes:
-      outer: joins devices of the same place in their inner rings.
-      inner: a run of neighbours, on fast links.
     """
 
     outer: Ring
+    """Joins devices of the same place in their inner rings."""
     inner: Ring
+    """A run of neighbours, on fast links."""
 
     def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
@@ -218,13 +214,9 @@ class DoubleRing:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A few blocks before and after a device's own, each fetched from where it lies.
+    """The ``before`` and ``after`` blocks around a device's own, each fetched from where it lies.
 
     For a sliding window over consecutive blocks: devices out of the window exchange nothing.
-
-    Attributes:
-      before: how many blocks before its own a device attends to.
-      after: how many after it.
     """
 
     axis: RingAxis

@@ -46,7 +46,7 @@ def test_every_mask(name, segments):
 
 
 def test_heads_share_keys_under_a_soft_cap():
-    check(KERNEL, unlabelled(), *arrays(256, 256, (3, 1)), soft_cap=2.0)
+    check(KERNEL, unlabelled(), *arrays(128, 128, (3, 1)), soft_cap=2.0)
 
 
 @pytest.mark.slow
