@@ -156,10 +156,7 @@ def latent_attention(
       mesh, rules, mask, segment_ids, positions, scale, strategy, layout, permuted, kernel: see ``attention``.
 
     Returns:
-      [B, T, N, V] in q's dtype and sharding, as ``attention`` gives it with the expanded keys and values.
-
-    Raises:
-      ArgumentError, MeshError, UnknownNameError: as ``attention``.
+      [B, T, N, V], as ``attention`` gives it with the expanded keys and values, whose errors are raised too.
     """
     options = AttentionOptions(
         mask=mask, scale=scale, strategy=strategy, layout=layout, permuted=permuted, kernel=kernel
@@ -241,14 +238,7 @@ def ring_attention(
       alibi_slopes, head_windows: likewise of this device's query heads.
       hidden_rows: ranges of this device's keys, int [B, S, 2 or 4] (or [1, S, 2 or 4]).
       mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk, return_logsumexp: see
-        ``attention``.
-
-    Returns:
-      As ``attention``, for this device's queries.
-
-    Raises:
-      ArgumentError: shapes, dtypes or sizes that do not fit.
-      UnknownNameError: an unknown layout, schedule or kernel.
+        ``attention``, whose results for this device's queries are returned and whose errors are raised.
     """
     if layout not in LAYOUTS:
         raise UnknownNameError("layout", layout, LAYOUTS)
@@ -268,12 +258,8 @@ def merge_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Attention to the union of two disjoint sets of keys, from attention to each.
 
-    Args:
-      a, b: (output [B, T, N, V], logsumexp [B, T, N]), as ``attention`` returns them with
-        ``return_logsumexp``.
-
-    Returns:
-      The same of all keys; the output in the dtype of ``a``'s.
+    All are (output [B, T, N, V], logsumexp [B, T, N]), as ``attention`` returns them with
+    ``return_logsumexp``; the output is in the dtype of ``a``'s.
     """
     dtype = a[0].dtype
     output, logsumexp = merge(*(SoftmaxState(x.astype(state_dtype(x.dtype)), total) for x, total in (a, b)))
@@ -292,9 +278,6 @@ def attention_with_prefix(
       prefix_k, prefix_v: keys [S, K, H] and values [S, K, V] that every query attends to.
       **options: further arguments of ``attention``, for the rows' own keys; scale, soft_cap, kernel and mesh
         hold for the prefix too.
-
-    Returns:
-      [B, T, N, V] in q's dtype.
 
     Raises:
       ArgumentError: the prefix does not fit, or an option has no meaning for it.

@@ -26,12 +26,7 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """The static options of one call; each is described at ``attention``.
-
-    Raises:
-      ArgumentError: an option of the wrong type or out of range.
-      UnknownNameError: an unknown strategy, schedule or layout.
-    """
+    """The static options of one call; each is described at ``attention``, whose errors they raise."""
 
     mask: MaskSpec = MaskSpec(causal=True)
     scale: float | None = None
@@ -78,15 +73,10 @@ ArrayLike = jax.Array | jax.ShapeDtypeStruct
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Expansion:
-    """Weights that make the keys and values of every head from a latent that all heads share.
+    """Weights that make the keys and values of every head from a latent that all heads share."""
 
-    Attributes:
-      key_weight: [R, N, H], of the part of the keys that is not rotated.
-      value_weight: [R, N, V].
-    """
-
-    key_weight: jax.Array
-    value_weight: jax.Array
+    key_weight: jax.Array  # [R, N, H], of the part of the keys that is not rotated
+    value_weight: jax.Array  # [R, N, V]
 
     def __call__(self, latent: jax.Array, rotated: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys [B, S, N, H + P], values [B, S, N, V] of latents [B, S, 1, R], rotated keys [B, S, 1, P]."""
@@ -141,11 +131,7 @@ class AttentionInputs:
         head_windows: Sequence[int | None] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> "AttentionInputs":
-        """Makes the inputs from the arguments of ``attention``.
-
-        Raises:
-          ArgumentError: names the argument, its shape, dtype or value, and what was expected.
-        """
+        """Makes the inputs from the arguments of ``attention``, and raises its errors."""
         _check_arrays(q, k, v)
         heads, rate = q.shape[2], options.dropout_rate
         for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
@@ -170,11 +156,7 @@ _ARRAYS = ("positions", "segment_ids", "hidden_rows", "sinks", "alibi_slopes", "
 
 
 def split_arguments(arguments: Mapping[str, Any]) -> tuple[AttentionOptions, AttentionInputs]:
-    """Static options and checked arrays of a call, from the arguments of ``attention`` by name.
-
-    Raises:
-      ArgumentError, UnknownNameError: as ``AttentionOptions`` and ``AttentionInputs.checked``.
-    """
+    """Static options and checked arrays of a call, from the arguments of ``attention`` by name."""
     static = (field.name for field in fields(AttentionOptions) if field.name in arguments)
     options = AttentionOptions(**{name: arguments[name] for name in static})
     arrays = {name: arguments[name] for name in _ARRAYS}

@@ -215,7 +215,7 @@ class HopMask:
 
 
 def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
-    """The ``hidden_rows`` of keys that are visible to the rows from ``first`` to before ``end``.
+    """The ``hidden_rows`` of keys [..., 4] that are visible to the rows from ``first`` to before ``end``.
 
     With key s at position s, any of these takes O(T) numbers:
 
@@ -229,13 +229,8 @@ def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
         window and global tokens      yes       0                        T for a global token,
                                                                            else s + window
 
-    FlashMask (arXiv 2410.01359) describes masks by the ranges that are hidden, as ``attention`` takes them.
-
-    Args:
-      first, end: int, one number for each key in any shape [...].
-
-    Returns:
-      int32 [..., 4]: two ranges, before ``first`` and from ``end`` on.
+    FlashMask (arXiv 2410.01359) describes masks by the ranges that are hidden, as ``attention`` takes them:
+    here two, before ``first`` and from ``end`` on.
     """
     first, end = jnp.broadcast_arrays(jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32))
     last = jnp.full_like(end, jnp.iinfo(jnp.int32).max)

@@ -97,7 +97,7 @@ def exact(
         scores = soft_cap * np.tanh(scores / soft_cap)
         slope = 1 - (scores / soft_cap) ** 2
     if alibi_slopes is not None:
-        scores = scores - np.reshape(alibi_slopes, (-1, 1, 1)) * distance
+        scores = scores - np.asarray(alibi_slopes, np.float64)[:, None, None] * distance
     scores = np.where(allowed, scores, -np.inf)
     logsumexp = np.logaddexp.reduce(scores, axis=-1)
     if sinks is not None:

@@ -97,9 +97,9 @@ def pairwise_cases() -> list[Case]:
     """Cases in which every pair of values of two factors that exists occurs.
 
     Faults come from few factors at once, and the full product would compile for days. Each case starts from a
-    pair that is missing; of some random completions, that with most missing ones is taken.
+    pair that is missing; of some completions, that with most missing ones is taken.
     """
-    generator = random.Random(1)
+    generator = random.Random(4)
     missing = {}  # a dict for its order, which a set of strings changes from process to process
     for names in itertools.combinations(FACTORS, 2):
         for values in itertools.product(*(FACTORS[name] for name in names)):
@@ -107,19 +107,22 @@ def pairwise_cases() -> list[Case]:
             if exists(dict(pair)):
                 missing[pair] = None
 
-    def complete(pair: tuple) -> dict[str, Any]:
-        while True:
-            choices = {name: generator.choice(values) for name, values in FACTORS.items()} | dict(pair)
-            if exists(choices):
-                return choices
-
     def found(choices: dict[str, Any]) -> list[tuple]:
-        return [pair for pair in itertools.combinations(choices.items(), 2) if pair in missing]
+        ordered = [(name, choices[name]) for name in FACTORS if name in choices]
+        return [pair for pair in itertools.combinations(ordered, 2) if pair in missing]
+
+    def complete(pair: tuple) -> dict[str, Any]:
+        choices = dict(pair)
+        for name in generator.sample(list(FACTORS), len(FACTORS)):
+            if name not in choices:
+                values = generator.sample(FACTORS[name], len(FACTORS[name]))
+                possible = (choices | {name: value} for value in values)
+                choices = max(filter(exists, possible), key=lambda more: len(found(more)))
+        return choices
 
     chosen = []
     while missing:
-        first = next(iter(missing))
-        best = max((complete(first) for _ in range(30)), key=lambda choices: len(found(choices)))
+        best = max((complete(next(iter(missing))) for _ in range(3)), key=lambda more: len(found(more)))
         chosen.append(Case(**best))
         for pair in found(best):
             del missing[pair]
@@ -178,10 +181,11 @@ def attend_as(case: Case) -> partial:
 
 
 PAIRS = pairwise_cases()
-OTHERS = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS if case not in PAIRS[::3]]
+QUICK = PAIRS[:19]  # in which 7 of 10 pairs meet
+OTHERS = [pytest.param(case, marks=pytest.mark.slow) for case in PAIRS[19:]]
 
 
-@pytest.mark.parametrize("case", PAIRS[::3] + OTHERS, ids=str)
+@pytest.mark.parametrize("case", QUICK + OTHERS, ids=str)
 def test_equals_the_oracle(case: Case):
     """Any two settings meet in some case, the slow ones included."""
     with jax.enable_x64(case.dtype == "float64"):
@@ -198,7 +202,7 @@ def test_equals_the_oracle(case: Case):
 
 def test_every_choice_is_in_a_case_that_is_not_slow():
     for name, values in FACTORS.items():
-        assert {getattr(case, name) for case in PAIRS[::3]} == set(values)
+        assert {getattr(case, name) for case in QUICK} == set(values)
 
 
 class OwnOutputKernel(XlaKernel):

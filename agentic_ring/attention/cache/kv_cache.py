@@ -124,21 +124,17 @@ def store_like(x: jax.Array, like: Stored) -> Stored:
 class KVCache:
     """Keys and values of every layer, and the positions of their tokens.
 
-    Attributes:
-      keys, values: one entry per layer: numbers [B, K, S, H] and scales [B, K, S], S sharded over the
-        ring. A head's slots lie together, as decoding reads them; in the other order every step would
-        transpose them all. Layers are arrays of their own: out of one array for all, a step would copy
-        every layer before it reads it (6 times the time of reading it once, measured on a CPU, against 1.3).
-      positions: int32 [B, S]; ``EMPTY_SLOT`` where there is no token. All layers share them.
-      filled: int32 [ring], the slots in use on each device.
-      calls: int32 scalar, how many calls of ``append`` there were; it picks the next device.
+    There is one entry per layer: numbers [B, K, S, H] and scales [B, K, S], S sharded over the ring. A head's
+    slots lie together, as decoding reads them; in the other order every step would transpose them all. Layers
+    are arrays of their own: out of one array for all, a step would copy every layer before it reads it (6
+    times the time of reading it once, measured on a CPU, against 1.3).
     """
 
     keys: tuple[Stored, ...]
     values: tuple[Stored, ...]
-    positions: jax.Array
-    filled: jax.Array
-    calls: jax.Array
+    positions: jax.Array  # int32 [B, S], ``EMPTY_SLOT`` where there is no token
+    filled: jax.Array  # int32 [ring], the slots in use on each device
+    calls: jax.Array  # int32, how many calls of ``append`` there were; it picks the next device
 
     def layer(self, index: int) -> "CachedLayer":
         """The keys, values and positions of layer ``index``."""
@@ -195,11 +191,7 @@ def slots_needed(
 def empty_cache(
     layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype: CacheDtype, ring: int
 ) -> KVCache:
-    """A cache without tokens. ``capacity`` is the slots of all ``ring`` devices together.
-
-    Raises:
-      UnknownNameError: a dtype that no cache can have.
-    """
+    """A cache without tokens. ``capacity`` is the slots of all ``ring`` devices together."""
     keys, values = (
         tuple(empty((batch, kv_heads, capacity, head_dim), dtype) for _ in range(layers)) for _ in range(2)
     )
@@ -222,10 +214,7 @@ def grown(cache: KVCache, capacity: int, ring: int) -> KVCache:
     """Moves a cache to one with more slots; the new ones are empty, and no token changes its device.
 
     One array after another is moved and deleted, so that memory stays below the new cache's and one array.
-
-    Args:
-      cache: deleted.
-      capacity: slots of all ``ring`` devices together.
+    ``capacity`` is the slots of all ``ring`` devices together.
     """
 
     def move(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
@@ -265,39 +254,19 @@ def append(
       ArgumentError: the tokens do not fit: outside ``jax.jit`` into what is left of the device's shard,
         inside it into an empty shard.
     """
-    _require_room(cache, positions.shape[1], rules, one_device=True)
-
-    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        ring = ring_axis(rules)
-        mine = cache.calls % ring.size == ring.index()
-        stored = _write(cache, keys, values, positions, mine)
-        return KVCache(*stored, cache.filled + jnp.where(mine, positions.shape[1], 0), cache.calls + 1)
-
-    return _stored(local, cache, keys, values, positions, rules, tokens=None)
+    return _stored(cache, keys, values, positions, rules, tokens=None)
 
 
 def append_blocks(
     cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array, rules: ShardingRules
 ) -> KVCache:
-    """Stores a prompt, or the next chunk of one: every device keeps its block. Communicates nothing.
-
-    Capacity is the caller's to keep, as in ``append``.
+    """Stores a prompt, or the next chunk of one, as ``append`` does, but every device keeps its block.
 
     Args:
-      cache: donate it, and it is updated in place.
       keys, values: [layers, B, T, K, H], T sharded over the ring in any layout.
       positions: int32 [B, T]; ``EMPTY_SLOT`` for padding.
-
-    Raises:
-      ArgumentError: the tokens do not fit, as in ``append``.
     """
-    _require_room(cache, positions.shape[1], rules, one_device=False)
-
-    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        stored = _write(cache, keys, values, positions, mine=None)
-        return KVCache(*stored, cache.filled + positions.shape[1], cache.calls)
-
-    return _stored(local, cache, keys, values, positions, rules, tokens="sequence")
+    return _stored(cache, keys, values, positions, rules, tokens="sequence")
 
 
 def _require_room(cache: KVCache, tokens: int, rules: ShardingRules, *, one_device: bool) -> None:
@@ -315,7 +284,6 @@ def _require_room(cache: KVCache, tokens: int, rules: ShardingRules, *, one_devi
 
 
 def _stored(
-    local: Callable,
     cache: KVCache,
     keys: jax.Array,
     values: jax.Array,
@@ -323,7 +291,17 @@ def _stored(
     rules: ShardingRules,
     tokens: str | None,
 ) -> KVCache:
-    """The cache after ``local`` on each device; ``tokens`` is the logical axis of the new tokens."""
+    """The cache with new tokens along the logical axis ``tokens``; None is all of them on the next device."""
+    _require_room(cache, positions.shape[1], rules, one_device=tokens is None)
+
+    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
+        length, calls, mine = positions.shape[1], cache.calls, None
+        if tokens is None:
+            ring = ring_axis(rules)
+            mine = calls % ring.size == ring.index()
+            length, calls = jnp.where(mine, length, 0), calls + 1
+        return KVCache(*_write(cache, keys, values, positions, mine), cache.filled + length, calls)
+
     specs, new = specs_of(cache, rules), rules.spec(None, "batch", tokens, "heads", None)
     run = on_shards(local, (specs, new, new, rules.spec("batch", tokens)), specs)
     return run(cache, keys, values, positions)

@@ -90,17 +90,11 @@ class Gradients(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """One block of queries against one block of keys.
+    """One block of queries against one block of keys."""
 
-    Attributes:
-      q: queries [B, T, N, H].
-      k: keys [B, S, K, H], N a multiple of K.
-      v: values [B, S, K, V].
-    """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
+    q: jax.Array  # [B, T, N, H]
+    k: jax.Array  # [B, S, K, H], N a multiple of K
+    v: jax.Array  # [B, S, K, V]
     mask: HopMask
     scores: Scores
 

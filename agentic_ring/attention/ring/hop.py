@@ -18,8 +18,9 @@ Everywhere else (explicit positions, striped order, a prefix, dropout) positions
 and the kernel finds out chunk by chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -142,20 +143,12 @@ class Hop:
             more = self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
             return more if state is None else merge(state, more)
 
-        if self.layout is None or origin.own:
-            return with_whole(self.spec)
-        assert state is not None, "a device's own block comes first"
-        if self.layout == "zigzag":
+        def with_quarter(quarter: "_Quarter", state: SoftmaxState) -> SoftmaxState:
+            more = self.kernel.forward(quarter.tile(scores))
+            merged = merge(jax.tree.map(quarter.rows.of, state), more)
+            return jax.tree.map(quarter.rows.put, state, merged)
 
-            def with_quarter(number: jax.Array, state: SoftmaxState) -> SoftmaxState:
-                quarter = _Quarter.of(number, queries, block, origin.earlier)
-                more = self.kernel.forward(quarter.tile(scores))
-                merged = merge(jax.tree.map(quarter.rows.of, state), more)
-                return jax.tree.map(quarter.rows.put, state, merged)
-
-            return jax.lax.fori_loop(0, 2, with_quarter, state)
-        attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: state)
+        return self._by_tiles(queries, block, origin, state, with_whole, with_quarter)
 
     def backward(
         self,
@@ -175,30 +168,39 @@ class Hop:
             more, d_tile = queries.gradients(block, self.kernel.backward(tile, saved))
             return _plus(sums, more), _plus(d_block, d_tile)
 
+        def with_quarter(quarter: "_Quarter", found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+            gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
+            return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+
+        if d_block is None and self.layout is not None and not origin.own:
+            d_block = jnp.zeros_like(block.keys_values, state_dtype(block.keys_values.dtype))
+        return self._by_tiles(queries, block, origin, (sums, d_block), with_whole, with_quarter)
+
+    def _by_tiles(
+        self,
+        queries: Queries,
+        block: Block,
+        origin: Origin,
+        carry: Any,
+        with_whole: Callable[..., Any],
+        with_quarter: Callable[["_Quarter", Any], Any],
+    ) -> Any:
+        """The carry after the whole block, or after what of it the queries attend to."""
         if self.layout is None or origin.own:
             return with_whole(self.spec)
-        assert sums is not None, "a device's own block comes first"
-        if d_block is None:
-            d_block = jnp.zeros_like(block.keys_values, state_dtype(block.keys_values.dtype))
         if self.layout == "zigzag":
 
-            def with_quarter(number: jax.Array, found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
-                quarter = _Quarter.of(number, queries, block, origin.earlier)
-                gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
-                return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+            def visit(number: jax.Array, carry: Any) -> Any:
+                return with_quarter(_Quarter.of(number, queries, block, origin.earlier), carry)
 
-            return jax.lax.fori_loop(0, 2, with_quarter, (sums, d_block))
-        attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: (sums, d_block))
-
-    def _contiguous(self, queries: Queries, origin: Origin) -> tuple[jax.Array, MaskSpec, int]:
-        """(whether the block is attended, its mask, its offset) for another device's whole block."""
-        if self.spec.window is None:
-            return origin.earlier, _EVERYTHING, 0
-        assert origin.distance is not None, "the hops of a window are unrolled"
-        # A block that came round the end of the sequence is no neighbour.
-        attends = jnp.asarray(origin.source == origin.here - origin.distance)
-        return attends, self.spec, origin.distance * queries.q.shape[1]
+            return jax.lax.fori_loop(0, 2, visit, carry)
+        attends, spec, offset = origin.earlier, _EVERYTHING, 0
+        if self.spec.window is not None:
+            assert origin.distance is not None, "the hops of a window are unrolled"
+            # A block that came round the end of the sequence is no neighbour.
+            attends = jnp.asarray(origin.source == origin.here - origin.distance)
+            spec, offset = self.spec, origin.distance * queries.q.shape[1]
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: carry)
 
 
 _EVERYTHING = MaskSpec(causal=False)

@@ -54,9 +54,7 @@ def padded_length(
     """The smallest length >= ``length`` that ``layout`` spreads evenly over the ring.
 
     Args:
-      length: tokens of the sequence.
-      ring: devices that share the sequence.
-      layout: one of ``LAYOUTS``.
+      length: tokens of the sequence, which ``ring`` devices share.
       unit: tokens that must stay together, such as the four of one environment step: every device
         (in zigzag every half of a device, in block_striped every stripe) then holds a multiple of them.
       schedule: the schedule of the ring; "bidirectional" cuts each device's block into quarters.

@@ -30,19 +30,28 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "segments"), [(name, index % 2 == 0) for index, name in enumerate(MASKS)], ids=str
-)
-def test_every_mask(name, segments):
+@pytest.mark.parametrize("name", ["full", "causal, keys ahead", "window, queries ahead", "window both ways"])
+def test_masks(name):
     spec, offset = MASKS[name]
     query = key = TokenLabels()
-    if segments:
-        generator = np.random.default_rng(1)
-        ids = np.sort(generator.integers(0, 3, (2, 384)), axis=1)
+    if name in ("full", "causal, keys ahead"):
+        ids = np.sort(np.random.default_rng(1).integers(0, 3, (2, 384)), axis=1)
         ids[0, -60:] = -1
         ids[1, :5] = -1
         query, key = TokenLabels(None, jnp.asarray(ids[:, :256])), TokenLabels(None, jnp.asarray(ids))
     check(KERNEL, HopMask(spec, query, key, offset), *arrays(256, 384))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_band_of_a_mask(name):
+    spec, offset = MASKS[name]
+    band = splash._band(spec, offset, 256, 384) or (-np.inf, np.inf)
+    distance = np.arange(256)[:, None] - np.arange(384)
+    ahead = distance + offset
+    allowed = (ahead >= 0) | np.bool_(not spec.causal)
+    if spec.window is not None:
+        allowed = allowed & (abs(ahead) < spec.window)
+    np.testing.assert_array_equal((distance >= band[0]) & (distance <= band[1]), allowed)
 
 
 def test_heads_share_keys_under_a_soft_cap():
