@@ -87,9 +87,6 @@ def test_two_lengths_and_two_dtypes():
         attention(q, k, v, positions=INTEGERS)
     with pytest.raises(ArgumentError, match=r"v is bfloat16; .* q is float32"):
         attention(q, k, v.astype(jnp.bfloat16))
-
-
-def test_masks_that_admit_nothing():
     for options, named in (({"window": 0}, "window is 0"), ({"prefix": -1}, "prefix is -1")):
         with pytest.raises(ArgumentError, match=named):
             MaskSpec(**options)
