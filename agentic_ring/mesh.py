@@ -231,8 +231,7 @@ def _spread(
 ) -> list[tuple[str, ...]]:
     """Adds each of ``axes`` to a dimension of ``fixed``, so that as many devices as possible share the array.
 
-    Ties go to the choice with most devices on ``home``. Weights have few dimensions and meshes few axes,
-    so all choices are tried.
+    Ties go to most devices on ``home``. Weights have few dimensions and meshes few axes, so all are tried.
     """
 
     def placed(places: tuple[int | None, ...]) -> list[tuple[str, ...]]:
