@@ -15,6 +15,8 @@ That moves the chunk, whatever is cached; a ring moves what is cached, whatever 
 which is less: a ring where the chunk is a good part of the whole, the more so the more queries share a key.
 """
 
+from collections.abc import Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -64,7 +66,7 @@ def attend_chunk(
         ring = ring_axis(rules)
         state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, how), kernel)
         if ring.size == 1:
-            state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, how)
+            state = reduce(merge, _of_shards(inputs.query, inputs.positions, inputs, how), state)
         else:
             attend = _around_ring if _ring_moves_less(inputs) else _at_shards
             state = attend(state, inputs, ring, how)
@@ -102,14 +104,12 @@ def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, h
     return Tile(query, keys.key, keys.value, pair, how.scores)
 
 
-def _attend_to_shards(
-    state: SoftmaxState, query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How
-) -> SoftmaxState:
-    """``state``, with the cached tokens that ``keys`` has."""
-    for shard in (keys.past, keys.prefix):
-        if shard is not None:
-            state = merge(state, attend_to_shard(query, positions, shard, *how))
-    return state
+def _of_shards(
+    query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How
+) -> Iterator[SoftmaxState]:
+    """Attention to the cached tokens that ``keys`` has."""
+    shards = (shard for shard in (keys.past, keys.prefix) if shard is not None)
+    return (attend_to_shard(query, positions, shard, *how) for shard in shards)
 
 
 def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, how: _How) -> SoftmaxState:
@@ -119,7 +119,7 @@ def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxi
     def on_arrival(state: SoftmaxState, keys: Any) -> SoftmaxState:
         arrived = CachedAttentionInputs(query, *keys)
         state = merge(state, attend_to_earlier_keys(_tile(query, positions, arrived, how), how.kernel))
-        return _attend_to_shards(state, query, positions, arrived, how)
+        return reduce(merge, _of_shards(query, positions, arrived, how), state)
 
     def hop(carry: tuple[SoftmaxState, Any], _: None) -> tuple[tuple[SoftmaxState, Any], None]:
         state, keys = carry
@@ -127,7 +127,7 @@ def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxi
         return (on_arrival(state, keys), following), None
 
     following = ring.shift(_keys(inputs), 1)
-    state = _attend_to_shards(own, query, positions, inputs, how)
+    state = reduce(merge, _of_shards(query, positions, inputs, how), own)
     (state, keys), _ = jax.lax.scan(hop, (state, following), length=ring.size - 2)
     return on_arrival(state, keys)
 
@@ -144,7 +144,7 @@ def _at_shards(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis,
     others = with_own(positions, jnp.full_like(inputs.positions, EMPTY_SLOT))
     state = attend_to_earlier_keys(_tile(query, others, inputs, how), how.kernel)
     state = jax.tree.map(with_own, state, own)
-    state = _attend_to_shards(state, query, positions, inputs, how)
+    state = reduce(merge, _of_shards(query, positions, inputs, how), state)
 
     def exchange(x: jax.Array) -> jax.Array:
         by_owner = x.reshape(x.shape[0], ring.size, -1, *x.shape[2:]).swapaxes(0, 1)
@@ -174,20 +174,15 @@ def attend_new_tokens(
     Returns:
       [B, C, N, H] in the query's dtype; exactly 0 for padding.
     """
-    scores = scores or Scores(inputs.query.shape[-1] ** -0.5)
+    how = _How(mask, scores or Scores(inputs.query.shape[-1] ** -0.5), kernel)
 
     def local(inputs: CachedAttentionInputs) -> jax.Array:
         query, positions = inputs.query, inputs.positions
-        labels = TokenLabels(positions)
-        tile = Tile(query, inputs.key, inputs.value, HopMask(mask, labels, labels), scores)
-        new = VanillaKernel().forward(tile)
+        new = VanillaKernel().forward(_tile(query, positions, inputs, how))
         ring = ring_axis(rules).names
         if ring:
             query, positions = jax.lax.pcast((query, positions), ring, to="varying")
-        earlier = attend_to_shard(query, positions, inputs.past, mask, scores, kernel)
-        if inputs.prefix is not None:
-            shared = attend_to_shard(query, positions, inputs.prefix, mask, scores, kernel)
-            earlier = merge(earlier, shared)
+        earlier = reduce(merge, _of_shards(query, positions, inputs, how))
         earlier = _merge_over_ring(earlier, ring) if ring else earlier
         return merge(earlier, new).output.astype(inputs.query.dtype)
 
@@ -196,7 +191,7 @@ def attend_new_tokens(
 
 
 def _merge_over_ring(state: SoftmaxState, ring: tuple[str, ...]) -> SoftmaxState:
-    """Joins what every device found in its own shard; see ``softmax.merge`` for the two-way case."""
+    """Joins what every device found in its own shard; see ``merge`` for the two-way case."""
     largest = jax.lax.pmax(state.logsumexp, ring)
     largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
     weight = jnp.exp(state.logsumexp - largest)
