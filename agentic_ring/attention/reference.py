@@ -28,7 +28,7 @@ def reference_attention(
     dropout_key: jax.Array | None = None,
     return_logsumexp: bool = False,
 ) -> jax.Array:
-    """Attention with the whole score matrix, differentiated by JAX, on one device; its arguments as there.
+    """``attention`` by the whole score matrix, differentiated by JAX, on one device, with its arguments.
 
     Computes in float64 where the inputs are float64 (under ``jax.enable_x64``), else in float32. Which
     probabilities are dropped follows the same hash of positions.

@@ -295,12 +295,14 @@ def _stored(
     _require_room(cache, positions.shape[1], rules, one_device=tokens is None)
 
     def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        length, calls, mine = positions.shape[1], cache.calls, None
-        if tokens is None:
-            ring = ring_axis(rules)
-            mine = calls % ring.size == ring.index()
-            length, calls = jnp.where(mine, length, 0), calls + 1
-        return KVCache(*_write(cache, keys, values, positions, mine), cache.filled + length, calls)
+        length = positions.shape[1]
+        if tokens is not None:
+            stored = _write(cache, keys, values, positions, mine=None)
+            return KVCache(*stored, cache.filled + length, cache.calls)
+        ring = ring_axis(rules)
+        mine = cache.calls % ring.size == ring.index()
+        stored = _write(cache, keys, values, positions, mine)
+        return KVCache(*stored, cache.filled + jnp.where(mine, length, 0), cache.calls + 1)
 
     specs, new = specs_of(cache, rules), rules.spec(None, "batch", tokens, "heads", None)
     run = on_shards(local, (specs, new, new, rules.spec("batch", tokens)), specs)
