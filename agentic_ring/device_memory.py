@@ -61,8 +61,9 @@ def memory_limit(devices: int, host_share: float) -> float | None:
     limit, host_gib = bytes_limit(jax.devices()[0]), hardware()["memory_gib"]
     if limit is not None:
         return limit * devices
-    on_cpu = jax.default_backend() == "cpu" and host_gib is not None
-    return host_share * host_gib * 2**30 if on_cpu else None
+    if jax.default_backend() == "cpu" and host_gib is not None:
+        return host_share * host_gib * 2**30
+    return None
 
 
 def check_memory(needed: float, devices: int) -> None:

@@ -86,7 +86,7 @@ def explain(
         inputs = replace(inputs, query=query, key=key)
     auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
     decision = decide(inputs, options, mesh, rules)
-    others = {
+    others: dict[Strategy, str] = {
         other: f'"auto" takes it: {auto.choice.reason}'
         if other == auto.choice.strategy
         else reason_against(auto.shapes, options.mask, auto.platform, other)

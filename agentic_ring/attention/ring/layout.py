@@ -166,7 +166,8 @@ def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
         return _restripe(x, axis, stripe_length(layout, x.shape[1], axis.size), True)
     if layout == "zigzag":
         evens, odds = (inverse_order(np.array(route)).tolist() for route in _zigzag_routes(axis.size))
-        even, odd = _even_first(*jnp.split(x, 2, axis=1), axis)
+        early, late = jnp.split(x, 2, axis=1)
+        even, odd = _even_first(early, late, axis)
         return jnp.concatenate((axis.permute(even, evens), axis.permute(odd, odds)), axis=1)
     return x
 
