@@ -7,6 +7,7 @@ import pytest
 
 from agentic_ring.attention import MaskSpec, attention, order
 from agentic_ring.attention.kernels import registry
+from agentic_ring.attention.kernels.interface import Gradients, empty_state
 from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.oracle import exact, random_arrays
@@ -20,7 +21,7 @@ Tile = tuple
 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
-    """What the kernel named "recorded" was traced with."""
+    """What the kernel named "recorded", which is exact, or "traced", which is none, was traced with."""
     found: list[Tile] = []
 
     def record(direction: str, tile) -> None:
@@ -28,6 +29,15 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
         labels = mask.query.positions is not None or mask.query.segment_ids is not None
         spec = mask.spec
         found.append((direction, q.shape, k.shape, spec.causal, spec.window, mask.offset, labels))
+
+    class Traced:
+        def forward(self, tile):
+            record("forward", tile)
+            return empty_state(tile.q, HEAD_DIM)
+
+        def backward(self, tile, saved):
+            record("backward", tile)
+            return Gradients(*tile[:3])
 
     class Recorded(XlaKernel):
         def forward(self, tile):
@@ -39,16 +49,17 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
             return super().backward(tile, saved)
 
     monkeypatch.setitem(registry._KERNELS, "recorded", Recorded)
+    monkeypatch.setitem(registry._KERNELS, "traced", Traced)
     return found
 
 
-def lower_gradient(ring: int, **options) -> jax.stages.Lowered:
+def lower_gradient(ring: int, kernel: str = "traced", **options) -> jax.stages.Lowered:
     mesh = mesh_on_first_devices(MeshShape(ring=ring))
     sharding = jax.NamedSharding(mesh, jax.P(None, "ring"))
     x = jax.ShapeDtypeStruct((BATCH, ring * BLOCK, HEADS, HEAD_DIM), jnp.float32, sharding=sharding)
 
     def attend(q, k, v):
-        return attention(q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options).sum()
+        return attention(q, k, v, mesh=mesh, strategy="ring", kernel=kernel, **options).sum()
 
     return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x)
 
@@ -63,7 +74,7 @@ def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(tile
 
     One program runs on all devices, so without a conditional none can do less than another.
     """
-    compiled = lower_gradient(8).compile()
+    compiled = lower_gradient(8, "recorded").compile()
     own, quarters = (OWN, OWN, True, None, 0, False), (QUARTER, QUARTER, False, None, 0, False)
     for direction in ("forward", "backward"):
         calls = [tile[1:] for tile in tiles if tile[0] == direction]
