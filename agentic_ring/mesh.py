@@ -51,7 +51,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
         if size is not None and size < 1:
             raise MeshError(f"mesh axis {axis} is {size}; it must be at least 1")
     others = shape.stage * shape.data * shape.fsdp * shape.tensor
-    ring = len(devices) // others if shape.ring is None else shape.ring
+    ring = max(1, len(devices) // others) if shape.ring is None else shape.ring
     sizes = (shape.stage, shape.data, shape.fsdp, ring, shape.tensor)
     if math.prod(sizes) != len(devices):
         raise MeshError(

@@ -22,7 +22,6 @@ from agentic_ring.attention.cache import (
 from agentic_ring.attention.cache.cached_attention import attend_new_tokens
 from agentic_ring.attention.cache.kv_cache import empty, store_like
 from agentic_ring.attention.cache.shard_attention import attend_to_shard
-from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.scores import Scores
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
@@ -94,16 +93,19 @@ def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
     assert many <= few
 
 
-def shard_of(dtype: str, *arrays: np.ndarray, positions: np.ndarray) -> tuple[CachedLayer, list[np.ndarray]]:
-    """Keys and values as a shard stores them, and what it then holds."""
-    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in arrays]
-    shard = CachedLayer(*stored, jnp.asarray(positions))
-    return shard, [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
-
-
-def attend(query, positions, shard: CachedLayer, mask: MaskSpec = CAUSAL, scores: Scores = SHARP):
+def check_shard(dtype: str, arrays, positions, key_positions, mask=CAUSAL, scores=SHARP, bound=4e-6):
+    """Compares attention to a shard with that to what it stores in float64; the state and what it stores."""
+    query, *pair = arrays
+    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in pair]
     run = jax.jit(partial(attend_to_shard, mask=mask, scores=scores))
-    return run(jnp.asarray(query), jnp.asarray(positions), shard)
+    shard = CachedLayer(*stored, jnp.asarray(key_positions))
+    state = run(jnp.asarray(query), jnp.asarray(positions), shard)
+    restored = [np.asarray(x.restored()).swapaxes(1, 2) for x in stored]
+    keys = [np.broadcast_to(x, (len(query), *x.shape[1:])) for x in (*restored, key_positions)]
+    options = {"scale": scores.scale, "soft_cap": scores.soft_cap}
+    expected = oracle(query, *keys[:2], (positions, keys[2]), mask, **options)
+    np.testing.assert_allclose(state.output, expected, atol=bound)
+    return state, restored
 
 
 SLOTS = 1536
@@ -127,13 +129,8 @@ def test_a_shard_of_several_slabs_is_attended_exactly_for_what_it_stores(dtype, 
     random = np.random.default_rng(0)
     place = np.stack([random.permutation(SLOTS) for _ in range(batch)])
     key_positions = np.where(np.arange(SLOTS) < 1000, place, EMPTY_SLOT)
-    query_positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])
-    shard, restored = shard_of(dtype, key, value, positions=key_positions)
-    state = attend(query, query_positions, shard, MASKS[mask])
-    arrays = [np.broadcast_to(x, (2, *x.shape[1:])) for x in (*restored, key_positions)]
-    scores = {"scale": SHARP.scale, "soft_cap": SHARP.soft_cap}
-    expected = oracle(query, *arrays[:2], (query_positions, arrays[2]), MASKS[mask], **scores)
-    np.testing.assert_allclose(state.output, expected, atol=4e-6)
+    positions = np.stack([900 + np.arange(queries), 100 + np.arange(queries)])
+    check_shard(dtype, (query, key, value), positions, key_positions, MASKS[mask])
 
 
 @pytest.mark.parametrize(("dtype", "query_dtype"), [("bfloat16", "float32"), ("int8", "bfloat16")])
@@ -142,14 +139,10 @@ def test_the_products_of_a_gpu_lose_nothing_of_what_a_shard_stores(monkeypatch, 
     query, key, value = tokens(2, SLOTS)
     query = jnp.asarray(query[:, :2]).astype(query_dtype)
     key_positions = np.tile(np.where(np.arange(SLOTS) < 1000, np.arange(SLOTS), EMPTY_SLOT), (2, 1))
-    query_positions = np.array([[900, 901], [EMPTY_SLOT, 100]])
-    shard, restored = shard_of(dtype, key, value, positions=key_positions)
-    state = attend(query, query_positions, shard)
-    scores = {"scale": SHARP.scale, "soft_cap": SHARP.soft_cap}
-    expected = oracle(query, *restored, (query_positions, key_positions), CAUSAL, **scores)
+    positions = np.array([[900, 901], [EMPTY_SLOT, 100]])
     # Of a query in bfloat16, probabilities are rounded to it as in the kernels for many queries.
-    bound = 4e-6 if query_dtype == "float32" else 2.0**-8 * np.abs(np.asarray(restored[1])).max()
-    np.testing.assert_allclose(state.output, expected, atol=bound)
+    bound = 4e-6 if query_dtype == "float32" else 2.0**-8 * np.abs(value).max()
+    state, _ = check_shard(dtype, (query, key, value), positions, key_positions, bound=bound)
     assert np.isneginf(state.logsumexp[1, 0]).all(), "a query that attends to nothing"
     assert (state.output[1, 0] == 0).all()
 
@@ -167,19 +160,17 @@ def test_a_stored_number_is_off_by_no_more_than_the_form_says(dtype, bound):
 
 @pytest.mark.parametrize(("dtype", "measured"), [("bfloat16", 4e-3), ("int8", 2e-2)])
 def test_attention_to_a_smaller_cache_is_off_by_a_bounded_amount(dtype, measured):
-    slots = 1024
+    slots, scale = 1024, HEAD_DIM**-0.5
     query, key, value = tokens(2, slots)
     query, positions = query[:, -1:], np.full((2, 1), slots)
-    expected = oracle(query, key, value, (positions, np.tile(np.arange(slots), (2, 1))), CAUSAL)
     places = np.tile(np.arange(slots), (2, 1))
-    shard, (new_key, new_value) = shard_of(dtype, key, value, positions=places)
-    output = attend(query, positions, shard, scores=Scores(HEAD_DIM**-0.5)).output
-    error = np.abs(np.asarray(output) - expected).max()
+    arrays = query, key, value
+    state, (new_key, new_value) = check_shard(dtype, arrays, positions, places, scores=Scores(scale))
+    error = np.abs(np.asarray(state.output) - oracle(*arrays, (positions, places), CAUSAL)).max()
     # No score is off by more than `off`, so no probability by more than a factor exp(2 off).
-    key_error, value_error = new_key - key, new_value - value
-    per_head = np.repeat(key_error, HEADS // KEY_HEADS, axis=2)
-    off = np.abs((query * per_head).sum(-1)).max() * HEAD_DIM**-0.5
-    assert error <= np.abs(value_error).max() + np.expm1(2 * off) * np.abs(value).max()
+    per_head = np.repeat(new_key - key, HEADS // KEY_HEADS, axis=2)
+    off = np.abs((query * per_head).sum(-1)).max() * scale
+    assert error <= np.abs(new_value - value).max() + np.expm1(2 * off) * np.abs(value).max()
     assert error < measured
 
 

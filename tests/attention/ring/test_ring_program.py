@@ -88,7 +88,7 @@ def test_memory_of_a_ring():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", ["segments", "causal", "bidirectional"])
+@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
 def test_memory_stays_flat_as_ring_and_sequence_grow(mask: str):
     block = BLOCK * HEADS * HEAD_DIM * 4
     alone, four, eight = (layers_temp_bytes(ring, mask) for ring in (1, 4, 8))
