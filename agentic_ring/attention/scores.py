@@ -138,12 +138,8 @@ class Scores:
         return terms if self.windows is None else jnp.where(distance < of_head(self.windows), terms, -jnp.inf)
 
     def from_products(self, products: jax.Array) -> jax.Array:
-        """Scores of products q . k."""
-        return self.capped(products * self.scale)
-
-    def capped(self, scores: jax.Array) -> jax.Array:
-        """Scores of scaled products: under the soft cap, where there is one."""
-        return soft_capped(scores, self.soft_cap)
+        """Scores of products q . k: scaled, and under the soft cap."""
+        return soft_capped(products * self.scale, self.soft_cap)
 
     def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
         """The gradient of the products, given that of the scores and the scores, unmasked."""

@@ -32,7 +32,7 @@ from agentic_ring.attention.kernels.interface import (
 from agentic_ring.attention.kernels.registry import hardware_kernels, log_once, select_kernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels, both_labels
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.attention.scores import Scores
+from agentic_ring.attention.scores import Scores, soft_capped
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules, mesh_platform
 
@@ -174,7 +174,7 @@ def _few_to_slab(
     rows = query.astype(jnp.float32).reshape(batch, tokens, key_heads, group, head_dim)
     rows = rows.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, head_dim)
     products = _product("bkrh,bkpsh->bkprs", rows, keys, piece, parts) * scores.scale
-    capped = scores.capped(apply_scales(by_piece(products, tokens, group, piece), keys))
+    capped = soft_capped(apply_scales(by_piece(products, tokens, group, piece), keys), scores.soft_cap)
     allowed = mask.allowed().reshape(-1, tokens, pieces, piece).swapaxes(1, 2)
     capped = jnp.where(allowed[:, None, :, :, None], capped, -jnp.inf)
     largest = capped.max(axis=-1)

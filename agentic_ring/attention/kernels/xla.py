@@ -76,14 +76,6 @@ class ChunkGrid:
         x = x.reshape(-1, batch, self.key_shape[2], self.group, self.query_chunk, head_dim)
         return x.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, head_dim)[:, :length]
 
-    def split_rows(self, x: jax.Array) -> jax.Array:
-        """One number a query and head: [B, T, N] -> [chunks, streams, rows]."""
-        return self.split_queries(x[..., None])[..., 0]
-
-    def join_rows(self, x: jax.Array) -> jax.Array:
-        """The inverse of ``split_rows``, padding cut off."""
-        return self.join_queries(x[..., None])[..., 0]
-
     def split_keys(self, x: jax.Array) -> jax.Array:
         """[B, S, K, H] -> [chunks, streams, key_chunk, H]."""
         batch, _, heads, head_dim = x.shape
@@ -299,7 +291,9 @@ def _forward(tile: Tile, grid: ChunkGrid) -> SoftmaxState:
         return None, _visit(reachable_keys, len(keys), visit_keys, nothing).normalised()
 
     _, state = jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))
-    return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
+    return SoftmaxState(
+        grid.join_queries(state.output), grid.join_queries(state.logsumexp[..., None])[..., 0]
+    )
 
 
 def _backward(tile: Tile, saved: Saved, grid: ChunkGrid) -> Gradients:
@@ -310,8 +304,7 @@ def _backward(tile: Tile, saved: Saved, grid: ChunkGrid) -> Gradients:
     queries = _BackwardQueries(
         grid.split_queries(q),
         grid.split_queries(saved.d_output.astype(q.dtype)),
-        grid.split_rows(saved.total),
-        grid.split_rows(saved.delta),
+        *(grid.split_queries(x[..., None])[..., 0] for x in (saved.total, saved.delta)),
     )
 
     def visit_keys(dq: jax.Array, chunk: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
