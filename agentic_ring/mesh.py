@@ -187,11 +187,11 @@ def rows_per_shard(batch_size: int, mesh: Mesh, rules: ShardingRules = ShardingR
     if batch_size % shards:
         devices = shards * devices_along(mesh, rules.sequence)
         stages = devices_along(mesh, tuple(axis for axis in rules.layer if axis in rules.batch))
-        rings = [ring for ring in _divisors(devices // stages) if batch_size * ring % devices == 0]
+        fitting = [ring for ring in _divisors(devices // stages) if batch_size * ring % devices == 0]
         raise MeshError(
             f"a batch of {batch_size} rows does not divide over {shards} parts of this mesh, and a run keeps "
             "the batch with which it started; with these devices, choose "
-            + (f"a ring of {' or '.join(map(str, rings))}" if rings else "fewer stages")
+            + (f"a ring of {' or '.join(map(str, fitting))}" if fitting else "fewer stages")
         )
     return batch_size // shards
 
