@@ -10,13 +10,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from agentic_ring.attention.cost_model import HARDWARE
+from agentic_ring.attention.choose_strategy import HARDWARE
 from agentic_ring.attention.explain import Explanation, explain
 from agentic_ring.attention.inputs import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
 from agentic_ring.attention.mask import MaskSpec
-from agentic_ring.attention.ring.balance import imbalance, tile_counts
+from agentic_ring.attention.ring.layout import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, make_mesh, simulate_cpu_devices
@@ -79,22 +78,21 @@ def main(
       simulated_devices: Number of devices that one CPU simulates, where JAX finds no accelerator.
     """
     sizes = {"tokens": tokens, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim": head_dim}
-    sizes["simulated-devices"] = simulated_devices
-    for name, size in sizes.items():
+    for name, size in {**sizes, "simulated-devices": simulated_devices}.items():
         if size is not None and size < 1:
             raise ArgumentError(f"--{name} is {size}; it must be at least 1")
     if simulated_devices is not None:
         simulate_cpu_devices(simulated_devices)
     mesh = make_mesh(MeshShape(data=data, fsdp=fsdp, ring=ring, tensor=tensor))
-    balance = ()
+    mask, balance = MaskSpec(causal=not bidirectional, window=window, prefix=prefix), ()
     if packing is not None:
         ids = _packed_segments(packing)
         tokens, segments = ids.shape[1], True
-        balance = (describe_balance(ids, mesh.shape["ring"], MaskSpec(not bidirectional, window, prefix)),)
+        balance = (_balance(ids, mesh.shape["ring"], mask),)
     key_heads = heads if kv_heads is None else kv_heads
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
     options = AttentionOptions(
-        mask=MaskSpec(causal=not bidirectional, window=window, prefix=prefix),
+        mask=mask,
         soft_cap=soft_cap,
         dropout_rate=dropout_rate,
         strategy=strategy,
@@ -102,7 +100,8 @@ def main(
         layout=layout,
     )
     explanation = explain(q, k, k, options, mesh=mesh, segments=segments)
-    print(describe_devices(), describe_mesh(mesh), describe_attention(explanation), *balance, sep="\n")
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    print(describe_devices(), f"mesh       {axes}", *_attention(explanation), *balance, sep="\n")
 
 
 def _packed_segments(path: Path) -> np.ndarray:
@@ -117,44 +116,29 @@ def describe_devices() -> str:
     """The versions of JAX and Python, and every kind of device that JAX computes on."""
     found, package = hardware(), versions()
     lines = [f"Python {package['python']}, JAX {package['jax']}, jaxlib {package['jaxlib']}"]
-    memory = [bytes_limit(device) for device in jax.local_devices()]
+    memory = [size for device in jax.local_devices() if (size := bytes_limit(device))]
     simulated = ", simulated: they share one CPU" if found["simulated"] else ""
     lines.append(
         f"devices    {found['devices']} x {found['device_kind']}, platform {found['platform']}, "
         f"{found['processes']} process{'es' if found['processes'] > 1 else ''}{simulated}"
     )
-    if any(memory):
-        lines.append(f"memory     {min(size for size in memory if size) / 2**30:.1f} GiB per device")
+    if memory:
+        lines.append(f"memory     {min(memory) / 2**30:.1f} GiB per device")
     host = found["memory_gib"]
     lines.append(f"host       {found['cpu']}, {found['cores']} cores" + (f", {host} GiB" if host else ""))
     return "\n".join(lines)
 
 
-def describe_mesh(mesh: Mesh) -> str:
-    """The axes of the mesh and their sizes."""
-    return "mesh       " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-
-
-def describe_attention(explanation: Explanation) -> str:
-    """The strategy and its reason, the estimates, the layout, the tiles and the kernels."""
-    return "\n".join(_attention_lines(explanation))
-
-
-def describe_balance(segment_ids: np.ndarray, ring: int, mask: MaskSpec) -> str:
-    """How evenly each layout shares the work of packed rows among ``ring`` devices.
-
-    Args:
-      segment_ids: int [rows, tokens].
-      ring: number of devices that share a row.
-      mask: the static part of the mask.
-    """
+def _balance(segment_ids: np.ndarray, ring: int, mask: MaskSpec) -> str:
+    """How evenly each layout shares the work of packed rows, int [rows, tokens], among ``ring`` devices."""
     rows, length = segment_ids.shape
     found = {layout: imbalance(tile_counts(layout, ring, length, mask, segment_ids)) for layout in LAYOUTS}
     values = ", ".join(f"{layout} {value:.2f}" for layout, value in found.items())
     return f"balance    slowest device over ideal, {rows} packed rows over {ring} devices: {values}"
 
 
-def _attention_lines(explanation: Explanation) -> Iterator[str]:
+def _attention(explanation: Explanation) -> Iterator[str]:
+    """The strategy and its reason, the estimates, the layout, the tiles and the kernels."""
     decision = explanation.decision
     sharded, shapes = decision.plan.sharded, decision.shapes
     yield f"strategy   {decision.choice.strategy}: {decision.choice.reason}"

@@ -22,18 +22,15 @@ class DoesNotFitError(AgenticRingError, MemoryError):
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Bytes per device that the compiler plans for a program.
-
-    Attributes:
-      state: arguments and results; those of a training step are parameters, optimiser state and batch. A
-        result that takes the place of a donated argument does not count again.
-      temporary: everything else that is alive at the same time.
-      host: bytes in the host's memory, such as what ``remat="offload"`` keeps there.
-    """
+    """Bytes per device that the compiler plans for a program."""
 
     state: int
+    """Arguments and results; those of a training step are parameters, optimiser state and batch. A result
+    that takes the place of a donated argument does not count again."""
     temporary: int
+    """Everything else that is alive at the same time."""
     host: int = 0
+    """Bytes in the host's memory, such as what ``remat="offload"`` keeps there."""
 
     @property
     def total(self) -> int:
@@ -59,9 +56,7 @@ def bytes_limit(device: Any) -> int | None:
 def memory_limit(devices: int, host_share: float) -> float | None:
     """Returns the bytes that programs may use on ``devices`` devices together, or None where unknown.
 
-    Args:
-      devices: how many; simulated ones share the host's memory.
-      host_share: share of the host's memory that counts where JAX computes on the CPU.
+    Simulated devices share the host's memory, of which ``host_share`` counts where JAX computes on the CPU.
     """
     limit, host_gib = bytes_limit(jax.devices()[0]), hardware()["memory_gib"]
     if limit is not None:
@@ -72,11 +67,7 @@ def memory_limit(devices: int, host_share: float) -> float | None:
 
 
 def check_memory(needed: float, devices: int) -> None:
-    """Checks that ``needed`` bytes fit on ``devices`` devices together, before a program runs.
-
-    Raises:
-      DoesNotFitError: they do not; nothing is raised where the limit is unknown.
-    """
+    """Raises a ``DoesNotFitError`` if it is known that ``needed`` bytes do not fit on ``devices`` devices."""
     limit = memory_limit(devices, HOST_SHARE)
     if limit is not None and needed > limit:
         raise DoesNotFitError(f"needs {needed / 1e9:.1f} GB of {limit / 1e9:.1f} GB", needed)

@@ -16,10 +16,6 @@ def needs_extra(extra: str) -> Iterator[None]:
     """Imports in the block that find no package raise a ``MissingExtraError`` that names ``extra``.
 
     A program that does not catch the error ends with its message only, without a traceback.
-
-    Example:
-      with needs_extra("models"):
-          import flax
     """
     try:
         yield

@@ -28,11 +28,8 @@ def disable_cache_for_cpu_rings(platform: str, devices: int) -> None:
 
     Where XLA for CPUs loads such a program, devices can meet in different transfers: 200 of 1,100 runs of one
     loaded ring returned wrong values (jaxlib 0.10.2); on jaxlib 0.12.0 88 of 400 did, and XLA ended two of
-    three processes. Compiled, the same ring erred in none of 4,200 runs (docs/notebook.md).
-
-    Args:
-      platform: "cpu", "gpu" or "tpu".
-      devices: those that a program spans, of all processes.
+    three processes. Compiled, the same ring erred in none of 4,200 runs (docs/notebook.md). ``devices`` are
+    those that a program spans, of all processes.
     """
     settings = jax.config.values
     folder = settings["jax_compilation_cache_dir"]

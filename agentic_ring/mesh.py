@@ -12,17 +12,18 @@ Axes, outermost first:
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.errors import MeshError
 from agentic_ring.jax_settings import disable_cache_for_cpu_rings, skip_absent_tpus
-from agentic_ring.torus import rings
 
 AXES = ("stage", "data", "fsdp", "ring", "tensor")
 
@@ -50,9 +51,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
         if size is not None and size < 1:
             raise MeshError(f"mesh axis {axis} is {size}; it must be at least 1")
     others = shape.stage * shape.data * shape.fsdp * shape.tensor
-    if shape.ring is None and len(devices) % others:
-        raise MeshError(f"stage x data x fsdp x tensor = {others} does not divide {len(devices)} devices")
-    ring = len(devices) // others if shape.ring is None else shape.ring
+    ring = max(1, len(devices) // others) if shape.ring is None else shape.ring
     sizes = (shape.stage, shape.data, shape.fsdp, ring, shape.tensor)
     if math.prod(sizes) != len(devices):
         raise MeshError(
@@ -64,8 +63,7 @@ def make_mesh(shape: MeshShape = MeshShape(), devices: Sequence[Any] | None = No
     placed = rings(devices, others) if shape.tensor == 1 and ring > 1 else None
     if placed is None:
         placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    placed = placed.reshape(sizes)
-    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(placed.reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def mesh_on_first_devices(shape: MeshShape) -> Mesh:
@@ -79,26 +77,21 @@ def mesh_on_first_devices(shape: MeshShape) -> Mesh:
 
 
 def shape_with_ring(ring: int | None, devices: int, stages: int = 1) -> MeshShape:
-    """A ring of this size in each of ``stages``, with the remaining devices on the data axis.
-
-    A ring of None has all devices of a stage.
+    """A ring of this size, or of all devices, in each of ``stages``; the remaining devices on the data axis.
 
     Raises:
       MeshError: the stages do not divide the devices, or the ring those of a stage.
     """
-    per_stage = _quotient(devices, stages, f"{stages} stages do not divide {devices} devices")
-    if ring is None:
-        return MeshShape(ring=per_stage, stage=stages)
+    per_stage = devices // max(stages, 1)
+    ring = per_stage if ring is None else ring
     where = "" if stages == 1 else " of a stage"
-    data = _quotient(per_stage, ring, f"a ring of {ring} does not divide {per_stage} devices{where}")
-    return MeshShape(data=data, ring=ring, stage=stages)
-
-
-def _quotient(devices: int, parts: int, complaint: str) -> int:
-    """Returns devices / parts, or raises ``MeshError`` with the complaint and the divisors."""
-    if parts < 1 or devices % parts:
-        raise MeshError(f"{complaint}; choose one of {', '.join(map(str, _divisors(devices)))}")
-    return devices // parts
+    for parts, whole, complaint in (
+        (stages, devices, f"{stages} stages do not divide {devices} devices"),
+        (ring, per_stage, f"a ring of {ring} does not divide {per_stage} devices{where}"),
+    ):
+        if parts < 1 or whole % parts:
+            raise MeshError(f"{complaint}; choose one of {', '.join(map(str, _divisors(whole)))}")
+    return MeshShape(data=per_stage // ring, ring=ring, stage=stages)
 
 
 def without_stages(mesh: Mesh) -> Mesh:
@@ -194,11 +187,11 @@ def rows_per_shard(batch_size: int, mesh: Mesh, rules: ShardingRules = ShardingR
     if batch_size % shards:
         devices = shards * devices_along(mesh, rules.sequence)
         stages = devices_along(mesh, tuple(axis for axis in rules.layer if axis in rules.batch))
-        rings = [ring for ring in _divisors(devices // stages) if batch_size * ring % devices == 0]
+        fitting = [ring for ring in _divisors(devices // stages) if batch_size * ring % devices == 0]
         raise MeshError(
             f"a batch of {batch_size} rows does not divide over {shards} parts of this mesh, and a run keeps "
             "the batch with which it started; with these devices, choose "
-            + (f"a ring of {' or '.join(map(str, rings))}" if rings else "fewer stages")
+            + (f"a ring of {' or '.join(map(str, fitting))}" if fitting else "fewer stages")
         )
     return batch_size // shards
 
@@ -238,8 +231,7 @@ def _spread(
 ) -> list[tuple[str, ...]]:
     """Adds each of ``axes`` to a dimension of ``fixed``, so that as many devices as possible share the array.
 
-    Ties go to the choice with most devices on ``home``. Weights have few dimensions and meshes few axes,
-    so all choices are tried.
+    Ties go to most devices on ``home``. Weights have few dimensions and meshes few axes, so all are tried.
     """
 
     def placed(places: tuple[int | None, ...]) -> list[tuple[str, ...]]:
@@ -248,18 +240,12 @@ def _spread(
             for dimension, entry in enumerate(fixed)
         ]
 
-    def devices(entry: tuple[str, ...]) -> int:
-        return devices_along(mesh, entry)
+    def shards(choice: list[tuple[str, ...]]) -> list[int]:
+        return [devices_along(mesh, entry) for entry in choice]
 
-    def rank(places: tuple[int | None, ...]) -> tuple[int, int]:
-        return math.prod(devices(entry) for entry in placed(places)), devices(placed(places)[home])
-
-    possible = (
-        places
-        for places in itertools.product((None, *dimensions), repeat=len(axes))
-        if all(size % devices(entry) == 0 for size, entry in zip(shape, placed(places), strict=True))
-    )
-    return placed(max(possible, key=rank))
+    choices = map(placed, itertools.product((None, *dimensions), repeat=len(axes)))
+    possible = (x for x in choices if not any(map(operator.mod, shape, shards(x))))
+    return max(possible, key=lambda choice: (math.prod(shards(choice)), shards(choice)[home]))
 
 
 def constrain(array: jax.Array, rules: ShardingRules, *logical_axes: str | None) -> jax.Array:
@@ -282,46 +268,95 @@ def shared_axes(mesh: Mesh | AbstractMesh) -> dict[str, int]:
 
     Within a ``jax.shard_map`` over some axes, arrays are shards along those and global along the others.
     """
-    return {
-        axis: size
-        for axis, size in mesh.shape.items()
-        if size > 1 and axis not in mesh.abstract_mesh.manual_axes
-    }
+    manual = mesh.abstract_mesh.manual_axes
+    return {axis: size for axis, size in mesh.shape.items() if size > 1 and axis not in manual}
 
 
 def mesh_platform(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """One of "cpu", "gpu" and "tpu".
-
-    Args:
-      mesh: the mesh, or None for the one of ``jax.set_mesh`` and ``jax.shard_map``.
-    """
-    name, _ = _first_device(mesh)
+    """Returns "cpu", "gpu" or "tpu"; None is the mesh of ``jax.set_mesh`` and ``jax.shard_map``."""
+    name = _first_device(mesh).platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 
-def mesh_device_kind(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """JAX's name of the devices, such as "TPU v3"; the mesh as in ``mesh_platform``."""
-    return _first_device(mesh)[1]
+def mesh_device_kind() -> str:
+    """JAX's name of the devices of the ambient mesh, such as "TPU v3"."""
+    return _first_device(None).device_kind
 
 
-def _first_device(mesh: Mesh | AbstractMesh | None) -> tuple[str, str]:
-    """(platform, kind)."""
+def _first_device(mesh: Mesh | AbstractMesh | None) -> Any:
     if isinstance(mesh, Mesh):
-        device = mesh.devices.flat[0]
-    else:
-        device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device
-        device = jax.devices()[0] if device is None else device
-    return device.platform, device.device_kind
+        return mesh.devices.flat[0]
+    device = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).abstract_device
+    return jax.devices()[0] if device is None else device
 
 
-SIMULATED_DEVICES = 8
-"""As many as a machine with accelerators usually has."""
-
-
-def simulate_cpu_devices(count: int = SIMULATED_DEVICES) -> None:
+def simulate_cpu_devices(count: int = 8) -> None:
     """Simulates ``count`` devices on one CPU; call before anything asks JAX for its devices.
 
-    Has no effect if JAX finds an accelerator.
+    Has no effect if JAX finds an accelerator. A machine with accelerators usually has 8.
     """
     skip_absent_tpus()
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def rings(devices: Sequence[Any], count: int) -> np.ndarray | None:
+    """Arranges TPU devices in ``count`` rings, such that a ring's neighbours are neighbours in the chip grid.
+
+    Generations with flat pods (v2, v3, v5e, v6e) link each chip to its neighbours in a rectangle. A ring in
+    row order would jump from the end of each row to the beginning of the next. On v5e XLA then sends every
+    hop of the ring synchronously: with 256 devices all hops are exposed, against one of 766 otherwise (read
+    from compiled programs). A closed tour of the rectangle has no such jump::
+
+        0 - 1 - 2 - 3        each step is one link; the last chip is the first one's neighbour
+        |           |
+        7   6 - 5 - 4        needs an even side, which every pod has
+        :   :
+
+    The cores of a chip follow one another.
+
+    Returns:
+      [count, devices / count]; None where the devices are no TPU chips that fill a flat rectangle, or the
+      rectangle does not divide into such rings.
+    """
+    # Devices of a GPU compile target have coordinates too, but no cores.
+    if not all(hasattr(device, "coords") and hasattr(device, "core_on_chip") for device in devices):
+        return None
+    chips: dict[tuple[int, int], list[Any]] = {}
+    for device in sorted(devices, key=lambda device: device.core_on_chip):
+        x, y, z = device.coords
+        if z != 0:
+            return None
+        chips.setdefault((x, y), []).append(device)
+    columns, rows = (1 + max(place[axis] for place in chips) for axis in (0, 1))
+    if len(chips) != rows * columns or len({len(cores) for cores in chips.values()}) > 1:
+        return None
+    for across in range(1, count + 1):
+        down = count // across
+        if count % across or rows % down or columns % across:
+            continue
+        height, width = rows // down, columns // across
+        if (tour := closed_tour(height, width)) is not None:
+            corners = itertools.product(range(0, rows, height), range(0, columns, width))
+            order = [[core for y, x in tour for core in chips[left + x, top + y]] for top, left in corners]
+            return np.array(order, dtype=object)
+    return None
+
+
+def closed_tour(rows: int, columns: int) -> list[tuple[int, int]] | None:
+    """Returns all (row, column) of a rectangle, each a neighbour of the one before, the last of the first.
+
+    None where there is no such tour: a single row or column of more than two, or both sides odd.
+    """
+    if rows * columns <= 2:
+        return [(row, column) for row in range(rows) for column in range(columns)]
+    if min(rows, columns) < 2 or (rows % 2 and columns % 2):
+        return None
+    if columns % 2:
+        transposed = closed_tour(columns, rows)
+        return None if transposed is None else [(row, column) for column, row in transposed]
+    # Along the first row, and back down and up the columns below it.
+    tour = [(0, column) for column in range(columns)]
+    for number, column in enumerate(reversed(range(columns))):
+        below = range(1, rows)
+        tour += [(row, column) for row in (below if number % 2 == 0 else reversed(below))]
+    return tour

@@ -46,12 +46,9 @@ def main(
 
 
 def play(policy: Policy, environments: int, seed: int) -> Iterator[np.ndarray]:
-    """Lets a policy act in all its trials; yields the undiscounted returns of each, float64 [E].
+    """Resets a policy and lets it act in all its trials; yields the undiscounted returns of each, [E].
 
-    Args:
-      policy: is reset first.
-      environments: E.
-      seed: random seed of the first environment; the others have the next ones.
+    The E environments have the random seeds from ``seed`` on.
     """
     with needs_extra("rl"):
         import gymnasium

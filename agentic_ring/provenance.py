@@ -1,5 +1,6 @@
 """Records that make a run repeatable: command, commit, hardware and versions."""
 
+import contextlib
 import os
 import platform
 import shlex
@@ -11,40 +12,21 @@ from typing import Any
 
 import jax
 
-# The folder that holds the package: the checkout's root, unless installed from a wheel.
 SOURCE = Path(__file__).resolve().parent.parent
+"""The folder that holds the package: the checkout's root, unless installed from a wheel."""
 
-# Packages whose version can change a reported number.
 REPORTED_PACKAGES = (
-    "agentic_ring",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "numpy",
-    "h5py",
-    "dm_control",
-    "mujoco",
-    "gymnasium",
-    "shimmy",
-    "tokenizers",
-    "torch",
-    "transformers",
-    "wonderwords",
+    *("agentic_ring", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "h5py"),
+    *("dm_control", "mujoco", "gymnasium", "shimmy", "tokenizers", "torch", "transformers", "wonderwords"),
 )
+"""Packages whose version can change a reported number."""
 
 
 def provenance() -> dict[str, Any]:
-    """The running command, its source, hardware and versions.
+    """The running command, its source (None outside a checkout), hardware and versions, as JSON has them.
 
     Starts JAX's backend, as it asks for the devices; call it after ``jax.distributed`` and the
     number of simulated devices are set.
-
-    Returns:
-      ``command`` str; ``commit`` str, or None outside a checkout; ``hardware`` and ``versions``
-      dicts. All of it can be written as JSON.
     """
     return {"command": command_line(), "commit": git_commit(), "hardware": hardware(), "versions": versions()}
 
@@ -63,23 +45,22 @@ def git_commit(directory: Path = SOURCE) -> str | None:
     None if ``directory`` is not the root of a git checkout (an installed wheel may lie inside another
     project's checkout) or git cannot be run.
     """
-    root = _output("git", "-C", str(directory), "rev-parse", "--show-toplevel")
+    git = ("git", "-C", str(directory))
+    root = _output(*git, "rev-parse", "--show-toplevel")
     if root is None or Path(root).resolve() != directory.resolve():
         return None
-    commit = _output("git", "-C", str(directory), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no")
+    commit = _output(*git, "rev-parse", "HEAD")
+    changes = _output(*git, "status", "--porcelain", "--untracked-files=no")
     if commit is None or changes is None:
         return None
     return f"{commit}-dirty" if changes else commit
 
 
 def hardware() -> dict[str, Any]:
-    """The processor, the memory and the devices on which JAX computes.
+    """The processor, its memory (None where unknown) and the devices on which JAX computes.
 
-    Returns:
-      ``cpu`` model name, ``cores`` this process may use, ``memory_gib`` (None where unknown),
-      ``platform`` of JAX ("cpu", "gpu", "tpu"), ``device_kind``, ``devices`` (count over all
-      processes), ``processes``, and ``simulated``: several devices that share one CPU.
+    ``cores`` are those that this process may use, ``devices`` those of all processes, ``simulated`` if
+    several share one CPU.
     """
     devices = jax.devices()
     return {
@@ -98,10 +79,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of each installed package among ``REPORTED_PACKAGES``."""
     found = {"python": platform.python_version()}
     for package in REPORTED_PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -66,30 +66,31 @@ def test_constraints_hold_names_and_versions_only():
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-class TestMake:
-    @staticmethod
-    def make(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
-        """Installs with a shell script that stands for some Python interpreter."""
-        python = tmp_path / "python"
-        python.write_text(f"#!/bin/sh\n{body}\n")
-        python.chmod(0o755)
-        # Without what an outer `make test` passes on, its own VENV and PYTHON among it.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-    def test_without_a_fitting_python_it_says_which_and_why(self, tmp_path):
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
         # An interpreter of another version fails the version check.
-        finished = self.make(tmp_path, "exit 1")
-        assert finished.returncode != 0
-        assert "Python 3.11 or 3.12 is needed" in finished.stderr
-        assert "labmaze" in finished.stderr
-        assert "make PYTHON=/path/to/python3.12 install" in finished.stderr
-        assert not (tmp_path / "venv").exists()
-
-    def test_without_ensurepip_it_says_what_to_install(self, tmp_path):
-        body = f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"'
-        finished = self.make(tmp_path, body)
-        assert finished.returncode != 0
-        assert f"apt install python3.{sys.version_info.minor}-venv" in finished.stderr
-        assert not (tmp_path / "venv").exists()
+        (
+            "exit 1",
+            ("Python 3.11 or 3.12 is needed", "labmaze", "make PYTHON=/path/to/python3.12 install"),
+        ),
+        (
+            f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"',
+            (f"apt install python3.{sys.version_info.minor}-venv",),
+        ),
+    ],
+    ids=["no fitting Python", "no ensurepip"],
+)
+def test_make_says_what_it_lacks(tmp_path, body, said):
+    """A shell script stands for some Python interpreter."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+    # Without what an outer `make test` passes on, its own VENV and PYTHON among it.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert finished.returncode != 0
+    for text in said:
+        assert text in finished.stderr
+    assert not (tmp_path / "venv").exists()

@@ -12,9 +12,6 @@ import pytest
 from agentic_ring.errors import ArgumentError
 from agentic_ring.provenance import SOURCE, command_line, git_commit, provenance
 from agentic_ring.token_units import parse_tokens, short_tokens, thousands
-from tests.commands import run_python
-
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -32,31 +29,32 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-@needs_git
-def test_commit_of_a_clean_and_of_a_changed_checkout(checkout):
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_commit_of_a_checkout(checkout, monkeypatch):
     head = git(checkout, "rev-parse", "HEAD")
     (checkout / "untracked.txt").write_text("a run's output")
     assert git_commit(checkout) == head
     (checkout / "tracked.txt").write_text("2")
     assert git_commit(checkout) == f"{head}-dirty"
-
-
-@needs_git
-def test_no_commit_outside_a_checkout_inside_another_projects_or_without_git(checkout, monkeypatch):
-    site_packages = checkout / ".venv" / "site-packages"
-    site_packages.mkdir(parents=True)
-    assert git_commit(site_packages) is None
+    inside = checkout / ".venv" / "site-packages"  # another project's
+    inside.mkdir(parents=True)
+    assert git_commit(inside) is None
     assert git_commit(checkout / "nonexistent") is None
     monkeypatch.setenv("PATH", "")
     assert git_commit(checkout) is None
 
 
-def test_command_can_be_pasted_into_a_shell():
-    program = "from agentic_ring.provenance import command_line; print(command_line())"
-    flags = ["--note", "two words", "--from", SOURCE / "evals/report.py"]
-    shown = run_python("-c", program, *flags).stdout.strip()
-    assert shown.startswith("python -c ")
-    assert shown.endswith(" --note 'two words' --from evals/report.py")
+def test_command_can_be_pasted_into_a_shell(monkeypatch):
+    command = [
+        "/bin/python3",
+        str(SOURCE / "evals/report.py"),
+        "--note",
+        "two words",
+        "--in",
+        str(SOURCE / "runs"),
+    ]
+    monkeypatch.setattr(sys, "orig_argv", command)
+    assert command_line() == "python evals/report.py --note 'two words' --in runs"
 
 
 def test_provenance_is_json_with_the_fields_of_the_contract():

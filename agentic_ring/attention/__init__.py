@@ -6,8 +6,9 @@ compared with.
 
 From ``attention`` to a kernel a call passes seven modules:
 
-    api               checks the arguments, pads them and shards them over the mesh
-    plan              decides mesh axes, strategy (choose_strategy), layout and kernel (kernels.registry)
+    api               checks the arguments
+    plan              decides mesh axes, strategy (choose_strategy), layout and kernel (kernels.registry),
+                      pads the arrays and shards them over the mesh
     strategies        exchanges heads for tokens (Ulysses), moves tokens into the layout
     ring.derivative   forward and backward as one function with a custom derivative
     ring.transport    brings the blocks of keys of other devices
@@ -18,12 +19,17 @@ The arrays travel as one pytree, ``inputs.AttentionInputs``, what is static as o
 ``inputs.AttentionOptions``. ``cache`` has attention to a key/value cache for inference.
 """
 
-from agentic_ring.attention.api import attention, latent_attention, ring_attention
+from agentic_ring.attention.api import (
+    attention,
+    attention_with_prefix,
+    latent_attention,
+    merge_attention,
+    ring_attention,
+)
 from agentic_ring.attention.flax_attention import attention_fn
 from agentic_ring.attention.inputs import LAYOUTS, SCHEDULES, STRATEGIES, Layout, Schedule, Strategy
 from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.mask import MaskSpec, hidden_outside
-from agentic_ring.attention.merging import attention_with_prefix, merge_attention
 from agentic_ring.attention.reference import reference_attention
 from agentic_ring.attention.ring.layout import inverse_order, order, padded_length, shard_order
 from agentic_ring.attention.scores import alibi_slopes

@@ -1,10 +1,8 @@
-"""The two public calls: ``attention`` on global arrays, ``ring_attention`` on the shards of one device."""
+"""The public calls: ``attention`` and its variants on global arrays, ``ring_attention`` on shards."""
 
-import functools
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +19,10 @@ from agentic_ring.attention.inputs import (
     Strategy,
     split_arguments,
 )
-from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.attention.plan import Plan, decide
+from agentic_ring.attention.kernels.interface import SoftmaxState, merge, state_dtype
+from agentic_ring.attention.kernels.registry import log_once, select_kernel
+from agentic_ring.attention.mask import MaskSpec
+from agentic_ring.attention.plan import decide, run
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import chunk_run
 from agentic_ring.attention.strategies import ShardedAttention
@@ -31,7 +30,9 @@ from agentic_ring.errors import ArgumentError, MeshError, UnknownNameError
 from agentic_ring.jax_settings import disable_cache_for_cpu_rings
 from agentic_ring.mesh import ShardingRules
 
-_log = logging.getLogger(__name__)
+_OF_PREFIX = ("mesh", "rules", "scale", "soft_cap", "kernel")
+"""Options of ``attention`` that hold for a shared prefix too."""
+_NOT_WITH_PREFIX = ("alibi_slopes", "head_windows", "dropout_rate", "return_logsumexp")
 
 
 def attention(
@@ -88,8 +89,8 @@ def attention(
       scale: factor of the scores; 1 / sqrt(H) where absent.
       soft_cap: scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118).
       sinks: float [N], learned scores of one more key per head whose value is 0 (arXiv 2508.10925).
-      alibi_slopes: float [N]; a score loses slope * distance of its two tokens' positions (ALiBi, arXiv
-        2108.12409). Constants: they get no gradient.
+      alibi_slopes: float [N]; a score loses slope * distance of its two tokens' positions (arXiv
+        2108.12409). They get no gradient.
       head_windows: N numbers, a sliding window for each query head, None for none; on top of the mask.
       dropout_rate: share of the probabilities that is set to 0, the others divided by 1 - rate. Which
         ones depends only on the key, the row, the head and the two tokens' positions and segment ids,
@@ -155,15 +156,11 @@ def latent_attention(
       mesh, rules, mask, segment_ids, positions, scale, strategy, layout, permuted, kernel: see ``attention``.
 
     Returns:
-      [B, T, N, V] in q's dtype and sharding, as ``attention`` gives it with the expanded keys and values.
-
-    Raises:
-      ArgumentError, MeshError, UnknownNameError: as ``attention``.
+      [B, T, N, V], as ``attention`` gives it with the expanded keys and values, whose errors are raised too.
     """
     options = AttentionOptions(
         mask=mask, scale=scale, strategy=strategy, layout=layout, permuted=permuted, kernel=kernel
     )
-    expansion, heads_of = Expansion(key_weight, value_weight), (latent[:, :, None], rotated[:, :, None])
     for name, x in (("latent", latent), ("rotated", rotated), ("key_weight", key_weight)):
         if x.ndim != 3 or x.dtype != q.dtype:
             raise ArgumentError(f"{name} is {x.dtype} of shape {x.shape}; expected {q.dtype} with three axes")
@@ -172,9 +169,10 @@ def latent_attention(
             raise ArgumentError(
                 f"{name} has shape {weight.shape}; expected [R, N, ...] = {(latent.shape[2], q.shape[2])}"
             )
-    k, v = jax.eval_shape(expansion, *heads_of)
+    expansion, pair = Expansion(key_weight, value_weight), (latent[:, :, None], rotated[:, :, None])
+    k, v = jax.eval_shape(expansion, *pair)
     inputs = AttentionInputs.checked(q, k, v, options, positions=positions, segment_ids=segment_ids)
-    inputs = replace(inputs, k=heads_of[0], v=heads_of[1], expansion=expansion)
+    inputs = replace(inputs, k=pair[0], v=pair[1], expansion=expansion)
     return _planned(inputs, options, mesh, rules)
 
 
@@ -190,7 +188,7 @@ def _planned(
             "their type, and JAX cannot differentiate a nested shard_map of such values; pass "
             "check_vma=False to the outer shard_map"
         )
-    _log_once(decision.choice.strategy, decision.choice.reason)
+    log_once(f"attention strategy {decision.choice.strategy}: {decision.choice.reason}")
     if decision.plan.placement.explicit:
         # An array made outside the mesh has no sharding in its type, and its gradient would have none.
         inputs = jax.tree.map(
@@ -240,14 +238,7 @@ def ring_attention(
       alibi_slopes, head_windows: likewise of this device's query heads.
       hidden_rows: ranges of this device's keys, int [B, S, 2 or 4] (or [1, S, 2 or 4]).
       mask, scale, soft_cap, dropout_rate, schedule, kernel, query_chunk, key_chunk, return_logsumexp: see
-        ``attention``.
-
-    Returns:
-      As ``attention``, for this device's queries.
-
-    Raises:
-      ArgumentError: shapes, dtypes or sizes that do not fit.
-      UnknownNameError: an unknown layout, schedule or kernel.
+        ``attention``, whose results for this device's queries are returned and whose errors are raised.
     """
     if layout not in LAYOUTS:
         raise UnknownNameError("layout", layout, LAYOUTS)
@@ -262,85 +253,45 @@ def ring_attention(
     return tuple(state) if return_logsumexp else state.output  # pyright: ignore[reportReturnType]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
-    """Runs a planned call: pads the inputs, shards them over the mesh, attends, and undoes both.
+def merge_attention(
+    a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Attention to the union of two disjoint sets of keys, from attention to each.
 
-    Under jit, so that the layers of a model share one trace and a call outside jit runs as one program.
+    All are (output [B, T, N, V], logsumexp [B, T, N]), as ``attention`` returns them with
+    ``return_logsumexp``; the output is in the dtype of ``a``'s.
     """
-    if not plan.placement.explicit:
-        return _run_sharded(plan, inputs)
-    # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
-    sharded = functools.partial(_run_sharded, plan)
-    sharding: Any = jax.typeof(inputs.q).sharding
-    if plan.sharded.options.return_logsumexp:
-        sharding = sharding, sharding.update(spec=PartitionSpec(*sharding.spec[:3]))
-    run = jax.sharding.auto_axes(sharded, out_sharding=sharding)
-    return cast(Callable[..., jax.Array], run)(inputs)
+    dtype = a[0].dtype
+    output, logsumexp = merge(*(SoftmaxState(x.astype(state_dtype(x.dtype)), total) for x, total in (a, b)))
+    return output.astype(dtype), logsumexp
 
 
-def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
-    place = plan.placement
-    if place.mesh is None:
-        return _run_on_device(plan, inputs)
-    length = inputs.q.shape[1]
-    inputs = _padded(plan, inputs)
-    spec, both = place.queries_spec, plan.sharded.options.return_logsumexp
-    # An abstract mesh is the ambient one already.
-    mesh = place.mesh if isinstance(place.mesh, Mesh) else None
-    output = jax.shard_map(
-        functools.partial(_run_on_device, plan),
-        mesh=mesh,
-        in_specs=(place.input_specs(inputs),),
-        out_specs=(spec, PartitionSpec(*spec[:3])) if both else spec,
-    )(inputs)
-    return jax.tree.map(lambda x: x[:, :length] if length != inputs.q.shape[1] else x, output)
+def attention_with_prefix(
+    q: jax.Array, k: jax.Array, v: jax.Array, prefix_k: jax.Array, prefix_v: jax.Array, **options: Any
+) -> jax.Array:
+    """Attention of each row to a prefix that all rows share, stored once, and to the row's own keys.
 
+    The prefix is read once for all rows: their queries are one long row against it.
 
-def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
-    place = plan.placement
+    Args:
+      q, k, v: queries and each row's own keys and values, as in ``attention``.
+      prefix_k, prefix_v: keys [S, K, H] and values [S, K, V] that every query attends to.
+      **options: further arguments of ``attention``, for the rows' own keys; scale, soft_cap, kernel and mesh
+        hold for the prefix too.
 
-    def first(axes: tuple[str, ...], size: int) -> jax.Array:
-        return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
-
-    first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
-    state = plan.sharded.attend_whole_sequence(RingAxis.over(place.sequence), inputs, first_row, first_head)
-    if plan.sharded.options.return_logsumexp:
-        return tuple(state)  # pyright: ignore[reportReturnType]
-    return state.output
-
-
-def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with padding tokens at the end, so that both lengths spread evenly over the devices."""
-    lengths = queries, keys = inputs.q.shape[1], inputs.k.shape[1]
-    q_padding, k_padding = (plan.padded(length) - length for length in lengths)
-    query, key = inputs.query, inputs.key
-    mask = plan.sharded.options.mask
-    counted = query.positions is None and queries == keys
-    padding_is_later = counted and mask.causal and mask.prefix <= queries  # no query would attend to it
-    if k_padding and not padding_is_later:
-        query, key = (_with_segments(labels, n) for labels, n in zip((query, key), lengths, strict=True))
-    return replace(
-        inputs,
-        q=_pad(inputs.q, q_padding),
-        k=_pad(inputs.k, k_padding),
-        v=_pad(inputs.v, k_padding),
-        query=query.pad(q_padding),
-        key=key.pad(k_padding),
-    )
-
-
-def _with_segments(labels: TokenLabels, length: int) -> TokenLabels:
-    """The labels in a form that can be padded: one segment for all tokens where there were none."""
-    if labels.positions is not None or labels.segment_ids is not None:
-        return labels
-    return replace(labels, segment_ids=jnp.zeros((1, length), jnp.int32))
-
-
-def _pad(x: jax.Array, amount: int) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (0, amount), (0, 0), (0, 0))) if amount else x
-
-
-@functools.cache
-def _log_once(strategy: str, reason: str) -> None:
-    _log.info("attention strategy %s: %s", strategy, reason)
+    Raises:
+      ArgumentError: the prefix does not fit, or an option has no meaning for it.
+    """
+    if refused := [name for name in _NOT_WITH_PREFIX if name in options]:
+        raise ArgumentError(f"{refused[0]} was given, but a shared prefix does not take it; leave it out")
+    if prefix_k.shape[1:] != k.shape[2:] or prefix_v.shape != (*prefix_k.shape[:2], v.shape[3]):
+        raise ArgumentError(
+            f"prefix_k has shape {prefix_k.shape} and prefix_v {prefix_v.shape}; expected [S, K, H] and "
+            f"[S, K, V] with (K, H) = {k.shape[2:]} and V = {v.shape[3]}"
+        )
+    own = attention(q, k, v, return_logsumexp=True, **options)
+    options = {name: options[name] for name in _OF_PREFIX if name in options}
+    options |= {"mask": MaskSpec(causal=False), "return_logsumexp": True}
+    output, logsumexp = attention(q.reshape(1, -1, *q.shape[2:]), prefix_k[None], prefix_v[None], **options)
+    prefix = output.reshape(*q.shape[:3], -1), logsumexp.reshape(q.shape[:3])
+    return merge_attention((own[0], own[1]), prefix)[0]

@@ -12,29 +12,23 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from agentic_ring.attention.api import run
-from agentic_ring.attention.choose_strategy import estimates, reason_against
-from agentic_ring.attention.cost_model import Estimate
+from agentic_ring.attention.choose_strategy import Estimate, estimates, reason_against
 from agentic_ring.attention.inputs import STRATEGIES, AttentionInputs, AttentionOptions, Strategy
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, SoftmaxState, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.plan import Decision, decide
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One kind of call of a kernel.
-
-    Attributes:
-      direction: which method of ``Kernel`` is called.
-      arguments: its ``Tile`` and for the backward ``Saved``, with shapes and dtypes in the place of arrays.
-    """
+    """One kind of call of a kernel."""
 
     direction: Literal["forward", "backward"]
     arguments: tuple[Any, ...]
+    """Its ``Tile`` and for the backward ``Saved``, with shapes and dtypes in the place of arrays."""
 
     def __str__(self) -> str:
         q, k, _, mask, _ = self.arguments[0]
@@ -53,25 +47,21 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a call would run.
-
-    Attributes:
-      decision: the plan that ``attention`` makes, and its reasons.
-      others: why each other strategy is not taken.
-      estimates: estimated time of each strategy that can serve; empty without a ring or with a narrow window.
-      tokens: length of the sequence with its padding.
-      calls: every kind of call of a kernel that a device makes.
-      refusals: by kernel, the calls that it refuses and why.
-      kernels: the kernel that "auto" takes for each call.
-    """
+    """How a call would run."""
 
     decision: Decision
     others: dict[Strategy, str]
+    """Why each other strategy is not taken."""
     estimates: dict[Strategy, Estimate]
+    """Of each strategy that can serve; empty without a ring or with a narrow window."""
     tokens: int
+    """Length of the sequence with its padding."""
     calls: tuple[KernelCall, ...]
+    """Every kind of call of a kernel that a device makes."""
     refusals: dict[str, dict[KernelCall, str]]
+    """By kernel, the calls that it refuses and why."""
     kernels: dict[KernelCall, str]
+    """The kernel that "auto" takes for each call."""
 
 
 def explain(
@@ -84,15 +74,9 @@ def explain(
     rules: ShardingRules = ShardingRules(),
     segments: bool = False,
 ) -> Explanation:
-    """Explains ``attention(q, k, v, ...)`` for arrays of these shapes and dtypes.
+    """Explains ``attention(q, k, v, ...)`` for arrays of these shapes and dtypes, with its errors.
 
-    Args:
-      options: the static options of the call; its kernel is left open.
-      mesh, rules: as in ``attention``.
-      segments: whether segment ids are given.
-
-    Raises:
-      ArgumentError, MeshError, UnknownNameError: as ``attention`` would.
+    The kernel of the options is left open; ``segments`` says whether segment ids are given.
     """
     options = replace(options, kernel="xla")  # serves every case, so that all tiles are seen
     dropout_key = jax.random.key(0) if options.dropout_rate else None
@@ -102,12 +86,13 @@ def explain(
         inputs = replace(inputs, query=query, key=key)
     auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
     decision = decide(inputs, options, mesh, rules)
-    others: dict[Strategy, str] = {}
-    for other in STRATEGIES:
-        if other == auto.choice.strategy != decision.choice.strategy:
-            others[other] = f'"auto" takes it: {auto.choice.reason}'
-        elif other != decision.choice.strategy:
-            others[other] = reason_against(auto.shapes, options.mask, auto.platform, other)
+    others: dict[Strategy, str] = {
+        other: f'"auto" takes it: {auto.choice.reason}'
+        if other == auto.choice.strategy
+        else reason_against(auto.shapes, options.mask, auto.platform, other)
+        for other in STRATEGIES
+        if other != decision.choice.strategy
+    }
     calls = _kernel_calls(decision, inputs)
     refusals = {name: _refusals(name, decision.platform, calls) for name in KERNELS if name != "auto"}
     auto_kernel = select_kernel("auto", platform=decision.platform)
@@ -120,7 +105,6 @@ def explain(
 
 
 def _no_labels(x: jax.Array) -> jax.Array:
-    """Labels [B, T] of the tokens of ``x``."""
     return jnp.zeros(x.shape[:2], jnp.int32)
 
 
@@ -154,12 +138,7 @@ def _kernel_calls(decision: Decision, inputs: AttentionInputs) -> tuple[KernelCa
 
 @dataclass(frozen=True, eq=False)
 class _Recorder:
-    """A kernel that notes what it is handed and passes it on.
-
-    Attributes:
-      kernel: takes every case.
-      calls: what was noted; a dict for its order.
-    """
+    """A kernel that notes what it is handed, in a dict for its order, and passes it on."""
 
     kernel: Kernel
     calls: dict[KernelCall, None]

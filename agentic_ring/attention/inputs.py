@@ -26,12 +26,7 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """The static options of one call; each is described at ``attention``.
-
-    Raises:
-      ArgumentError: an option of the wrong type or out of range.
-      UnknownNameError: an unknown strategy, schedule or layout.
-    """
+    """The static options of one call; each is described at ``attention``, whose errors they raise."""
 
     mask: MaskSpec = MaskSpec(causal=True)
     scale: float | None = None
@@ -78,15 +73,10 @@ ArrayLike = jax.Array | jax.ShapeDtypeStruct
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Expansion:
-    """Weights that make the keys and values of every head from a latent that all heads share.
+    """Weights that make the keys and values of every head from a latent that all heads share."""
 
-    Attributes:
-      key_weight: [R, N, H], of the part of the keys that is not rotated.
-      value_weight: [R, N, V].
-    """
-
-    key_weight: jax.Array
-    value_weight: jax.Array
+    key_weight: jax.Array  # [R, N, H], of the part of the keys that is not rotated
+    value_weight: jax.Array  # [R, N, V]
 
     def __call__(self, latent: jax.Array, rotated: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys [B, S, N, H + P], values [B, S, N, V] of latents [B, S, 1, R], rotated keys [B, S, 1, P]."""
@@ -141,21 +131,15 @@ class AttentionInputs:
         head_windows: Sequence[int | None] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> "AttentionInputs":
-        """Makes the inputs from the arguments of ``attention``.
-
-        Raises:
-          ArgumentError: names the argument, its shape, dtype or value, and what was expected.
-        """
+        """Makes the inputs from the arguments of ``attention``, and raises its errors."""
         _check_arrays(q, k, v)
+        heads, rate = q.shape[2], options.dropout_rate
         for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-            if x is not None and x.shape != (q.shape[2],):
+            if x is not None and not (x.shape == (heads,) and jnp.issubdtype(x.dtype, jnp.floating)):
                 raise ArgumentError(
-                    f"{name} has shape {x.shape}; expected one number per query head, ({q.shape[2]},)"
+                    f"{name} is {x.dtype} of shape {x.shape}; expected a float per query head, ({heads},)"
                 )
-            if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
-                raise ArgumentError(f"{name} has dtype {x.dtype}; expected a floating-point dtype")
-        if options.dropout_rate and dropout_key is None:
-            rate = options.dropout_rate
+        if rate and dropout_key is None:
             raise ArgumentError(
                 f"dropout_rate is {rate} but there is no dropout_key; pass jax.random.key(...)"
             )
@@ -163,8 +147,8 @@ class AttentionInputs:
         both_segments = _pair_of_labels("segment_ids", segment_ids, q, k)
         query, key = (TokenLabels(*pair) for pair in zip(both_positions, both_segments, strict=True))
         key = replace(key, hidden=_ranges(hidden_rows, k))
-        windows = _windows(head_windows, q.shape[2])
-        dropout_key = dropout_key if options.dropout_rate else None
+        windows = _windows(head_windows, heads)
+        dropout_key = dropout_key if rate else None
         return cls(q, k, v, sinks, alibi_slopes, windows, None, query, key, dropout_key)  # pyright: ignore[reportArgumentType]
 
 
@@ -172,11 +156,7 @@ _ARRAYS = ("positions", "segment_ids", "hidden_rows", "sinks", "alibi_slopes", "
 
 
 def split_arguments(arguments: Mapping[str, Any]) -> tuple[AttentionOptions, AttentionInputs]:
-    """Static options and checked arrays of a call, from the arguments of ``attention`` by name.
-
-    Raises:
-      ArgumentError, UnknownNameError: as ``AttentionOptions`` and ``AttentionInputs.checked``.
-    """
+    """Static options and checked arrays of a call, from the arguments of ``attention`` by name."""
     static = (field.name for field in fields(AttentionOptions) if field.name in arguments)
     options = AttentionOptions(**{name: arguments[name] for name in static})
     arrays = {name: arguments[name] for name in _ARRAYS}
@@ -186,23 +166,19 @@ def split_arguments(arguments: Mapping[str, Any]) -> tuple[AttentionOptions, Att
 
 def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
+        if x.ndim != 4 or 0 in x.shape:
             expected = "[B, T, N, H]" if name == "q" else "[B, S, K, H]"
-            raise ArgumentError(f"{name} has shape {x.shape}; expected four axes {expected}")
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ArgumentError(f"{name} has dtype {x.dtype}; expected a floating-point dtype")
-        if x.dtype != q.dtype:
-            raise ArgumentError(f"{name} has dtype {x.dtype} but q has {q.dtype}; cast them to one dtype")
-        if 0 in x.shape:
-            raise ArgumentError(f"{name} has shape {x.shape}; no axis may be empty")
+            raise ArgumentError(f"{name} has shape {x.shape}; expected four axes {expected}, none empty")
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype != q.dtype:
+            raise ArgumentError(f"{name} is {x.dtype}; expected one floating-point dtype, q is {q.dtype}")
     if k.shape[:3] != v.shape[:3]:
         raise ArgumentError(
             f"k has shape {k.shape} but v has {v.shape}; they must be equal but for the last axis"
         )
-    if q.shape[0] != k.shape[0]:
-        raise ArgumentError(f"q has batch {q.shape[0]} but k and v have {k.shape[0]}; they must be equal")
-    if q.shape[3] != k.shape[3]:
-        raise ArgumentError(f"q has head dimension {q.shape[3]} but k and v have {k.shape[3]}")
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ArgumentError(
+            f"q has shape {q.shape} but k has {k.shape}; batch and head dimension must be equal"
+        )
     if q.shape[2] % k.shape[2]:
         raise ArgumentError(
             f"q has {q.shape[2]} heads and k has {k.shape[2]}; q's must be a multiple of k's "
@@ -214,14 +190,13 @@ def _ranges(hidden_rows: ArrayLike | None, k: ArrayLike) -> tuple[tuple[jax.Arra
     """The ranges of rows that keys are hidden from, as ``TokenLabels`` holds them."""
     if hidden_rows is None:
         return None
-    hidden_rows = jnp.asarray(hidden_rows)
-    if not jnp.issubdtype(hidden_rows.dtype, jnp.integer):
-        raise ArgumentError(f"hidden_rows has dtype {hidden_rows.dtype}; expected integers")
-    batch, keys = k.shape[:2]
-    if hidden_rows.shape not in [(rows, keys, size) for rows in (1, batch) for size in (2, 4)]:
+    hidden_rows, (batch, keys) = jnp.asarray(hidden_rows), k.shape[:2]
+    shapes = [(rows, keys, size) for rows in (1, batch) for size in (2, 4)]
+    if hidden_rows.shape not in shapes or not jnp.issubdtype(hidden_rows.dtype, jnp.integer):
         raise ArgumentError(
-            f"hidden_rows has shape {hidden_rows.shape}; expected {(batch, keys)} or {(1, keys)} and 2 or 4: "
-            "the first row and the one after the last of one or two ranges of each key"
+            f"hidden_rows is {hidden_rows.dtype} of shape {hidden_rows.shape}; expected integers "
+            f"{(batch, keys)} or {(1, keys)} and 2 or 4: the first row and the one after the last of one or "
+            "two ranges of each key"
         )
     parts = [hidden_rows[..., i].astype(jnp.int32) for i in range(hidden_rows.shape[2])]
     return tuple(zip(parts[::2], parts[1::2], strict=True))
@@ -230,13 +205,11 @@ def _ranges(hidden_rows: ArrayLike | None, k: ArrayLike) -> tuple[tuple[jax.Arra
 def _windows(windows: Sequence[int | None] | None, heads: int) -> jax.Array | None:
     if windows is None:
         return None
-    if len(windows) != heads:
-        raise ArgumentError(f"head_windows has {len(windows)} entries; expected one per query head, {heads}")
-    for window in windows:
-        if window is not None and window < 1:
-            raise ArgumentError(
-                f"head_windows has {window}; it must be at least 1, the token itself, or None"
-            )
+    if len(windows) != heads or any(window is not None and window < 1 for window in windows):
+        raise ArgumentError(
+            f"head_windows is {windows}; expected {heads} numbers, one per query head, each at least 1, the "
+            "token itself, or None"
+        )
     return jnp.array([np.iinfo(np.int32).max if x is None else x for x in windows], jnp.int32)
 
 
@@ -247,23 +220,21 @@ def _pair_of_labels(
     if labels is None:
         return None, None
     shared = not isinstance(labels, tuple | list)
-    if not shared and len(labels) != 2:
-        raise ArgumentError(f"{name} has {len(labels)} parts; expected one array or a (query, key) pair")
-    if shared and q.shape[1] != k.shape[1]:
-        raise ArgumentError(
-            f"{name} is one array, but q has {q.shape[1]} tokens and k {k.shape[1]}; pass a (query, key) pair"
-        )
     parts = (labels, labels) if shared else labels
-    checked = []
-    for part, side, like in zip(parts, ("query", "key"), (q, k), strict=True):
-        label = name if shared else f"{side} part of {name}"
-        part = jnp.asarray(part)
-        if not jnp.issubdtype(part.dtype, jnp.integer):
-            raise ArgumentError(f"{label} has dtype {part.dtype}; expected integers")
-        if part.shape not in (like.shape[:2], (1, like.shape[1])):
+    if len(parts) != 2 or (shared and q.shape[1] != k.shape[1]):
+        given = "one array" if shared else f"{len(parts)} arrays"
+        raise ArgumentError(
+            f"{name} is {given}, but q has {q.shape[1]} tokens and k {k.shape[1]}; pass a (query, key) pair"
+        )
+
+    def checked(part: jax.Array, label: str, like: ArrayLike) -> jax.Array:
+        part, shapes = jnp.asarray(part), (like.shape[:2], (1, like.shape[1]))
+        if part.shape not in shapes or not jnp.issubdtype(part.dtype, jnp.integer):
             raise ArgumentError(
-                f"{label} has shape {part.shape}; expected [batch, tokens] = {like.shape[:2]}, "
-                f"or (1, {like.shape[1]}) where the whole batch shares it"
+                f"{label} is {part.dtype} of shape {part.shape}; expected integers [batch, tokens] = "
+                f"{shapes[0]}, or {shapes[1]} where the whole batch shares it"
             )
-        checked.append(part.astype(jnp.int32))
-    return checked[0], checked[1]
+        return part.astype(jnp.int32)
+
+    names = (name, name) if shared else (f"query part of {name}", f"key part of {name}")
+    return checked(parts[0], names[0], q), checked(parts[1], names[1], k)

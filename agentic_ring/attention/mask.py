@@ -18,9 +18,7 @@ keeps its meaning. Two packed documents, causal, the last slot padding:
                                     t=4   . . . . .     nothing to attend to: output exactly 0
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -104,23 +102,15 @@ class TokenLabels:
     segment_ids: jax.Array | None = None
     hidden: tuple[tuple[jax.Array, jax.Array], ...] | None = None
 
-    def map(self, function: Callable[[jax.Array], Any]) -> "TokenLabels":
-        """Applies ``function`` to the labels that are there."""
-        return jax.tree.map(function, self)
-
     def pad(self, amount: int) -> "TokenLabels":
         """Adds ``amount`` padding tokens at the end."""
-        return self.map(lambda x: jnp.pad(x, ((0, 0), (0, amount)), constant_values=PADDING))
-
-    def chunks(self, size: int) -> "TokenLabels":
-        """[B, T] -> [T / size, B, size], to be scanned over."""
-        return self.map(lambda x: x.reshape(x.shape[0], -1, size).swapaxes(0, 1))
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, amount)), constant_values=PADDING), self)
 
     def bounds(self) -> Bounds:
         """Extremes over the last axis."""
         valid = _valid(self)
 
-        def extremes(x: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+        def extremes(x: jax.Array | None) -> tuple[Any, Any]:
             if x is None:
                 return None, None
             low = jnp.where(valid, x, jnp.iinfo(jnp.int32).max).min(-1)
@@ -128,14 +118,10 @@ class TokenLabels:
 
         # The lowest end and the highest first position bound what is common to all ranges.
         hidden = tuple((extremes(first)[1], extremes(end)[0]) for first, end in self.hidden or ())
-        return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids), hidden)  # pyright: ignore[reportArgumentType]
+        return Bounds(valid.any(-1), *extremes(self.positions), *extremes(self.segment_ids), hidden)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["query", "key", "key_lengths"],
-    meta_fields=["spec", "offset"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HopMask:
     """The mask of one block of queries against one block of keys, as a kernel takes it.
@@ -148,18 +134,17 @@ class HopMask:
         for all of them.
     """
 
-    spec: MaskSpec
+    spec: MaskSpec = field(metadata={"static": True})
     query: TokenLabels
     key: TokenLabels
-    offset: int = 0
+    offset: int = field(default=0, metadata={"static": True})
     key_lengths: jax.Array | None = None
 
     @property
     def trivial(self) -> bool:
         """Whether, statically, every query attends to every key."""
-        labels = self.query
-        labelled = labels.positions is not None or labels.segment_ids is not None
-        return not self.spec.by_position and not labelled and self.key_lengths is None
+        labels = (self.query.positions, self.query.segment_ids, self.key_lengths)
+        return not self.spec.by_position and all(label is None for label in labels)
 
     def placed(self, queries: int, keys: int) -> "HopMask":
         """The same mask of ``queries`` x ``keys`` tokens with all that it depends on in their labels."""
@@ -186,33 +171,26 @@ class HopMask:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
         allowed = _valid(self.query)[..., :, None] & _valid(self.key)[..., None, :]
         if self.spec.by_position:
-            query, key = _both(self.query.positions, self.key.positions)
+            query, key = both_labels(self.query.positions, self.key.positions)
             allowed &= self.spec.admits(query[..., :, None], key[..., None, :])
         if self.query.segment_ids is not None:
-            query, key = _both(self.query.segment_ids, self.key.segment_ids)
+            query, key = both_labels(self.query.segment_ids, self.key.segment_ids)
             allowed &= key[..., None, :] == query[..., :, None]
         for first, end in self.key.hidden or ():
-            query, _ = _both(self.query.positions, self.key.positions)
+            query, _ = both_labels(self.query.positions, self.key.positions)
             row = query[..., :, None]
             allowed &= (row < first[..., None, :]) | (row >= end[..., None, :])
         return allowed
 
     def reachable(self, query: Bounds, key: Bounds) -> jax.Array:
-        """Whether anything may attend between chunks of these bounds.
+        """Whether anything may attend between chunks of these bounds [..., B], which broadcast.
 
         A few comparisons a pair of chunks. False means that nothing attends; True may be said of a
         pair whose ranges overlap though no two labels in them meet.
-
-        Args:
-          query: bounds [..., B] of query chunks.
-          key: bounds [..., B] of key chunks; the leading axes broadcast.
-
-        Returns:
-          bool, of the axes of the bounds.
         """
         reachable = query.any_valid & key.any_valid
         if self.spec.by_position:
-            key_low, query_high = _both(key.position_low, query.position_high)
+            key_low, query_high = both_labels(key.position_low, query.position_high)
             near = jnp.bool_(True)
             if self.spec.causal:
                 near &= key_low <= query_high
@@ -220,24 +198,24 @@ class HopMask:
                 near &= self.nearer(self.spec.window, query, key)
             reachable &= near | (key_low < self.spec.prefix)
         if query.segment_low is not None:
-            query_low, key_low = _both(query.segment_low, key.segment_low)
-            query_high, key_high = _both(query.segment_high, key.segment_high)
+            query_low, key_low = both_labels(query.segment_low, key.segment_low)
+            query_high, key_high = both_labels(query.segment_high, key.segment_high)
             reachable &= (key_low <= query_high) & (query_low <= key_high)
         for first, end in key.hidden:
-            query_low, query_high = _both(query.position_low, query.position_high)
+            query_low, query_high = both_labels(query.position_low, query.position_high)
             reachable &= (query_low < first) | (query_high >= end)
         return reachable
 
     def nearer(self, window: jax.Array | int, query: Bounds, key: Bounds) -> jax.Array:
         """Whether queries of a chunk may be nearer than ``window`` to keys of another; see ``reachable``."""
-        query_low, key_low = _both(query.position_low, key.position_low)
-        query_high, key_high = _both(query.position_high, key.position_high)
+        query_low, key_low = both_labels(query.position_low, key.position_low)
+        query_high, key_high = both_labels(query.position_high, key.position_high)
         near = query_low - key_high < window
         return near if self.spec.causal else near & (key_low - query_high < window)
 
 
 def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
-    """The ``hidden_rows`` of keys that are visible to the rows from ``first`` to before ``end``.
+    """The ``hidden_rows`` of keys [..., 4] that are visible to the rows from ``first`` to before ``end``.
 
     With key s at position s, any of these takes O(T) numbers:
 
@@ -251,20 +229,16 @@ def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
         window and global tokens      yes       0                        T for a global token,
                                                                            else s + window
 
-    FlashMask (arXiv 2410.01359) describes masks by the ranges that are hidden, as ``attention`` takes them.
-
-    Args:
-      first, end: int, one number for each key in any shape [...].
-
-    Returns:
-      int32 [..., 4]: two ranges, before ``first`` and from ``end`` on.
+    FlashMask (arXiv 2410.01359) describes masks by the ranges that are hidden, as ``attention`` takes them:
+    here two, before ``first`` and from ``end`` on.
     """
     first, end = jnp.broadcast_arrays(jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32))
     last = jnp.full_like(end, jnp.iinfo(jnp.int32).max)
     return jnp.stack((jnp.zeros_like(first), first, end, last), axis=-1)
 
 
-def _both(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def both_labels(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Labels that queries and keys both have."""
     if query is None or key is None:
         raise ValueError("queries and keys must have the same labels, and positions where the mask is causal")
     return query, key

@@ -1,18 +1,22 @@
-"""Plans one call of ``attention``: mesh axes, strategy, layout and kernel, before anything is computed."""
+"""Plans one call of ``attention``, before anything is computed, and runs it as planned.
 
+A plan is the mesh axes, the strategy, the layout and the kernel.
+"""
+
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from agentic_ring.attention.choose_strategy import Choice, choose_strategy, refusal
-from agentic_ring.attention.cost_model import Shapes, ulysses_degree
+from agentic_ring.attention.choose_strategy import Choice, Shapes, choose_strategy, refusal, ulysses_degree
 from agentic_ring.attention.inputs import AttentionInputs, AttentionOptions
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.ring.balance import balanced_layout
-from agentic_ring.attention.ring.layout import chunk_run, padded_length
+from agentic_ring.attention.ring.collectives import RingAxis
+from agentic_ring.attention.ring.layout import balanced_layout, chunk_run, padded_length
 from agentic_ring.attention.strategies import ShardedAttention
 from agentic_ring.errors import ArgumentError, MeshError
 from agentic_ring.mesh import ShardingRules, mesh_platform, shared_axes
@@ -20,21 +24,16 @@ from agentic_ring.mesh import ShardingRules, mesh_platform, shared_axes
 
 @dataclass(frozen=True)
 class Placement:
-    """Mesh axes of more than one device, by what is spread over them; all empty without a mesh.
+    """Mesh axes of more than one device, by what is spread over them; all empty without a mesh."""
 
-    Attributes:
-      mesh: None where there is none: everything runs on one device.
-      batch: axes of the batch.
-      sequence: axes of the sequence, outermost first; none where each device works on whole sequences.
-      heads: axes of the query heads.
-      key_heads: axes of the key heads: ``heads``, or none where all query heads share one.
-    """
-
-    mesh: Mesh | AbstractMesh | None = None
-    batch: tuple[str, ...] = ()
-    sequence: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    key_heads: tuple[str, ...] = ()
+    mesh: Mesh | AbstractMesh | None
+    """None where everything runs on one device."""
+    batch: tuple[str, ...]
+    sequence: tuple[str, ...]
+    """Outermost first; none where each device works on whole sequences."""
+    heads: tuple[str, ...]
+    key_heads: tuple[str, ...]
+    """``heads``, or none where all query heads share one key head."""
 
     @property
     def ring(self) -> int:
@@ -73,8 +72,8 @@ class Placement:
             "v": keys_spec,
             **{name: PartitionSpec(self.heads) for name in ("sinks", "slopes", "windows")},
             "expansion": jax.tree.map(lambda _: PartitionSpec(None, self.heads), inputs.expansion),
-            "query": inputs.query.map(labels_spec),
-            "key": inputs.key.map(labels_spec),
+            "query": jax.tree.map(labels_spec, inputs.query),
+            "key": jax.tree.map(labels_spec, inputs.key),
             "dropout_key": PartitionSpec(),
         }
         specs |= {name: None for name in specs if getattr(inputs, name) is None}
@@ -95,28 +94,24 @@ class Plan:
 
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
-        sharded, options = self.sharded, self.sharded.options
+        sharded, schedule = self.sharded, self.sharded.options.schedule
+        permuted, ring = sharded.options.permuted, self.placement.ring
         return padded_length(
-            length,
-            self.placement.ring,
-            sharded.layout,
-            schedule=options.schedule,
-            ulysses=sharded.ulysses,
-            permuted=options.permuted,
+            length, ring, sharded.layout, schedule=schedule, ulysses=sharded.ulysses, permuted=permuted
         )
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
-        mesh, layout = self.placement.mesh, self.sharded.layout
+        mesh, ring, layout = self.placement.mesh, self.placement.ring, self.sharded.layout
         devices = 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in rules.sequence)
-        if devices != self.placement.ring and layout != "contiguous":
+        if devices != ring and layout != "contiguous":
             raise ArgumentError(
                 f"permuted=True says that the sequence lies in {layout} order over {devices} devices, but "
                 "each works on whole sequences here (strategy local); pass positions, or another strategy"
             )
         for length in lengths:
-            if self.placement.ring > 1 and self.padded(length) != length:
-                ring, schedule = self.placement.ring, self.sharded.options.schedule
+            if ring > 1 and self.padded(length) != length:
+                schedule = self.sharded.options.schedule
                 needed = padded_length(length, ring, layout, schedule=schedule)
                 raise ArgumentError(
                     f"permuted=True with {length} tokens, which do not spread evenly over {ring} devices in "
@@ -138,14 +133,9 @@ class Decision:
 def decide(
     inputs: AttentionInputs, options: AttentionOptions, mesh: Mesh | AbstractMesh | None, rules: ShardingRules
 ) -> Decision:
-    """Decides how a call runs; only shapes and dtypes of the inputs matter.
+    """Decides how a call runs, with the arguments and errors of ``attention``.
 
-    Args:
-      inputs: arrays, or descriptions of their shapes and dtypes.
-      options, mesh, rules: as in ``attention``.
-
-    Raises:
-      ArgumentError, MeshError, UnknownNameError: as in ``attention``.
+    Only shapes and dtypes of the inputs matter.
     """
     q, k, mask = inputs.q, inputs.k, options.mask
     placement = place(mesh, rules, q.shape, k.shape, options.strategy)
@@ -163,18 +153,18 @@ def decide(
         itemsize=q.dtype.itemsize,
         permuted=permuted and inputs.query.positions is None,
     )
-    if options.strategy == "auto":
-        choice = choose_strategy(shapes, mask, platform)
-    else:
-        choice = Choice(options.strategy, "asked for")
+    choice = (
+        Choice(options.strategy, "asked for")
+        if options.strategy != "auto"
+        else choose_strategy(shapes, mask, platform)
+    )
     if (why := refusal(shapes, choice.strategy)) is not None:
         raise MeshError(f'strategy is "{choice.strategy}" but {why}; choose another strategy or mesh')
     layout = options.layout
     if layout == "auto":
-        given = options.permuted or inputs.query.positions is not None
-        labels = inputs.query.segment_ids is not None or inputs.key.hidden is not None
         layout = "contiguous"
-        if not given and shapes.ring > 1:
+        if shapes.ring > 1 and not options.permuted and inputs.query.positions is None:
+            labels = inputs.query.segment_ids is not None or inputs.key.hidden is not None
             layout = balanced_layout(mask, labels, shapes.ring, shapes.tokens, platform)
     sharded = ShardedAttention(
         replace(options, strategy=choice.strategy, layout=layout),
@@ -199,11 +189,9 @@ def place(
     k_shape: tuple[int, ...],
     strategy: str,
 ) -> Placement:
-    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh.
+    """Places q [B, T, N, H] and k [B, S, K, H] on a mesh, that of ``jax.set_mesh`` if None.
 
-    Args:
-      mesh: the mesh, or None for the one of ``jax.set_mesh``.
-      strategy: "local" keeps sequences whole, and so does "auto" where T and S differ.
+    Sequences stay whole under the strategy "local", and under "auto" where T and S differ.
 
     Raises:
       MeshError: the mesh cannot be used here, has no ring although one is asked for, or does not
@@ -214,8 +202,8 @@ def place(
     batch, sequence, heads = (
         tuple(axis for axis in axes if axis in sizes) for axes in (rules.batch, rules.sequence, rules.heads)
     )
-    asked = strategy not in ("auto", "local")
-    if asked and (mesh is None or not set(rules.sequence) <= set(mesh.axis_names)):
+    names = () if mesh is None else mesh.axis_names
+    if strategy not in ("auto", "local") and not set(rules.sequence) <= set(names):
         raise MeshError(
             f'strategy is "{strategy}" but the mesh has no axis {" x ".join(map(repr, rules.sequence))}: '
             "pass mesh=make_mesh(...), call inside jax.set_mesh(make_mesh(...)), or name the axis of your "
@@ -224,9 +212,17 @@ def place(
     if strategy == "local" or (strategy == "auto" and q_shape[1] != k_shape[1]):
         sequence = ()
     key_heads = heads if k_shape[2] > 1 else ()
-    _check_divides("batch of q", q_shape[0], batch, sizes)
-    _check_divides("heads of q", q_shape[2], heads, sizes)
-    _check_divides("heads of k", k_shape[2], key_heads, sizes)
+    for what, size, axes in (
+        ("batch of q", q_shape[0], batch),
+        ("heads of q", q_shape[2], heads),
+        ("heads of k", k_shape[2], key_heads),
+    ):
+        devices = math.prod(sizes[axis] for axis in axes)
+        if size % devices:
+            raise MeshError(
+                f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
+                f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
+            )
     return Placement(mesh, batch, sequence, heads, key_heads)
 
 
@@ -253,10 +249,65 @@ def _usable_mesh(mesh: Mesh | AbstractMesh | None, rules: ShardingRules) -> Mesh
     return mesh if ambient.empty else ambient
 
 
-def _check_divides(what: str, size: int, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
-    devices = math.prod(sizes[axis] for axis in axes)
-    if size % devices:
-        raise MeshError(
-            f"the {what} is {size}, which does not divide over the {devices} devices of the mesh axes "
-            f"{' x '.join(axes)}; make it a multiple of {devices} or choose another mesh"
+@functools.partial(jax.jit, static_argnums=0)
+def run(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    """Runs a planned call: pads the inputs, shards them over the mesh, attends, and undoes both.
+
+    Under jit, so that the layers of a model share one trace and a call outside jit runs as one program.
+    """
+    if not plan.placement.explicit:
+        return _run_sharded(plan, inputs)
+    # What follows leaves shardings to the compiler, so the explicit axes are automatic for a while.
+    sharding: Any = jax.typeof(inputs.q).sharding
+    if plan.sharded.options.return_logsumexp:
+        sharding = sharding, sharding.update(spec=PartitionSpec(*sharding.spec[:3]))
+    run: Any = jax.sharding.auto_axes(functools.partial(_run_sharded, plan), out_sharding=sharding)
+    return run(inputs)
+
+
+def _run_sharded(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    place = plan.placement
+    if place.mesh is None:
+        return _run_on_device(plan, inputs)
+    length = inputs.q.shape[1]
+    inputs = _padded(plan, inputs)
+    spec, both = place.queries_spec, plan.sharded.options.return_logsumexp
+    output = jax.shard_map(
+        functools.partial(_run_on_device, plan),
+        mesh=place.mesh if isinstance(place.mesh, Mesh) else None,  # an abstract mesh is the ambient one
+        in_specs=(place.input_specs(inputs),),
+        out_specs=(spec, PartitionSpec(*spec[:3])) if both else spec,
+    )(inputs)
+    return jax.tree.map(lambda x: x[:, :length] if length != inputs.q.shape[1] else x, output)
+
+
+def _run_on_device(plan: Plan, inputs: AttentionInputs) -> jax.Array:
+    place = plan.placement
+
+    def first(axes: tuple[str, ...], size: int) -> jax.Array:
+        return jnp.int32(jax.lax.axis_index(axes) * size if axes else 0)
+
+    first_row, first_head = first(place.batch, inputs.q.shape[0]), first(place.heads, inputs.q.shape[2])
+    state = plan.sharded.attend_whole_sequence(RingAxis.over(place.sequence), inputs, first_row, first_head)
+    return tuple(state) if plan.sharded.options.return_logsumexp else state.output  # pyright: ignore[reportReturnType]
+
+
+def _padded(plan: Plan, inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with padding tokens at the end, so that both lengths spread evenly over the devices."""
+    queries, keys = inputs.q.shape[1], inputs.k.shape[1]
+    q_padding, k_padding = plan.padded(queries) - queries, plan.padded(keys) - keys
+    query, key, mask = inputs.query, inputs.key, plan.sharded.options.mask
+    counted = query.positions is None and queries == keys
+    padding_is_later = counted and mask.causal and mask.prefix <= queries  # no query would attend to it
+    if k_padding and not padding_is_later and query.positions is None and query.segment_ids is None:
+        # Only labels can be padded: one segment for all tokens.
+        query, key = (
+            replace(labels, segment_ids=jnp.zeros((1, length), jnp.int32))
+            for labels, length in ((query, queries), (key, keys))
         )
+
+    def pad(x: jax.Array, amount: int) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, amount), (0, 0), (0, 0))) if amount else x
+
+    arrays = {"q": pad(inputs.q, q_padding), "k": pad(inputs.k, k_padding), "v": pad(inputs.v, k_padding)}
+    return replace(inputs, **arrays, query=query.pad(q_padding), key=key.pad(k_padding))

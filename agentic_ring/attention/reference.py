@@ -28,20 +28,10 @@ def reference_attention(
     dropout_key: jax.Array | None = None,
     return_logsumexp: bool = False,
 ) -> jax.Array:
-    """Attention with the whole score matrix, differentiated by JAX, on one device.
+    """``attention`` by the whole score matrix, differentiated by JAX, on one device, with its arguments.
 
-    Computes in float64 where the inputs are float64 (under ``jax.enable_x64``), else in float32.
-
-    Args:
-      q: queries [B, T, N, H].
-      k: keys [B, S, K, H], N a multiple of K: query head n attends to key head n // (N / K).
-      v: values [B, S, K, V].
-      mask: static part of the mask.
-      positions: int [B, T], or a (query, key) pair; counted from 0 where absent.
-      segment_ids: int [B, T], or a (query, key) pair.
-      scale: factor of the scores; 1 / sqrt(H) where absent.
-      hidden_rows, soft_cap, sinks, alibi_slopes, head_windows, return_logsumexp: see ``attention``.
-      dropout_rate, dropout_key: likewise; which probabilities are dropped follows the same hash of positions.
+    Computes in float64 where the inputs are float64 (under ``jax.enable_x64``), else in float32. Which
+    probabilities are dropped follows the same hash of positions.
 
     Returns:
       [B, T, N, V] in the dtype of the computation. A row with nothing to attend to is exactly 0, and so are

@@ -1,18 +1,15 @@
 """Scores from products of queries and keys: scale, soft cap, terms of each head; and dropout."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.mask import HopMask, TokenLabels, both_labels
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["seed", "first_row", "first_head"], meta_fields=["rate"]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Dropout:
     """Probabilities that are set to 0, the others divided by 1 - rate.
@@ -23,13 +20,11 @@ class Dropout:
     same position and segment id drop the same.
 
     Attributes:
-      rate: share of the probabilities that is dropped, static.
       seed: uint32 [2].
-      first_row: int32 scalar, the row of the whole batch that this device's first row is.
-      first_head: int32 scalar, likewise for the query heads.
+      first_row, first_head: int32, of this device in the whole batch and among all query heads.
     """
 
-    rate: float
+    rate: float = field(metadata={"static": True})
     seed: jax.Array
     first_row: jax.Array
     first_head: jax.Array
@@ -44,19 +39,14 @@ class Dropout:
         return cls(rate, jax.random.bits(key, (2,), jnp.uint32), first_row, first_head)
 
     def factors(self, pair: HopMask, rows: jax.Array, heads: jax.Array) -> jax.Array:
-        """What the probabilities of one chunk pair are multiplied by, 0 or 1 / (1 - rate).
+        """What the probabilities of one chunk pair are multiplied by, 0 or 1 / (1 - rate), [B, G, T, S].
 
-        Args:
-          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
-          rows: int32 [B], of this device's batch.
-          heads: int32 [B, G], of this device's query heads.
-
-        Returns:
-          float32 [B, G, T, S].
+        The labels of the ``pair``, [B, T] and [B, S] (or [1, T] and [1, S]), have positions. Rows [B] and
+        query heads [B, G] are counted on this device.
         """
         stream = _mix(_words(self.first_row + rows) + self.seed[0])
         stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
-        query, key = (_label_words(labels.positions, labels.segment_ids) for labels in (pair.query, pair.key))
+        query, key = _label_words(pair.query), _label_words(pair.key)
         query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
         key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
         # With the query's word once more: in t ^ s only, three corners of a rectangle give the fourth.
@@ -80,13 +70,12 @@ def _words(x: jax.Array) -> jax.Array:
     return x.astype(jnp.uint32)
 
 
-def _label_words(positions: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
+def _label_words(labels: TokenLabels) -> jax.Array:
     """One word [B, T] for a token's labels."""
-    if positions is None:
-        raise ValueError("dropout needs positions")
+    assert labels.positions is not None, "dropout needs positions"
     # Without segment ids as with one segment, so that padding, which is marked by them, changes nothing.
-    segments = jnp.uint32(0) if segment_ids is None else _words(segment_ids)
-    return _mix(_mix(_words(positions)) ^ segments)
+    segments = jnp.uint32(0) if labels.segment_ids is None else _words(labels.segment_ids)
+    return _mix(_mix(_words(labels.positions)) ^ segments)
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -96,26 +85,20 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["slopes", "windows", "dropout"],
-    meta_fields=["scale", "soft_cap"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scores:
     """What a kernel applies before and after the softmax.
 
     Attributes:
-      scale: the product is multiplied by it.
-      soft_cap: then scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
+      soft_cap: scaled scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
       slopes: float [N] of this device's query heads; then slope * distance of the two tokens is taken off
         (arXiv 2108.12409).
       windows: int32 [N], likewise: a query attends only to keys nearer than the window of its head.
-      dropout: dropout of the probabilities.
     """
 
-    scale: float
-    soft_cap: float | None = None
+    scale: float = field(metadata={"static": True})
+    soft_cap: float | None = field(default=None, metadata={"static": True})
     slopes: jax.Array | None = None
     windows: jax.Array | None = None
     dropout: Dropout | None = None
@@ -139,20 +122,13 @@ class Scores:
         return replace(self, dropout=replace(self.dropout, first_row=first_row, first_head=first_head))
 
     def head_terms(self, pair: HopMask, heads: jax.Array) -> jax.Array | None:
-        """What is added to the scores of one chunk pair, by head; -inf outside the window of the head.
+        """What is added to the scores of one chunk pair, [B, G, T, S], or None; see ``Dropout.factors``.
 
-        Args:
-          pair: its mask, whose labels [B, T] and [B, S] (or [1, T] and [1, S]) have positions.
-          heads: int32 [B, G], of this device's query heads.
-
-        Returns:
-          [B, G, T, S], or None where nothing is added.
+        It is -inf outside the window of the head.
         """
         if self.slopes is None and self.windows is None:
             return None
-        query, key = pair.query.positions, pair.key.positions
-        if query is None or key is None:
-            raise ValueError("slopes and windows of heads need positions")
+        query, key = both_labels(pair.query.positions, pair.key.positions)
         distance = jnp.abs(query[:, None, :, None] - key[:, None, None, :])
 
         def of_head(x: jax.Array) -> jax.Array:
@@ -162,12 +138,8 @@ class Scores:
         return terms if self.windows is None else jnp.where(distance < of_head(self.windows), terms, -jnp.inf)
 
     def from_products(self, products: jax.Array) -> jax.Array:
-        """Scores of products q . k."""
-        return self.capped(products * self.scale)
-
-    def capped(self, scores: jax.Array) -> jax.Array:
-        """Scores of scaled products: under the soft cap, where there is one."""
-        return soft_capped(scores, self.soft_cap)
+        """Scores of products q . k: scaled, and under the soft cap."""
+        return soft_capped(products * self.scale, self.soft_cap)
 
     def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
         """The gradient of the products, given that of the scores and the scores, unmasked."""

@@ -16,31 +16,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.inputs import AttentionInputs, AttentionOptions, Layout
-from agentic_ring.attention.kernels.interface import Kernel
+from agentic_ring.attention.kernels.interface import Kernel, SoftmaxState
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.derivative import Route, attend_to_all_blocks
 from agentic_ring.attention.ring.hop import Hop
 from agentic_ring.attention.ring.layout import from_layout, inverse_order, order, shard_order, to_layout
 from agentic_ring.attention.ring.transport import AllGather, DoubleRing, Neighbours, Ring, Transport
 from agentic_ring.attention.scores import Dropout, Scores
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError
 
 
 @dataclass(frozen=True)
 class ShardedAttention:
-    """Attention over a sequence that is sharded over devices: everything static about it.
-
-    Attributes:
-      options: the options of the call; neither strategy nor layout is "auto".
-      inner: size of the inner rings of a double ring; 1 for a plain one.
-      ulysses: devices that exchange heads for tokens; 1 for none.
-    """
+    """Attention over a sequence that is sharded over devices: everything static about it."""
 
     options: AttentionOptions
+    """Neither strategy nor layout is "auto"."""
     kernel: Kernel
     inner: int = 1
+    """Size of the inner rings of a double ring; 1 for a plain one."""
     ulysses: int = 1
+    """Devices that exchange heads for tokens; 1 for none."""
 
     @property
     def layout(self) -> Layout:
@@ -56,13 +52,9 @@ class ShardedAttention:
     def attend_whole_sequence(
         self, axis: RingAxis, inputs: AttentionInputs, first_row: jax.Array, first_head: jax.Array
     ) -> SoftmaxState:
-        """Attention of this device's queries to the whole sequence.
+        """Attention of this device's queries to the whole sequence, which the devices of ``axis`` share.
 
-        Args:
-          axis: the devices that share the sequence.
-          inputs: this device's shards.
-          first_row: row of the whole batch that this device's first row is; for dropout.
-          first_head: index among all query heads of this device's first one; for dropout.
+        Dropout counts this device's rows and query heads from ``first_row`` and ``first_head``.
 
         Returns:
           (output [B, T, N, V] in q's dtype, logsumexp [B, T, N] in its ``state_dtype``).
@@ -91,18 +83,17 @@ class ShardedAttention:
         copies = max(1, self.ulysses // inputs.k.shape[2])
         k, v = (jnp.repeat(x, copies, axis=2) for x in (inputs.k, inputs.v))
         q, k, v = (inner.all_to_all(x, split_axis=2, concat_axis=1) for x in (inputs.q, k, v))
-        labels = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
-        query, key = labels
+        query, key = jax.tree.map(lambda x: _joined(inner.all_gather(x)), (inputs.query, inputs.key))
         joined = AttentionInputs(q, k, v, query=query, key=key)
         weights: dict[str, Any] = {"sinks": sinks, "expansion": expansion}
-        if not permuted or self.ulysses < axis.size:
-            state = self._attend_in_layout(outer, replace(joined, **weights), scores)
-        else:
+        if permuted and self.ulysses == axis.size:
             # Each device has the whole sequence, so that its order is known and no mask needs positions.
             places = order(self.given, q.shape[1], axis.size)
             joined = jax.tree.map(lambda x: _permuted(x, inverse_order(places)), joined)
             state = self._attend_in_layout(outer, replace(joined, **weights), scores)
             state = jax.tree.map(lambda x: _permuted(x, places), state)
+        else:
+            state = self._attend_in_layout(outer, replace(joined, **weights), scores)
         return jax.tree.map(lambda x: inner.all_to_all(x, split_axis=1, concat_axis=2), state)
 
     def _attend_in_layout(self, axis: RingAxis, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
@@ -130,9 +121,8 @@ class ShardedAttention:
         if self.options.strategy == "all_gather":
             return AllGather(axis)
         # Whether a device's queries have the same positions as its keys.
-        aligned = (
-            self.layout == "contiguous" and inputs.query.positions is None and inputs.q.shape[1] == block
-        )
+        aligned = self.layout == "contiguous" and inputs.query.positions is None
+        aligned = aligned and inputs.q.shape[1] == block
         if mask.window is not None and aligned and not mask.prefix:
             before = -(-(mask.window - 1) // block)
             after = 0 if mask.causal else before

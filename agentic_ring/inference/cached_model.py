@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, cache_specs, empty_cache
-from agentic_ring.attention.cache.storage import CacheDtype
+from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.extras import needs_extra
 from agentic_ring.mesh import ShardingRules, batch_shards, devices_along
 from agentic_ring.models.transformer_config import TransformerConfig

@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import KVCache, first_row, grown, slots_needed
-from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT
-from agentic_ring.attention.cache.storage import CacheDtype
+from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CacheDtype
 from agentic_ring.data.store import Scaling
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.cached_model import CachedModel, array_bytes, new_cache, program

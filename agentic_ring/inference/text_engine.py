@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
-from agentic_ring.attention.cache.storage import CacheDtype
+from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference.cached_model import array_bytes
 from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size

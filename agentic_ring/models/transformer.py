@@ -18,8 +18,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.cache import CachedAttentionInputs, CachedLayer, KVCache, append, append_blocks
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
-from agentic_ring.attention.cache.decode import attend_new_tokens
+from agentic_ring.attention.cache.cached_attention import attend_chunk, attend_new_tokens
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import constrain

@@ -24,10 +24,10 @@ from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
 from agentic_ring.attention import Layout, MaskSpec, Strategy, attention, order
 from agentic_ring.attention.cache import CachedAttentionInputs, CachedLayer, cache_specs
-from agentic_ring.attention.cache.decode import attend_new_tokens
-from agentic_ring.attention.cache.storage import CacheDtype, Stored, empty, store_like
+from agentic_ring.attention.cache.cached_attention import attend_new_tokens
+from agentic_ring.attention.cache.kv_cache import CacheDtype, Stored, empty, store_like
 from agentic_ring.attention.kernels.registry import select_kernel
-from agentic_ring.attention.ring.balance import imbalance, tile_counts
+from agentic_ring.attention.ring.layout import imbalance, tile_counts
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory, check_memory
 from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention import MaskSpec
-from agentic_ring.attention.kernels.interface import Kernel, Saved
+from agentic_ring.attention.kernels.interface import Kernel, Saved, SoftmaxState
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.ring.hop import Block, Hop, Origin, Queries, Sums
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState
 
 
 @dataclass(frozen=True)

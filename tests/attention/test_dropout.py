@@ -9,6 +9,7 @@ from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.attention.mask import HopMask, TokenLabels
 from agentic_ring.attention.scores import Dropout
 from agentic_ring.mesh import MeshShape, make_mesh
+from tests.attention.oracle import exact, random_arrays
 
 RATE = 0.3
 ROWS, HEADS, TOKENS = 2, 3, 256
@@ -67,14 +68,13 @@ def test_a_row_has_its_number_in_the_whole_batch():
 
 
 def test_the_same_on_any_mesh_strategy_layout_and_kernel():
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 4, 64, 8, 8))
+    arrays = random_arrays((4, 64, 8, 8), (4, 64, 8, 8))
     options = {"dropout_rate": RATE, "dropout_key": jax.random.key(7)}
-    want = attention(q, k, v, **options)
-    assert np.abs(np.asarray(want - attention(q, k, v))).max() > 0.1
-    for shape, strategy, layout in (
-        (MeshShape(data=2, ring=4), "ulysses_ring", "striped"),
-        (MeshShape(ring=2, tensor=4), "ring", "zigzag"),
+    want = exact(arrays, **options).output
+    assert np.abs(want - exact(arrays).output).max() > 0.1
+    for shape, how in (
+        (MeshShape(data=2, ring=4), {"strategy": "ulysses_ring", "layout": "striped"}),
+        (MeshShape(ring=2, tensor=4), {"strategy": "ring", "layout": "zigzag", "kernel": "vanilla"}),
     ):
-        got = attention(q, k, v, mesh=make_mesh(shape), strategy=strategy, layout=layout, **options)
+        got = attention(*arrays[:3], mesh=make_mesh(shape), **how, **options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(attention(q, k, v, kernel="vanilla", **options), want, rtol=2e-5, atol=2e-6)

@@ -35,18 +35,7 @@ SHORT = {"tokens": 64, "dtype": "float32"}
     ("options", "strategy", "others"),
     [
         ({}, "ring", {"local": "work of all", "ulysses": "times ring", "ulysses_ring": "two mesh axes"}),
-        (SHORT, "ulysses", {"ring": "times ulysses"}),
-        (
-            SHORT | {"heads": 3},
-            "all_gather",
-            {"ring": "times all_gather", "ulysses": "3 query and 3 key heads"},
-        ),
-        (
-            SHORT | {"heads": 3, "batch": 200_000},
-            "ring",
-            {"all_gather": "GiB per device", "ulysses_ring": "cannot serve"},
-        ),
-        ({"mask": MaskSpec(window=9)}, "ring", {"all_gather": "the window needs few"}),
+        (SHORT | {"heads": 3}, "all_gather", {"ring": "times all_gather", "ulysses": "3 query and 3 key"}),
         ({"shape": MeshShape(data=8), "batch": 8}, "local", dict.fromkeys(STRATEGIES[1:], "whole")),
         ({"strategy": "local"}, "local", {"ring": '"auto" takes it', "ulysses": "times ring"}),
     ],
@@ -61,15 +50,13 @@ def test_the_strategy_and_why_no_other(options, strategy, others):
 
 def test_the_estimates_and_the_choice_of_a_platform(monkeypatch):
     monkeypatch.setattr(plan, "mesh_platform", lambda mesh: "gpu")
-    explanation = explained()
-    assert explanation.decision.choice.strategy == "ulysses"
-    times = {strategy: estimate.total for strategy, estimate in explanation.estimates.items()}
-    assert min(times, key=times.__getitem__) == "ulysses"
-    assert set(times) == {"ring", "all_gather", "ulysses", "ulysses_ring"}
-    assert "ulysses" not in explained(heads=3).estimates
-    assert not explained(mask=MaskSpec(window=9)).estimates
     # Also of a sequence in zigzag order already, as the models pass it.
-    assert explained(layout="zigzag", permuted=True).decision.choice.strategy == "ulysses"
+    for options in ({}, {"layout": "zigzag", "permuted": True}):
+        explanation = explained(**options)
+        assert explanation.decision.choice.strategy == "ulysses"
+        times = {strategy: estimate.total for strategy, estimate in explanation.estimates.items()}
+        assert min(times, key=times.__getitem__) == "ulysses"
+        assert set(times) == {"ring", "all_gather", "ulysses", "ulysses_ring"}
 
 
 def test_the_call_takes_what_was_explained(caplog):

@@ -55,9 +55,10 @@ def assert_close(got, want):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), got, want)
 
 
-@pytest.mark.parametrize("shape", [None, MESH], ids=str)
-@pytest.mark.parametrize("mask", [CAUSAL, None], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("problem", [nnx_loss, linen_loss])
+@pytest.mark.parametrize(
+    ("problem", "mask", "shape"),
+    [(nnx_loss, None, None), (nnx_loss, CAUSAL, MESH), (linen_loss, CAUSAL, None), (linen_loss, None, MESH)],
+)
 def test_self_attention_and_its_gradients(problem, mask, shape):
     """A call without a mask is bidirectional, as in Flax."""
     own = nnx.dot_product_attention if problem is nnx_loss else linen.dot_product_attention
@@ -67,38 +68,32 @@ def test_self_attention_and_its_gradients(problem, mask, shape):
         assert_close(differentiated(*problem(INPUTS, attention_fn=fn)), expected)
 
 
-def test_causality_is_taken_from_the_call():
-    own, ours = (nnx_module(attention_fn=fn) for fn in (nnx.dot_product_attention, attention_fn))
-    assert_close(ours(INPUTS, is_causal=True), own(INPUTS, is_causal=True))
-    assert not np.allclose(ours(INPUTS), ours(INPUTS, is_causal=True))
+IDS = jnp.arange(TOKENS)[None] // 10 + jnp.zeros((2, 1), int)
 
 
-def test_several_batch_axes():
-    inputs = jnp.stack((INPUTS, INPUTS[::-1] + 1, -INPUTS))
-    own = nnx_module(attention_fn=nnx.dot_product_attention)(inputs)
-    with jax.set_mesh(make_mesh(MESH)):
-        assert_close(nnx_module(attention_fn=attention_fn)(inputs), own)
-
-
-def test_packed_sequences():
-    ids = jnp.arange(TOKENS)[None] // 10 + jnp.zeros((2, 1), int)
-    mask = linen.combine_masks(CAUSAL, linen.make_attention_mask(ids, ids, jnp.equal))
-    own = nnx_module(attention_fn=nnx.dot_product_attention)(INPUTS, mask=mask)
-    assert_close(nnx_module(attention_fn=partial(causal_fn, segment_ids=ids))(INPUTS), own)
-
-
-def test_cross_attention():
-    keys = INPUTS[:, :10]
-    own = nnx_module(attention_fn=nnx.dot_product_attention)(INPUTS, keys)
-    assert_close(nnx_module(attention_fn=attention_fn)(INPUTS, keys), own)
-    with pytest.raises(ArgumentError, match="query has 24 tokens and key has 10"):
-        nnx_module()(INPUTS, keys)
+@pytest.mark.parametrize(
+    ("arrays", "fn", "call", "mask"),
+    [
+        ((INPUTS,), attention_fn, {"is_causal": True}, CAUSAL),
+        ((jnp.stack((INPUTS, INPUTS[::-1] + 1, -INPUTS)),), attention_fn, {}, None),
+        (
+            (INPUTS,),
+            partial(causal_fn, segment_ids=IDS),
+            {},
+            linen.combine_masks(CAUSAL, linen.make_attention_mask(IDS, IDS, jnp.equal)),
+        ),
+        ((INPUTS, INPUTS[:, :10]), attention_fn, {}, None),
+    ],
+    ids=["causal by the call", "batch axes", "packed", "cross"],
+)
+def test_calls_of_a_module(arrays, fn, call, mask):
+    own = nnx_module(attention_fn=nnx.dot_product_attention)(*arrays, mask=mask)
+    assert_close(nnx_module(attention_fn=fn)(*arrays, **call), own)
 
 
 def test_dtypes():
     assert nnx_module(dtype=jnp.bfloat16)(INPUTS).dtype == jnp.bfloat16
     query = INPUTS.reshape(2, TOKENS, HEADS, -1)
-    assert attention_fn(query, query, query, dtype=jnp.bfloat16).dtype == jnp.bfloat16
     assert attention_fn(query, query.astype(jnp.bfloat16), query).dtype == jnp.float32
 
 
@@ -118,18 +113,6 @@ def test_dropout_of_the_modules():
     assert not np.allclose(one, other)
 
 
-def test_the_rate_of_dropout():
-    # Equal scores and the identity as values: outputs are the probabilities themselves.
-    tokens, rate = 256, 0.3
-    zeros = jnp.zeros((1, tokens, 1, tokens))
-    values = jnp.eye(tokens)[None, :, None]
-    run = partial(attention_fn, zeros, zeros, values, spec=MaskSpec(causal=False), dropout_rate=rate)
-    kept = run(dropout_rng=jax.random.key(0)) * tokens * (1 - rate)
-    np.testing.assert_allclose(np.unique(np.round(kept, 4)), [0, 1])
-    assert abs(float((kept == 0).mean()) - rate) < 0.01
-    np.testing.assert_allclose(run(deterministic=True), 1 / tokens, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -143,6 +126,7 @@ def test_the_rate_of_dropout():
         ({"is_causal": True, "spec": MaskSpec(causal=False)}, "is_causal is True but spec is MaskSpec"),
         ({"dropout_rate": 0.1}, "dropout_rate is 0.1"),
         ({"key": jnp.zeros((3, TOKENS, HEADS, 8))}, r"key has shape \(3, 24, 4, 8\)"),
+        ({"key": jnp.zeros((2, 10, HEADS, 8)), "is_causal": True}, "query has 24 tokens and key has 10"),
         ({"promotion": None}, "promotion"),
     ],
 )
@@ -163,6 +147,11 @@ def test_what_the_modules_pass_is_refused_too():
 
 def test_other_options_reach_attention():
     query = jax.random.normal(jax.random.key(0), (2, TOKENS, HEADS, 8))
-    got = partial(attention_fn, spec=MaskSpec(window=5), soft_cap=2.0)(query, query, query)
-    want = attention(query, query, query, mask=MaskSpec(window=5), soft_cap=2.0)
-    np.testing.assert_array_equal(got, want)
+    options = {"soft_cap": 2.0, "dropout_rate": 0.3}
+    call = partial(attention_fn, query, query, query, spec=MaskSpec(window=5), **options)
+    for got, dropped in (
+        (call(dropout_rng=jax.random.key(1)), {"dropout_key": jax.random.key(1)}),
+        (call(deterministic=True), {"dropout_rate": 0.0}),
+    ):
+        want = attention(query, query, query, mask=MaskSpec(window=5), **options | dropped)
+        np.testing.assert_array_equal(got, want)

@@ -5,15 +5,15 @@ planted here, and experiments/results/attention_known_bugs.csv what it gives for
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import MaskSpec, attention, reference_attention
+from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
+from tests.attention.oracle import Result, differentiated, errors, exact, random_arrays
 
 EXACT = 1e-5
 """Largest error over the largest value, in float32."""
@@ -21,54 +21,22 @@ PADDING = -1
 LENGTH, RING, TILE = 64, 4, 8
 
 
-class Result(NamedTuple):
-    """Attention and its gradients; d_sinks is 0 without sinks."""
-
-    output: Any
-    dq: Any
-    dk: Any
-    dv: Any
-    d_sinks: Any
-
-
-def random_arrays(tokens: int = LENGTH, heads: int = 2) -> list[np.ndarray]:
+def row(tokens: int = LENGTH, heads: int = 2) -> list[np.ndarray]:
     """Standard normal q, k, v and gradient of the output, of one row."""
-    random = np.random.default_rng(tokens)
-    return [random.normal(size=(1, tokens, heads, 8)).astype(np.float32) for _ in range(4)]
+    return random_arrays((1, tokens, heads, 8), (1, tokens, heads, 8), seed=tokens)
 
 
-def differentiated(function, arrays, sinks, **options) -> Result:
-    *inputs, d_output = arrays
-
-    def attend(q, k, v, sinks):
-        return function(q, k, v, sinks=None if sinks.ndim == 0 else sinks, **options)
-
-    output, vjp = jax.vjp(attend, *inputs, sinks)
-    return Result(output, *vjp(d_output.astype(output.dtype)))
-
-
-def ours(arrays, ring=RING, strategy="ring", sinks=0.0, **options) -> Result:
+def ours(arrays, ring=RING, strategy="ring", **options) -> Result:
     mesh = mesh_on_first_devices(MeshShape(ring=ring))
-    run = partial(differentiated, partial(attention, mesh=mesh, strategy=strategy), **options)
-    result = jax.jit(run)(arrays, jnp.asarray(sinks, jnp.float32))
-    return Result(*(np.asarray(x, np.float64) for x in result))
+    return differentiated(partial(attention, mesh=mesh, strategy=strategy), arrays, **options)
 
 
-def exact(arrays, sinks=0.0, **options) -> Result:
-    with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (*arrays, sinks)]
-        result = differentiated(reference_attention, wide[:4], wide[4], **options)
-        return Result(*map(np.asarray, result))
+def largest_errors(arrays, ring=RING, strategy="ring", **options) -> dict[str, float]:
+    return errors(ours(arrays, ring, strategy, **options), exact(arrays, **options))
 
 
-def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference over the largest value; infinite where a value is not finite."""
-    return np.abs(got - want).max() / (np.abs(want).max() or 1.0) if np.isfinite(got).all() else np.inf
-
-
-def errors(arrays, ring=RING, strategy="ring", **options) -> Result:
-    got, want = ours(arrays, ring, strategy, **options), exact(arrays, **options)
-    return Result(*(relative_error(a, b) for a, b in zip(got, want, strict=True)))
+def assert_exact(arrays, ring=RING, **options) -> None:
+    assert max(largest_errors(arrays, ring, **options).values()) < EXACT
 
 
 def documents(*lengths: int) -> dict[str, jax.Array]:
@@ -83,7 +51,7 @@ def test_packing_ignored_or_bound_to_the_ring():
     of every packed document had to be a multiple of the ring. Here is one of a single token, and a row that
     does not divide either.
     """
-    assert max(errors(random_arrays(53), **documents(13, 1, 22, 17))) < EXACT
+    assert_exact(row(53), **documents(13, 1, 22, 17))
 
 
 def test_stale_keys_and_local_logsumexp_in_the_backward():
@@ -93,7 +61,7 @@ def test_stale_keys_and_local_logsumexp_in_the_backward():
     said so. tenstorrent/tt-metal#53205: each hop's backward used that hop's own output and logsumexp. dQ was
     9.6% and dK 14.2% off; the output and dV were exact, so only comparing dQ and dK shows it.
     """
-    assert max(errors(random_arrays())) < EXACT
+    assert_exact(row())
 
 
 def test_merge_overflows():
@@ -102,9 +70,10 @@ def test_merge_overflows():
     It is infinite in float32 once the logsumexps of two blocks lie 89 apart, and training gave NaN. Scores of
     the four blocks lie 250 to 750 apart here; those up to 500 are themselves rounded to 3e-5.
     """
-    q, k, *others = random_arrays()
+    q, k, *others = row()
     levels = np.repeat(np.array([0, 250, -250, 500], np.float32), LENGTH // RING)[:, None, None]
-    assert errors([np.full_like(q, 8**-0.25), k + levels * 8**-0.25, *others]).output < 1e-4
+    found = largest_errors([np.full_like(q, 8**-0.25), k + levels * 8**-0.25, *others])
+    assert found["output"] < 1e-4
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ulysses"])
@@ -117,7 +86,7 @@ def test_sinks_or_window_dropped(strategy):
     where heads are exchanged, so that a device needs the sinks of its heads.
     """
     options = {"sinks": np.array([1, -1, 0.5, 2], np.float32), "mask": MaskSpec(window=9)}
-    assert max(errors(random_arrays(heads=4), strategy=strategy, **options)) < EXACT
+    assert_exact(row(heads=4), strategy=strategy, **options)
 
 
 def test_error_grows_with_the_ring():
@@ -125,11 +94,11 @@ def test_error_grows_with_the_ring():
 
     The error grew with the ring; with many layers the gradients became useless while the loss looked right.
     """
-    arrays = [jnp.asarray(x, jnp.bfloat16) for x in random_arrays()]
+    arrays = [jnp.asarray(x, jnp.bfloat16) for x in row()]
     want = exact(arrays)[:4]
 
     def deviations(ring: int) -> np.ndarray:
-        got = ours(arrays, ring)[:4]
+        got = (np.asarray(x, np.float64) for x in ours(arrays, ring)[:4])
         return np.array([np.sqrt(np.mean((a - b) ** 2)) for a, b in zip(got, want, strict=True)])
 
     assert (deviations(8) / deviations(1)).max() < 1.1
@@ -140,9 +109,7 @@ def test_document_lengths_rounded_down():
 
     Of 7 tokens on a ring of 2 the last was left out, and nothing said so.
     """
-    arrays = random_arrays(10)
-    segments = {"segment_ids": jnp.asarray([[0] * 4 + [1] * 3 + [PADDING] * 3])}
-    assert max(errors(arrays, ring=2, **segments)) < EXACT
+    assert_exact(row(10), ring=2, segment_ids=jnp.asarray([[0] * 4 + [1] * 3 + [PADDING] * 3]))
 
 
 def test_odd_ring_sizes():
@@ -150,14 +117,14 @@ def test_odd_ring_sizes():
 
     On a ring of odd size the first and the last device are both even, and the ring hangs.
     """
-    assert max(errors(random_arrays(60), ring=3)) < EXACT
+    assert_exact(row(60), ring=3)
 
 
 def test_decoding_on_a_ring():
     """erfanzar/EasyDeL#120: ring attention fails in generation, where there is one query per sequence."""
-    q, k, v, d_output = random_arrays()
+    q, k, v, d_output = row()
     positions = jnp.array([[LENGTH - 1]]), jnp.arange(LENGTH)[None]
-    assert errors([q[:, -1:], k, v, d_output[:, -1:]], positions=positions).output < EXACT
+    assert_exact([q[:, -1:], k, v, d_output[:, -1:]], positions=positions)
 
 
 def test_reruns_differ():
@@ -165,7 +132,9 @@ def test_reruns_differ():
 
     The same call on the same arrays gave other bits, forward and backward.
     """
-    first, second = ours(random_arrays()), ours(random_arrays())
+    attend = partial(attention, mesh=mesh_on_first_devices(MeshShape(ring=RING)), strategy="ring")
+    run = jax.jit(partial(differentiated, attend))
+    first, second = run(row()), run(row())
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
@@ -176,7 +145,7 @@ def test_empty_rows_leak():
     same device become NaN.
     """
     segments = jnp.where(jnp.arange(LENGTH) < 11, PADDING, 0)[None]
-    assert not ours(random_arrays(), segment_ids=segments).output[0, :11].any()
+    assert not np.asarray(ours(row(), segment_ids=segments).output)[0, :11].any()
 
 
 def test_dropout_repeats_over_devices_or_differs_in_the_backward():
@@ -191,7 +160,7 @@ def test_dropout_repeats_over_devices_or_differs_in_the_backward():
     unit = np.eye(tokens, dtype=np.float32)[None, :, None]
     options = {"mask": MaskSpec(causal=False), "dropout_rate": 0.5, "dropout_key": jax.random.key(7)}
     result = ours([zeros, zeros, unit, unit], **options)
-    kept = result.output[0, :, 0] > 0
+    kept = np.asarray(result.output[0, :, 0]) > 0
     tiles = kept.reshape(RING, TILE, RING, TILE).swapaxes(1, 2).reshape(RING**2, -1)
     assert len(np.unique(tiles, axis=0)) == RING**2
-    np.testing.assert_array_equal(kept, result.dv[0, :, 0].T > 0)
+    np.testing.assert_array_equal(kept, np.asarray(result.dv[0, :, 0]).T > 0)

@@ -1,6 +1,7 @@
 """Latent attention against attention with the keys and values written out, and what it sends."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,10 @@ from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 
 B, T, N, R, H, P, V = 2, 64, 4, 12, 8, 4, 6
-SEGMENTS = jnp.asarray(np.repeat([0, 1, 2, -1], [20, 30, 10, 4]))[None]
-
-
-def arrays() -> list[jax.Array]:
-    shapes = (B, T, N, H + P), (B, T, R), (B, T, P), (R, N, H), (R, N, V), (B, T, N, V)
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+SEGMENTS = np.repeat([0, 1, 2, -1], [20, 30, 10, 4])[None]
+SHAPES = (B, T, N, H + P), (B, T, R), (B, T, P), (R, N, H), (R, N, V), (B, T, N, V)
+GENERATOR = np.random.default_rng(0)
+ARRAYS = [GENERATOR.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
 def written_out(q, latent, rotated, key_weight, value_weight, **options):
@@ -28,37 +26,43 @@ def written_out(q, latent, rotated, key_weight, value_weight, **options):
     return reference_attention(q, jnp.concatenate((keys, shared), -1), values, **options)
 
 
+def differentiated(function, *arrays, **options):
+    """The output, and the gradients of queries, latents, rotated keys and both weights."""
+
+    @jax.jit
+    def run(*inputs, d_output):
+        output, vjp = jax.vjp(partial(function, **options), *inputs)
+        return output, *vjp(d_output)
+
+    return run(*arrays[:-1], d_output=arrays[-1])
+
+
 @pytest.mark.parametrize(
-    ("shape", "options"),
+    ("shape", "strategy", "options", "masks"),
     [
-        (MeshShape(), {}),
-        (MeshShape(ring=4), {"strategy": "ring", "layout": "contiguous", "mask": MaskSpec(window=20)}),
-        (MeshShape(ring=2, tensor=2), {"strategy": "ring", "segment_ids": SEGMENTS}),
-        (MeshShape(ring=4), {"strategy": "ring"}),
-        (MeshShape(ring=4), {"strategy": "ulysses"}),
+        (MeshShape(ring=4), "ring", {}, {}),
+        (MeshShape(ring=2, tensor=2), "ring", {}, {"segment_ids": SEGMENTS}),
+        (MeshShape(ring=4), "ring", {"layout": "contiguous"}, {"mask": MaskSpec(window=20)}),
+        (MeshShape(ring=4), "ulysses", {}, {}),
     ],
-    ids=str,
 )
-def test_equals_attention_to_the_expanded_keys(shape: MeshShape, options: dict):
-    """In float64, with the gradients of queries, latents, rotated keys and both weights."""
-    *inputs, d_output = arrays()
-    masks = {name: options[name] for name in ("mask", "segment_ids") if name in options}
+def test_equals_attention_to_the_expanded_keys(shape, strategy, options, masks):
+    """In float64."""
     mesh = mesh_on_first_devices(shape)
-    got, vjp = jax.vjp(jax.jit(lambda *x: latent_attention(*x, mesh=mesh, **options)), *inputs)
+    got = differentiated(latent_attention, *ARRAYS, mesh=mesh, strategy=strategy, **options, **masks)
     with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in inputs]
-        expected, reference = jax.vjp(lambda *x: written_out(*x, **masks), *exact)
-        exact = [np.asarray(x) for x in (expected, *reference(jnp.asarray(np.asarray(d_output, np.float64))))]
-    for found, x in zip((got, *vjp(d_output)), exact, strict=True):
+        expected = differentiated(written_out, *(np.asarray(x, np.float64) for x in ARRAYS), **masks)
+    for found, x in zip(got, map(np.asarray, expected), strict=True):
         assert np.abs(np.asarray(found, np.float64) - x).max() < 1e-5 * np.abs(x).max()
 
 
 @pytest.mark.usefixtures("full_compiler")
 def test_the_latent_goes_round_the_ring():
     """R + P numbers a token, instead of N * (H + P + V)."""
-    *inputs, _ = arrays()
     mesh = mesh_on_first_devices(MeshShape(ring=4))
-    program = jax.jit(lambda *x: latent_attention(*x, mesh=mesh, strategy="ring")).lower(*inputs).compile()
+    program = (
+        jax.jit(lambda *x: latent_attention(*x, mesh=mesh, strategy="ring")).lower(*ARRAYS[:5]).compile()
+    )
     sent = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", program.as_text())
     sizes = {int(np.prod([int(n) for n in shape.split(",")])) for shape in sent}
     assert B * T // 4 * (R + P) in sizes
@@ -67,10 +71,10 @@ def test_the_latent_goes_round_the_ring():
 
 
 def test_refusals():
-    q, latent, rotated, key_weight, value_weight, _ = arrays()
+    q, latent, rotated, key_weight, value_weight = map(jnp.asarray, ARRAYS[:5])
     with pytest.raises(ArgumentError, match=r"key_weight has shape \(12, 3, 8\)"):
         latent_attention(q, latent, rotated, key_weight[:, :3], value_weight)
-    with pytest.raises(ArgumentError, match="q has head dimension 12 but k and v have 10"):
+    with pytest.raises(ArgumentError, match=r"q has shape \(2, 64, 4, 12\) but k has \(2, 64, 4, 10\)"):
         latent_attention(q, latent, rotated[..., :2], key_weight, value_weight)
     with pytest.raises(ArgumentError, match="latent is bfloat16"):
         latent_attention(q, latent.astype(jnp.bfloat16), rotated, key_weight, value_weight)

@@ -6,62 +6,49 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_ring.attention import (
-    MaskSpec,
-    alibi_slopes,
-    attention,
-    attention_with_prefix,
-    merge_attention,
-    reference_attention,
-)
-from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, with_sinks
-from agentic_ring.mesh import MeshShape, make_mesh
-
-
-def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+from agentic_ring.attention import alibi_slopes, attention, attention_with_prefix, merge_attention
+from agentic_ring.attention.kernels.interface import SoftmaxState, empty_state, merge, with_sinks
+from agentic_ring.mesh import MeshShape, mesh_on_first_devices
+from tests.attention.oracle import differentiated, exact, random_arrays
 
 
 def test_merged_attention_is_attention_to_all_keys_with_its_gradients():
-    q, k, v, d_output = arrays((2, 16, 4, 8), (2, 16, 2, 8), (2, 16, 2, 6), (2, 16, 4, 6))
+    arrays = random_arrays((2, 16, 4, 8), (2, 16, 2, 8), 6)
 
     def merged(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         def of(part: slice) -> tuple[jax.Array, jax.Array]:
-            options = {"mask": MaskSpec(), "positions": (jnp.arange(16)[None], jnp.arange(16)[None, part])}
-            output, logsumexp = attention(q, k[:, part], v[:, part], return_logsumexp=True, **options)
+            positions = jnp.arange(16)[None], jnp.arange(16)[None, part]
+            output, logsumexp = attention(
+                q, k[:, part], v[:, part], return_logsumexp=True, positions=positions
+            )
             return output, logsumexp
 
         return merge_attention(of(slice(0, 5)), of(slice(5, 16)))[0]
 
-    got, vjp = jax.vjp(merged, q, k, v)
-    expected, reference = jax.vjp(reference_attention, q, k, v)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
-    for a, b in zip(vjp(d_output), reference(d_output), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    for got, expected in zip(differentiated(merged, arrays)[:4], exact(arrays)[:4], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row():
-    q, k, v, prefix_k, prefix_v = arrays((3, 16, 4, 8), (3, 16, 2, 8), (3, 16, 2, 8), (24, 2, 8), (24, 2, 8))
-    mesh = make_mesh(MeshShape(ring=4), devices=jax.devices()[:4])
+    q, k, v, d_output = random_arrays((3, 16, 4, 8), (3, 16, 2, 8))
+    _, prefix_k, prefix_v, _ = random_arrays((1, 24, 2, 8), (1, 24, 2, 8), seed=1)
+    mesh = mesh_on_first_devices(MeshShape(ring=4))
 
-    def copied(q: jax.Array, k: jax.Array, v: jax.Array, *prefix: jax.Array) -> jax.Array:
-        keys, values = (
-            jnp.concatenate((jnp.broadcast_to(p, (3, *p.shape)), x), axis=1)
-            for p, x in zip(prefix, (k, v), strict=True)
-        )
-        positions = 24 + jnp.arange(16)[None], jnp.arange(40)[None]
-        return reference_attention(q, keys, values, positions=positions)
+    @jax.jit
+    def shared(*arrays: jax.Array) -> tuple:
+        output, vjp = jax.vjp(lambda *arrays: attention_with_prefix(*arrays, mesh=mesh), *arrays)
+        return output, *vjp(jnp.asarray(d_output))
 
-    def shared(*arrays: jax.Array) -> jax.Array:
-        return attention_with_prefix(*arrays, mesh=mesh)
-
-    inputs = q, k, v, prefix_k, prefix_v
-    got, vjp = jax.vjp(jax.jit(shared), *inputs)
-    expected, reference = jax.vjp(copied, *inputs)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
-    for a, b in zip(vjp(q), reference(q), strict=True):
-        np.testing.assert_allclose(a, b, rtol=5e-5, atol=5e-6)
+    output, dq, dk, dv, *d_prefix = shared(q, k, v, prefix_k[0], prefix_v[0])
+    copied = [
+        np.concatenate((np.tile(p, (3, 1, 1, 1)), x), axis=1) for p, x in ((prefix_k, k), (prefix_v, v))
+    ]
+    expected = exact([q, *copied, d_output], positions=(24 + np.arange(16)[None], np.arange(40)[None]))
+    np.testing.assert_allclose(output, expected.output, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(dq, expected.dq, rtol=5e-5, atol=5e-6)
+    for found, of_prefix, want in zip((dk, dv), d_prefix, (expected.dk, expected.dv), strict=True):
+        np.testing.assert_allclose(found, want[:, 24:], rtol=5e-5, atol=5e-6)
+        np.testing.assert_allclose(of_prefix, want[:, :24].sum(0), rtol=5e-5, atol=5e-6)
 
 
 def test_slopes_of_the_paper():
@@ -95,17 +82,14 @@ def test_merging_pieces_gives_the_whole(seed, sizes, spread):
     ends = np.cumsum(sizes)
     merged = EMPTY
     for start, end in zip(ends - sizes, ends, strict=True):
-        merged = merge(merged, state(scores[start:end], values[start:end]))
+        piece = state(scores[start:end], values[start:end])
+        empty = merge(EMPTY, piece), merge(piece, EMPTY)
+        jax.tree.map(np.testing.assert_array_equal, empty, (piece, piece))
+        merged = merge(merged, piece)
     whole = state(scores, values)
     np.testing.assert_allclose(merged.logsumexp, whole.logsumexp, rtol=1e-6, atol=1e-6)
     # The difference of two float32 logsumexps errs by their size times 2**-24.
     np.testing.assert_allclose(merged.output, whole.output, rtol=1e-5, atol=1e-6 + 1e-6 * spread)
-
-
-def test_an_empty_piece_changes_nothing():
-    for some in (EMPTY, state(np.array([3.0, -1.0]), np.eye(2))):
-        for merged in (merge(some, EMPTY), merge(EMPTY, some)):
-            jax.tree.map(np.testing.assert_array_equal, merged, some)
 
 
 def test_a_sink_that_is_switched_off_leaves_an_empty_row_at_0():

@@ -1,4 +1,4 @@
-"""A key/value cache sharded along the sequence: its arrays, and how tokens are stored in it.
+"""A key/value cache sharded along the sequence: its arrays, their formats, and how tokens are stored in it.
 
 What is stored never moves to another device. New tokens go to the devices in turn, whole calls at a
 time, so the shards fill evenly; a prompt, or a chunk of one, stays where it was computed, every device
@@ -12,13 +12,13 @@ position, and -1 marks an empty one.
     call 4      24 25  ...
 
 Rows of a batch may differ in length: each has its own positions, and where a row has no token its
-slots stay empty. Attention to a cache is in ``decode.py`` and ``chunked_prefill.py``.
+slots stay empty. Attention to a cache is in ``cached_attention.py``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from agentic_ring.attention.cache.storage import CacheDtype, Stored, empty, store_like
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.errors import ArgumentError
+from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import ShardingRules, devices_along
 
 EMPTY_SLOT = -1
@@ -37,38 +36,112 @@ EMPTY_SLOT = -1
 SLOTS_UNIT = 512
 """Slots of a long shard are a multiple of this, so that products can take it in equal pieces."""
 
+CacheDtype = Literal["float32", "bfloat16", "int8"]
+CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["keys", "values", "positions", "filled", "calls"],
-    meta_fields=[],
-)
+_LARGEST_INT8 = 127
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stored:
+    """Keys or values as a cache keeps them, in float32, bfloat16, or int8 with one scale per token and head.
+
+                    bytes per number  largest error of a number
+        float32     4                 0
+        bfloat16    2                 2**-8 of the number itself
+        int8        1 + 4 / H         1 / 254 of the largest of its token and head
+
+    Attention of standard normal queries to 4096 such keys and values of 64 numbers (measured against
+    float64, relative root mean square): float32 4e-7, bfloat16 2.5e-3, int8 9e-3; with queries four times
+    as large, so that few keys take most of the weight, 5e-7, 5e-3 and 1.8e-2.
+
+    bfloat16 is kept as its bits in uint16. XLA's CPU compiler has no bfloat16 slices: it would widen a
+    whole cache to float32 to take a piece of it, at every step (measured at 537 MB: 1.08 GB of temporaries
+    and 460 ms, against 8 MB and 40 ms from the bits).
+
+    Attributes:
+      numbers: [..., S, H], float32, uint16 (the bits of bfloat16) or int8.
+      scales: float32 [..., S], by which int8 numbers are to be multiplied; None for the others.
+    """
+
+    numbers: jax.Array
+    scales: jax.Array | None = None
+
+    def widened(self) -> jax.Array:
+        """The numbers in float32, not multiplied by the scales."""
+        if self.numbers.dtype == jnp.uint16:
+            bits = self.numbers.astype(jnp.uint32) << 16
+            return jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return self.numbers.astype(jnp.float32)
+
+    def narrowed(self) -> jax.Array:
+        """The numbers of bfloat16 or int8 in bfloat16, not multiplied by the scales; exact."""
+        if self.numbers.dtype == jnp.uint16:
+            return jax.lax.bitcast_convert_type(self.numbers, jnp.bfloat16)
+        return self.numbers.astype(jnp.bfloat16)
+
+    def restored(self) -> jax.Array:
+        """The keys or values themselves, float32; for a piece of a cache, not for all of it."""
+        numbers = self.widened()
+        return numbers if self.scales is None else numbers * self.scales[..., None]
+
+
+def empty(shape: tuple[int, ...], dtype: CacheDtype) -> Stored:
+    """Zeros, [..., S, H].
+
+    Raises:
+      UnknownNameError: a dtype that no cache can have.
+    """
+    if dtype not in CACHE_DTYPES:
+        raise UnknownNameError("cache dtype", str(dtype), CACHE_DTYPES)
+    scales = jnp.zeros(shape[:-1], jnp.float32) if dtype == "int8" else None
+    kept_as = {"float32": jnp.float32, "bfloat16": jnp.uint16, "int8": jnp.int8}[dtype]
+    return Stored(jnp.zeros(shape, kept_as), scales)
+
+
+def store_like(x: jax.Array, like: Stored) -> Stored:
+    """``x`` [..., H] in the form of ``like``.
+
+    Raises:
+      ArgumentError: ``x`` is float64, which no cache keeps.
+    """
+    if x.dtype == jnp.float64:
+        raise ArgumentError("keys and values are float64, which a cache would round; cast them to float32")
+    if like.numbers.dtype == jnp.uint16:
+        return Stored(jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16))
+    x = x.astype(jnp.float32)
+    if like.scales is None:
+        return Stored(x)
+    scales = jnp.abs(x).max(axis=-1) / _LARGEST_INT8
+    # A token of zeros, or one so small that its scale vanishes, is stored as zeros.
+    divisor = jnp.where(scales == 0.0, 1.0, scales)
+    return Stored(jnp.round(x / divisor[..., None]).astype(jnp.int8), scales)
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values of every layer, and the positions of their tokens.
 
-    Attributes:
-      keys, values: one entry per layer: numbers [B, K, S, H] and scales [B, K, S], S sharded over the
-        ring. A head's slots lie together, as decoding reads them; in the other order every step would
-        transpose them all. Layers are arrays of their own: out of one array for all, a step would copy
-        every layer before it reads it (6 times the time of reading it once, measured on a CPU, against 1.3).
-      positions: int32 [B, S]; ``EMPTY_SLOT`` where there is no token. All layers share them.
-      filled: int32 [ring], the slots in use on each device.
-      calls: int32 scalar, how many calls of ``append`` there were; it picks the next device.
+    There is one entry per layer: numbers [B, K, S, H] and scales [B, K, S], S sharded over the ring. A head's
+    slots lie together, as decoding reads them; in the other order every step would transpose them all. Layers
+    are arrays of their own: out of one array for all, a step would copy every layer before it reads it (6
+    times the time of reading it once, measured on a CPU, against 1.3).
     """
 
     keys: tuple[Stored, ...]
     values: tuple[Stored, ...]
-    positions: jax.Array
-    filled: jax.Array
-    calls: jax.Array
+    positions: jax.Array  # int32 [B, S], ``EMPTY_SLOT`` where there is no token
+    filled: jax.Array  # int32 [ring], the slots in use on each device
+    calls: jax.Array  # int32, how many calls of ``append`` there were; it picks the next device
 
     def layer(self, index: int) -> "CachedLayer":
         """The keys, values and positions of layer ``index``."""
         return CachedLayer(self.keys[index], self.values[index], self.positions)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "positions"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CachedLayer:
     """One layer's share of a cache: keys and values [B, K, S, H], positions [B, S]."""
@@ -80,11 +153,8 @@ class CachedLayer:
 
 def cache_specs(rules: ShardingRules, dtype: CacheDtype, layers: int) -> KVCache:
     """The PartitionSpec of every array of a cache, in a cache's place."""
-    positions: Any = rules.spec("batch", "sequence")
-    filled: Any = rules.spec("sequence")
-    calls: Any = PartitionSpec()
-    entries = (_entries_spec(rules, dtype == "int8"),) * layers
-    return KVCache(entries, entries, positions, filled, calls)
+    layer, filled, calls = _layer_specs(rules, dtype == "int8"), rules.spec("sequence"), PartitionSpec()
+    return KVCache((layer.keys,) * layers, (layer.values,) * layers, layer.positions, filled, calls)  # pyright: ignore[reportArgumentType]
 
 
 def specs_of(cache: KVCache, rules: ShardingRules) -> KVCache:
@@ -95,28 +165,22 @@ def specs_of(cache: KVCache, rules: ShardingRules) -> KVCache:
 
 def layer_specs(layer: CachedLayer, rules: ShardingRules) -> CachedLayer:
     """The PartitionSpec of every array of one layer of a cache."""
-    slots: Any = rules.spec("batch", "sequence")
-    entries = _entries_spec(rules, layer.keys.scales is not None)
-    return CachedLayer(entries, entries, slots)
+    return _layer_specs(rules, layer.keys.scales is not None)
 
 
-def _entries_spec(rules: ShardingRules, scaled: bool) -> Stored:
+def _layer_specs(rules: ShardingRules, scaled: bool) -> CachedLayer:
     numbers: Any = rules.spec("batch", "heads", "sequence", None)
     scales: Any = rules.spec("batch", "heads", "sequence") if scaled else None
-    return Stored(numbers, scales)
+    slots: Any = rules.spec("batch", "sequence")
+    return CachedLayer(Stored(numbers, scales), Stored(numbers, scales), slots)
 
 
 def slots_needed(
     prefill_tokens: int, calls: int, tokens_per_call: int, ring: int, chunk: int | None = None
 ) -> int:
-    """Capacity for a prefill followed by ``calls`` appends.
+    """Capacity for a prefill, padding included, followed by ``calls`` of ``append``.
 
-    Args:
-      prefill_tokens: tokens of the prompt, padding included.
-      calls: calls of ``append``.
-      tokens_per_call: tokens of each.
-      ring: devices that share the sequence.
-      chunk: tokens of each chunk, where the prompt goes in by chunks; each is padded to the ring.
+    Where the prompt goes in by chunks of ``chunk`` tokens, each is padded to the ring.
     """
     chunk = chunk or prefill_tokens or 1
     whole, last = divmod(prefill_tokens, chunk)
@@ -127,15 +191,13 @@ def slots_needed(
 def empty_cache(
     layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype: CacheDtype, ring: int
 ) -> KVCache:
-    """A cache without tokens. ``capacity`` is the slots of all ``ring`` devices together.
-
-    Raises:
-      UnknownNameError: a dtype that no cache can have.
-    """
-    shape = (batch, kv_heads, capacity, head_dim)
+    """A cache without tokens. ``capacity`` is the slots of all ``ring`` devices together."""
+    keys, values = (
+        tuple(empty((batch, kv_heads, capacity, head_dim), dtype) for _ in range(layers)) for _ in range(2)
+    )
     return KVCache(
-        keys=tuple(empty(shape, dtype) for _ in range(layers)),
-        values=tuple(empty(shape, dtype) for _ in range(layers)),
+        keys,
+        values,
         positions=jnp.full((batch, capacity), EMPTY_SLOT, jnp.int32),
         filled=jnp.zeros(ring, jnp.int32),
         calls=jnp.zeros((), jnp.int32),
@@ -152,10 +214,7 @@ def grown(cache: KVCache, capacity: int, ring: int) -> KVCache:
     """Moves a cache to one with more slots; the new ones are empty, and no token changes its device.
 
     One array after another is moved and deleted, so that memory stays below the new cache's and one array.
-
-    Args:
-      cache: deleted.
-      capacity: slots of all ``ring`` devices together.
+    ``capacity`` is the slots of all ``ring`` devices together.
     """
 
     def move(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
@@ -195,39 +254,19 @@ def append(
       ArgumentError: the tokens do not fit: outside ``jax.jit`` into what is left of the device's shard,
         inside it into an empty shard.
     """
-    _require_room(cache, positions.shape[1], rules, one_device=True)
-
-    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        ring = ring_axis(rules)
-        mine = cache.calls % ring.size == ring.index()
-        stored = _write(cache, keys, values, positions, mine)
-        return KVCache(*stored, cache.filled + jnp.where(mine, positions.shape[1], 0), cache.calls + 1)
-
-    return _stored(local, cache, keys, values, positions, rules, tokens=None)
+    return _stored(cache, keys, values, positions, rules, tokens=None)
 
 
 def append_blocks(
     cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array, rules: ShardingRules
 ) -> KVCache:
-    """Stores a prompt, or the next chunk of one: every device keeps its block. Communicates nothing.
-
-    Capacity is the caller's to keep, as in ``append``.
+    """Stores a prompt, or the next chunk of one, as ``append`` does, but every device keeps its block.
 
     Args:
-      cache: donate it, and it is updated in place.
       keys, values: [layers, B, T, K, H], T sharded over the ring in any layout.
       positions: int32 [B, T]; ``EMPTY_SLOT`` for padding.
-
-    Raises:
-      ArgumentError: the tokens do not fit, as in ``append``.
     """
-    _require_room(cache, positions.shape[1], rules, one_device=False)
-
-    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
-        stored = _write(cache, keys, values, positions, mine=None)
-        return KVCache(*stored, cache.filled + positions.shape[1], cache.calls)
-
-    return _stored(local, cache, keys, values, positions, rules, tokens="sequence")
+    return _stored(cache, keys, values, positions, rules, tokens="sequence")
 
 
 def _require_room(cache: KVCache, tokens: int, rules: ShardingRules, *, one_device: bool) -> None:
@@ -245,7 +284,6 @@ def _require_room(cache: KVCache, tokens: int, rules: ShardingRules, *, one_devi
 
 
 def _stored(
-    local: Callable,
     cache: KVCache,
     keys: jax.Array,
     values: jax.Array,
@@ -253,7 +291,19 @@ def _stored(
     rules: ShardingRules,
     tokens: str | None,
 ) -> KVCache:
-    """The cache after ``local`` on each device; ``tokens`` is the logical axis of the new tokens."""
+    """The cache with new tokens along the logical axis ``tokens``; None is all of them on the next device."""
+    _require_room(cache, positions.shape[1], rules, one_device=tokens is None)
+
+    def local(cache: KVCache, keys: jax.Array, values: jax.Array, positions: jax.Array) -> KVCache:
+        length = positions.shape[1]
+        if tokens is not None:
+            stored = _write(cache, keys, values, positions, mine=None)
+            return KVCache(*stored, cache.filled + length, cache.calls)
+        ring = ring_axis(rules)
+        mine = cache.calls % ring.size == ring.index()
+        stored = _write(cache, keys, values, positions, mine)
+        return KVCache(*stored, cache.filled + jnp.where(mine, length, 0), cache.calls + 1)
+
     specs, new = specs_of(cache, rules), rules.spec(None, "batch", tokens, "heads", None)
     run = on_shards(local, (specs, new, new, rules.spec("batch", tokens)), specs)
     return run(cache, keys, values, positions)

@@ -20,13 +20,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, layer_specs
-from agentic_ring.attention.cache.storage import Stored
-from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys
-from agentic_ring.attention.kernels.interface import Tile
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
-from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, empty_state, merge, merge_stacked
+from agentic_ring.attention.cache.kv_cache import SLOTS_UNIT, CachedLayer, Stored, layer_specs
+from agentic_ring.attention.kernels.interface import (
+    SoftmaxState,
+    Tile,
+    empty_state,
+    merge,
+    merge_stacked,
+    only_rows,
+)
+from agentic_ring.attention.kernels.registry import hardware_kernels, log_once, select_kernel
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels, both_labels
+from agentic_ring.attention.ring.collectives import vary_alike
+from agentic_ring.attention.scores import Scores, soft_capped
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules, mesh_platform
 
@@ -93,9 +99,6 @@ def attend_to_shard(
       scores: scale and soft cap of scores.
       kernel: as in ``attend_chunk``, for many queries.
 
-    Returns:
-      The state of the B x C queries.
-
     Raises:
       ArgumentError: the queries are float64.
     """
@@ -109,7 +112,8 @@ def attend_to_shard(
     slots = shard.positions.shape[1]
     at_once = shard.keys.numbers.dtype == jnp.float32 or mesh_platform() == "gpu"
     slab = slots if few and at_once else _piece(slots, LARGEST_SLAB)
-    queries, keys = TokenLabels(positions), TokenLabels(shard.positions).chunks(slab)
+    queries = TokenLabels(positions)
+    keys = TokenLabels(shard.positions.reshape(len(shard.positions), -1, slab).swapaxes(0, 1))
 
     def visit(state: SoftmaxState, chunk: tuple) -> tuple[SoftmaxState, None]:
         first, labels, reachable = chunk
@@ -128,10 +132,8 @@ def attend_to_shard(
     else:
         reachable = HopMask(mask, queries, keys).reachable(queries.bounds(), keys.bounds()).any(-1)
         firsts = slab * jnp.arange(slots // slab)
-        state, _ = jax.lax.scan(visit, empty_state(query, query.shape[3]), (firsts, keys, reachable))
-    return SoftmaxState(
-        state.output.reshape(batch, tokens, heads, head_dim), state.logsumexp.reshape(batch, tokens, heads)
-    )
+        state, _ = jax.lax.scan(visit, empty_state(query, head_dim), (firsts, keys, reachable))
+    return SoftmaxState(*(x.reshape(batch, tokens, heads, *x.shape[3:]) for x in state))
 
 
 def _piece(slots: int, largest: int) -> int:
@@ -172,7 +174,7 @@ def _few_to_slab(
     rows = query.astype(jnp.float32).reshape(batch, tokens, key_heads, group, head_dim)
     rows = rows.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, head_dim)
     products = _product("bkrh,bkpsh->bkprs", rows, keys, piece, parts) * scores.scale
-    capped = scores.capped(apply_scales(by_piece(products, tokens, group, piece), keys))
+    capped = soft_capped(apply_scales(by_piece(products, tokens, group, piece), keys), scores.soft_cap)
     allowed = mask.allowed().reshape(-1, tokens, pieces, piece).swapaxes(1, 2)
     capped = jnp.where(allowed[:, None, :, :, None], capped, -jnp.inf)
     largest = capped.max(axis=-1)
@@ -218,3 +220,72 @@ def _product(equation: str, rows: jax.Array, stored: Stored, slots: int, parts: 
     together = jnp.concatenate(split, axis=3)
     product = jnp.einsum(equation, together, numbers, preferred_element_type=jnp.float32)
     return product.reshape(*product.shape[:3], parts, -1, product.shape[-1]).sum(axis=3)
+
+
+_CAUSAL = MaskSpec(causal=True)
+
+
+def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
+    """Attention of queries to keys that are, in all likelihood, all before or all after each of them.
+
+    It is right for any positions. The name of a ``kernel`` to try may be "auto".
+    """
+    query, key = both_labels(tile.mask.query.positions, tile.mask.key.positions)
+    bounds = tile.mask.key.bounds()
+    low, high = both_labels(bounds.position_low, bounds.position_high)
+    after, before = query >= high[:, None], query < low[:, None]
+    lengths = (key >= 0).sum(-1)
+    at_the_end = (key >= 0) == (jnp.arange(key.shape[1]) < lengths[:, None])
+    mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=lengths)
+    return _attend_by_place_or_position(tile, kernel, mask, after, (after | before).all() & at_the_end.all())
+
+
+def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
+    """Attention of queries to keys of the same tokens, which in all likelihood stand in order.
+
+    It is right for any positions.
+    """
+    positions, _ = both_labels(tile.mask.query.positions, tile.mask.key.positions)
+    this, following = positions[:, :-1], positions[:, 1:]
+    in_order = (following < 0) | ((this >= 0) & (this < following))
+    mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())
+    return _attend_by_place_or_position(tile, kernel, mask, positions >= 0, in_order.all())
+
+
+def _attend_by_place_or_position(
+    tile: Tile, kernel: str, simple: HopMask, attends: jax.Array, is_simple: jax.Array
+) -> SoftmaxState:
+    """Attention by the tile's own mask, by the platform's own kernels if they serve.
+
+    Those kernels take static masks, but which token stands where in a cache is known only at run time. In
+    prefill nearly every block is one of two simple ones, which need no positions:
+
+        earlier keys        x x x x - -        the chunk's own     x . . .
+                            x x x x - -                            x x . .
+          all queries come  x x x x - -          the same tokens,  x x x .
+          after all keys                         in order          x x x x
+
+    "-" is a slot without a token; each row has its own number of them. At run time the positions say whether
+    a block is simple. Where one is not (tokens out of order, empty slots between others), where the mask has
+    a window or a prefix, and where no other kernel serves the shapes, the XLA kernel attends by positions.
+
+    Args:
+      simple: a mask without positions, to be used instead where ``is_simple``.
+      attends: bool [B, T], the queries that then attend to anything.
+    """
+    hardware = hardware_kernels(kernel)
+
+    def by_positions() -> SoftmaxState:
+        return vary_alike(select_kernel("xla").forward(tile), like=tile)
+
+    def by_places() -> SoftmaxState:
+        state = hardware.forward(tile._replace(mask=simple))
+        return vary_alike(only_rows(state, attends), like=tile)
+
+    if tile.mask.spec != _CAUSAL or not hardware.candidates:
+        return by_positions()
+    try:
+        return jax.lax.cond(is_simple, by_places, by_positions)
+    except NotImplementedError as refusal:
+        log_once(f"attention to a cache runs the xla kernel: {refusal}")
+        return by_positions()

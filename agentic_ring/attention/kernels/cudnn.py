@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, only_rows, refuse
 from agentic_ring.attention.mask import HopMask
-from agentic_ring.attention.softmax import SoftmaxState, only_rows
 
 SEED = 42
 """Seed of the dropout, whose rate is always 0; cuDNN's configuration needs one."""
@@ -39,16 +38,9 @@ class CudnnKernel:
             # cuDNN says nothing of a row without a key, so that it is given one.
             lengths["kv_seqlen"] = jnp.maximum(mask.key_lengths, 1)
             lengths["q_seqlen"] = jnp.full_like(mask.key_lengths, q.shape[1])
-        output, logsumexp = library.dot_product_attention(
-            q,
-            k,
-            v,
-            scale=scores.scale,
-            mask_type=_mask_type(library, mask),
-            sliding_window_length=mask.spec.window,
-            return_residual=True,
-            **lengths,
-        )
+        static = {"scale": scores.scale, "sliding_window_length": mask.spec.window, "return_residual": True}
+        mask_type = _mask_type(library, mask)
+        output, logsumexp = library.dot_product_attention(q, k, v, mask_type=mask_type, **static, **lengths)
         state = SoftmaxState(output.astype(jnp.float32), logsumexp.swapaxes(1, 2))
         return state if mask.key_lengths is None else only_rows(state, mask.key_lengths[:, None] > 0)
 
@@ -57,10 +49,10 @@ class CudnnKernel:
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)
-        if saved.d_logsumexp is not None:
-            raise NotImplementedError("the logsumexp has a gradient")
-        if mask.key_lengths is not None:
-            raise NotImplementedError("a backward with lengths of the keys")
+        refuse(
+            (saved.d_logsumexp is not None, "the logsumexp has a gradient"),
+            (mask.key_lengths is not None, "a backward with lengths of the keys"),
+        )
         none = jnp.zeros(0, q.dtype)
         # By name, because versions of JAX differ in how many there are and in their order.
         static: dict[str, Any] = {
@@ -108,8 +100,7 @@ def _library() -> Any:
         from jax._src.cudnn import fused_attention_stablehlo
     except ImportError as error:
         raise NotImplementedError(f"jax {jax.__version__} has no cuDNN attention: {error}") from error
-    missing = [name for name in _PRIVATE if not hasattr(fused_attention_stablehlo, name)]
-    if missing:
+    if missing := [name for name in _PRIVATE if not hasattr(fused_attention_stablehlo, name)]:
         raise NotImplementedError(f"jax {jax.__version__} has another cuDNN attention, without {missing[0]}")
     return fused_attention_stablehlo
 
@@ -124,27 +115,22 @@ def _mask_type(library: Any, mask: HopMask) -> Any:
 def _refuse(library: Any, tile: Tile) -> None:
     """Refuses what cuDNN cannot do, or what JAX does not pass on to it."""
     q, k, v, mask, scores = tile
-    if mask.query.positions is not None:
-        raise NotImplementedError("tokens have positions of their own")
-    if mask.query.segment_ids is not None:
-        raise NotImplementedError("segment ids")
-    if mask.spec.prefix:
-        raise NotImplementedError("the mask has a prefix")
-    if mask.spec.window is not None and not mask.spec.causal:
-        raise NotImplementedError("a window both ways")
-    if mask.spec.causal and (mask.offset or q.shape[1] != k.shape[1]):
-        raise NotImplementedError("a causal tile off the diagonal")
-    if scores.soft_cap is not None:
-        raise NotImplementedError("a soft cap")
-    if scores.dropout is not None:
-        raise NotImplementedError("dropout")
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
-        dtypes = dict.fromkeys(jnp.dtype(x.dtype).name for x in (q, k, v))
-        raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes bfloat16 or float16")
-    if q.shape[3] != v.shape[3]:
-        raise NotImplementedError(f"keys of {q.shape[3]} numbers and values of {v.shape[3]}")
-    if q.shape[3] % 8:
-        raise NotImplementedError(f"head dimension {q.shape[3]} is no multiple of 8")
+    causal, head_dim, dtypes = mask.spec.causal, q.shape[3], {jnp.dtype(x.dtype).name for x in (q, k, v)}
+    refuse(
+        (mask.query.positions is not None, "tokens have positions of their own"),
+        (mask.query.segment_ids is not None, "segment ids"),
+        (mask.spec.prefix > 0, "the mask has a prefix"),
+        (mask.spec.window is not None and not causal, "a window both ways"),
+        (causal and (mask.offset != 0 or q.shape[1] != k.shape[1]), "a causal tile off the diagonal"),
+        (scores.soft_cap is not None, "a soft cap"),
+        (scores.dropout is not None, "dropout"),
+        (
+            dtypes not in ({"bfloat16"}, {"float16"}),
+            f"dtype {'/'.join(dtypes)}; takes bfloat16 or float16",
+        ),
+        (head_dim != v.shape[3], f"keys of {head_dim} numbers and values of {v.shape[3]}"),
+        (head_dim % 8 != 0, f"head dimension {head_dim} is no multiple of 8"),
+    )
     try:
         version = library.check_cudnn_version()
     except RuntimeError as error:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, SoftmaxState, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.kernels.xla import XlaKernel
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import mesh_platform
 
@@ -44,11 +43,8 @@ def select_kernel(
 ) -> Kernel:
     """The kernel of this name; "auto" is the first of the platform's that serves the case.
 
-    Args:
-      name: one of ``KERNELS``.
-      query_chunk, key_chunk: for kernels that have chunks.
-      platform: "cpu", "gpu" or "tpu"; that of the ambient mesh where absent.
-      run: tokens of a stripe, where the sequence lies in stripes; see ``XlaKernel``.
+    The platform ("cpu", "gpu" or "tpu") is that of the ambient mesh where absent. ``run`` is the tokens of a
+    stripe, where the sequence lies in stripes; see ``XlaKernel``.
 
     Raises:
       UnknownNameError: no kernel bears the name.
@@ -62,18 +58,16 @@ def select_kernel(
         )
     if name != "auto" and name not in _KERNELS:
         raise UnknownNameError("kernel", name, ("auto", *_KERNELS))
-    chunks = {"query_chunk": query_chunk, "key_chunk": key_chunk}
-    chunks = {argument: size for argument, size in chunks.items() if size is not None}
-    for argument, size in chunks.items():
-        if name not in ("auto", "xla"):
+    for argument, size in (("query_chunk", query_chunk), ("key_chunk", key_chunk)):
+        if size is not None and name not in ("auto", "xla"):
             raise ArgumentError(f"{argument} is {size}, but the {name} kernel has no chunks; leave it out")
-        if size < 1:
+        if size is not None and size < 1:
             raise ArgumentError(f"{argument} is {size}; it must be at least 1")
 
     def make(name: str) -> Kernel:
         if name != "xla":
             return _KERNELS[name]()
-        return XlaKernel(**chunks, run=run, all_streams=platform != "cpu")
+        return XlaKernel(query_chunk, key_chunk, run, all_streams=platform != "cpu")
 
     if name != "auto":
         return make(name)

@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile
+from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, refuse
 from agentic_ring.attention.mask import HopMask, MaskSpec
 from agentic_ring.attention.ring.collectives import vary_alike
-from agentic_ring.attention.softmax import SoftmaxState
 from agentic_ring.mesh import mesh_device_kind
 
 LANES = 128
@@ -106,6 +105,8 @@ class SplashKernel:
         library, band = _library(), _band_tile(tile)
         mask = mask.with_segments(q.shape[1], k.shape[1])
         shared = {
+            "bq": band.query_block,
+            "bkv": band.key_block,
             "is_mqa": False,
             "mask_value": _LOWEST,
             "attn_logits_soft_cap": scores.soft_cap,
@@ -115,39 +116,27 @@ class SplashKernel:
         }
         for_queries = functools.partial(
             _checked(library._splash_attention_bwd_dq),
-            bq=band.query_block,
-            bkv=band.key_block,
             mask_info=band.table(library, for_keys=False),
             **shared,
         )
         for_keys = functools.partial(
             _checked(library._splash_attention_bwd_dkv),
-            bq=band.query_block,
-            bkv=band.key_block,
             bkv_compute=band.key_step,
             mask_info=band.table(library, for_keys=True),
             use_fused_bwd_kernel=False,
             **shared,
         )
 
-        def one_sequence(
-            q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
-            d_output: jax.Array,
-            total: jax.Array,
-            delta: jax.Array,
-            segments: Any,
-        ) -> tuple:
+        def one_sequence(q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any) -> tuple:
+            d_output, total, delta, segments = rest
             q, rows = q.astype(jnp.float32) * scores.scale, (segments, None, total, d_output, delta)
             dq = for_queries(q, k, v, *rows)
             _, dk, dv = for_keys(q, k.astype(jnp.float32), v.astype(jnp.float32), *rows)
             return dq * scores.scale, dk, dv
 
         arrays = _heads_first(q, k, v, saved.d_output.astype(q.dtype), saved.total, saved.delta)
-        return Gradients(
-            *_heads_first(*_over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0])))
-        )
+        gradients = _over_heads(one_sequence, arrays, _segments(library, mask, q.shape[0]))
+        return Gradients(*_heads_first(*gradients))
 
 
 def _library() -> Any:
@@ -241,31 +230,26 @@ class _BandTile(NamedTuple):
 def _band_tile(tile: Tile) -> _BandTile:
     """Describes the tile to the kernels, and refuses what they cannot do."""
     q, k, v, mask, scores = tile
-    if (kind := mesh_device_kind()) in _TOO_OLD:
-        raise NotImplementedError(f"{kind} has no bfloat16 products for Pallas")
-    (_, queries, _, head_dim), keys = q.shape, k.shape[1]
-    if mask.query.positions is not None:
-        raise NotImplementedError("tokens have positions of their own")
-    if mask.spec.prefix:
-        raise NotImplementedError("the mask has a prefix")
-    if scores.dropout is not None:
-        raise NotImplementedError("dropout")
-    if q.dtype not in (jnp.float32, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
-        dtypes = {jnp.dtype(x.dtype).name: None for x in (q, k, v)}
-        raise NotImplementedError(f"dtype {' and '.join(dtypes)}; takes float32 or bfloat16")
-    if head_dim != v.shape[3]:
-        raise NotImplementedError(f"keys of {head_dim} numbers and values of {v.shape[3]}")
-    if head_dim > MAX_HEAD_DIM:
-        raise NotImplementedError(f"head dimension {head_dim} is above {MAX_HEAD_DIM}")
-    for length in (queries, keys):
-        if length % LANES:
-            raise NotImplementedError(f"length {length} is no multiple of {LANES}")
+    (_, queries, _, head_dim), keys, kind = q.shape, k.shape[1], mesh_device_kind()
+    dtypes = {jnp.dtype(x.dtype).name for x in (q, k, v)}
+    refuse(
+        (kind in _TOO_OLD, f"{kind} has no bfloat16 products for Pallas"),
+        (mask.query.positions is not None, "tokens have positions of their own"),
+        (mask.spec.prefix > 0, "the mask has a prefix"),
+        (scores.dropout is not None, "dropout"),
+        (
+            dtypes not in ({"float32"}, {"bfloat16"}),
+            f"dtype {'/'.join(dtypes)}; takes float32 or bfloat16",
+        ),
+        (head_dim != v.shape[3], f"keys of {head_dim} numbers and values of {v.shape[3]}"),
+        (head_dim > MAX_HEAD_DIM, f"head dimension {head_dim} is above {MAX_HEAD_DIM}"),
+        *((length % LANES != 0, f"length {length} is no multiple of {LANES}") for length in (queries, keys)),
+    )
     band = _BandTile(queries, keys, head_dim, _band(mask.spec, mask.offset, queries, keys))
     if band.band is not None:
-        if (queries // band.query_block) * (keys // band.key_block) > MAX_TABLE:
-            raise NotImplementedError(f"a masked tile of {queries} x {keys} tokens has too many blocks")
-        if not band.visited(band.band).any():
-            raise NotImplementedError("no query of the tile attends to any key")
+        blocks = (queries // band.query_block) * (keys // band.key_block)
+        refuse((blocks > MAX_TABLE, f"a masked tile of {queries} x {keys} tokens has too many blocks"))
+        refuse((not band.visited(band.band).any(), "no query of the tile attends to any key"))
     return band
 
 
@@ -328,16 +312,11 @@ def _over_heads(function: Callable, arrays: tuple[jax.Array, ...], segments: Any
     parts = _parts(batch * queries, heads, key_heads)
     batched = jax.vmap(function)
 
-    def split(x: jax.Array) -> jax.Array:
-        return x.reshape(batch, parts, -1, *x.shape[2:]).swapaxes(0, 1)
-
-    def join(x: jax.Array) -> jax.Array:
-        return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])
-
     with _no_varying_check():
-        some = tuple(split(x) for x in arrays)
-        results = tuple(join(x) for x in jax.lax.map(lambda part: batched(*part, segments), some))
-    return vary_alike(results, like=(arrays, segments))
+        some = tuple(x.reshape(batch, parts, -1, *x.shape[2:]).swapaxes(0, 1) for x in arrays)
+        results = jax.lax.map(lambda part: batched(*part, segments), some)
+        joined = tuple(x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:]) for x in results)
+    return vary_alike(joined, like=(arrays, segments))
 
 
 def _parts(rows: int, heads: int, key_heads: int) -> int:
@@ -347,10 +326,8 @@ def _parts(rows: int, heads: int, key_heads: int) -> int:
     the output, of all heads at once. One head is work enough for a core, but v4 and v5p have two.
     """
     choices = [parts for parts in range(1, key_heads + 1) if key_heads % parts == 0]
-    for parts in choices:
-        if rows * heads // parts * LANES * 4 <= PART_BYTES:
-            return parts
-    return max(parts for parts in choices if heads // parts > 1 or parts == 1)
+    small = (parts for parts in choices if rows * heads // parts * LANES * 4 <= PART_BYTES)
+    return next(small, max(parts for parts in choices if heads // parts > 1 or parts == 1))
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate
+from agentic_ring.attention.kernels.interface import Gradients, Saved, SoftmaxState, Tile, accumulate
 from agentic_ring.attention.mask import HopMask
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState
 
 
 @dataclass(frozen=True)

@@ -11,46 +11,164 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.kernels.chunks import MAX_CHUNK, ChunkGrid, default_chunk
-from agentic_ring.attention.kernels.interface import Gradients, Saved, Tile, accumulate
-from agentic_ring.attention.mask import HopMask
+from agentic_ring.attention.kernels.interface import (
+    Gradients,
+    Saved,
+    SoftmaxState,
+    Tile,
+    accumulate,
+    state_dtype,
+)
+from agentic_ring.attention.mask import HopMask, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, state_dtype
 
 State = TypeVar("State")
+
+MAX_CHUNK = 512
+"""Longest default chunk: 512 x 512 float32 scores are 1 MiB and stay in a core's cache. Shorter chunks
+lose to the loop's overhead, longer ones to memory traffic."""
+
+
+def default_chunk(length: int, longest: int = MAX_CHUNK, halves: bool = True) -> int:
+    """The chunk size for a run of ``length`` tokens: equal chunks, none longer than ``longest``.
+
+    With ``halves`` their number is even: the two halves of a zigzag block, one early and one late in
+    the sequence, then never share a chunk, and the half of the chunk pairs that is masked can be
+    skipped. So can a quarter of the pairs on a causal diagonal.
+    """
+    parts = 2 if halves else 1
+    return -(-length // (parts * -(-length // (parts * longest))))
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """Chunks of queries by chunks of keys, of all rows and heads at once.
+
+    A *stream* is one key head of one row of the batch with the N / K query heads that share it. Arrays
+    are split into [chunks, streams, rows, H]. The rows of a chunk are its tokens, for queries once for
+    each head of the group: grouped queries then cost no copy of the keys, and every product is one
+    batched matrix product.
+
+    Where a chunk does not divide T or S, the last is filled with padding.
+    """
+
+    query_shape: tuple[int, ...]  # [B, T, N, H]
+    key_shape: tuple[int, ...]  # [B, S, K, H]
+    query_chunk: int
+    key_chunk: int
+
+    @property
+    def group(self) -> int:
+        """N / K, query heads of a stream."""
+        return self.query_shape[2] // self.key_shape[2]
+
+    def split_queries(self, x: jax.Array) -> jax.Array:
+        """[B, T, N, H] -> [chunks, streams, N / K * query_chunk, H]."""
+        batch, key_heads = self.key_shape[0], self.key_shape[2]
+        x = _pad(x, self.query_chunk).reshape(batch, -1, self.query_chunk, key_heads, self.group, x.shape[3])
+        return x.transpose(1, 0, 3, 4, 2, 5).reshape(
+            -1, batch * key_heads, self.group * self.query_chunk, x.shape[5]
+        )
+
+    def join_queries(self, x: jax.Array) -> jax.Array:
+        """The inverse of ``split_queries``, padding cut off."""
+        batch, length, heads, head_dim = self.query_shape[:3] + x.shape[-1:]
+        x = x.reshape(-1, batch, self.key_shape[2], self.group, self.query_chunk, head_dim)
+        return x.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, head_dim)[:, :length]
+
+    def split_keys(self, x: jax.Array) -> jax.Array:
+        """[B, S, K, H] -> [chunks, streams, key_chunk, H]."""
+        batch, _, heads, head_dim = x.shape
+        x = _pad(x, self.key_chunk).reshape(batch, -1, self.key_chunk, heads, head_dim)
+        return x.transpose(1, 0, 3, 2, 4).reshape(-1, batch * heads, self.key_chunk, head_dim)
+
+    def join_keys(self, x: jax.Array) -> jax.Array:
+        """The inverse of ``split_keys``, padding cut off."""
+        batch, length, heads, _ = self.key_shape
+        x = x.reshape(-1, batch, heads, self.key_chunk, x.shape[-1]).transpose(1, 0, 3, 2, 4)
+        return x.reshape(batch, -1, heads, x.shape[-1])[:, :length]
+
+    def split_mask(
+        self, mask: HopMask, k: jax.Array, windows: jax.Array | None = None
+    ) -> tuple[HopMask, jax.Array | None]:
+        """The labels of each chunk, and which pairs of chunks have anything to attend to.
+
+        Args:
+          mask: the mask of the tile, whose keys are ``k``.
+          windows: int32 [N], windows of the query heads, or None.
+
+        Returns:
+          (the mask with labels [chunks, streams or 1, tokens], reachable bool [query chunks, key chunks]);
+          without labels, None for "all of them".
+        """
+        queries, keys = self.query_shape[1], self.key_shape[1]
+        query_padding, key_padding = -queries % self.query_chunk, -keys % self.key_chunk
+        if mask.trivial and not key_padding:
+            return mask, None
+        if mask.trivial:
+            query, key = (TokenLabels(segment_ids=jnp.zeros((1, n), jnp.int32)) for n in (queries, keys))
+            mask = HopMask(mask.spec, query, key)
+        # Tied to the keys, which change from hop to hop: from constants alone, JAX would compute the
+        # masks of all pairs ahead of the loop over hops and keep them through it.
+        mask, _ = jax.lax.optimization_barrier((mask.placed(queries, keys), k))
+        query = self._split_labels(mask.query.pad(query_padding), self.query_chunk)
+        key = self._split_labels(mask.key.pad(key_padding), self.key_chunk)
+        query_bounds = jax.tree.map(lambda x: x[:, None], query.bounds())
+        key_bounds = key.bounds()
+        reachable = mask.reachable(query_bounds, key_bounds)
+        if windows is not None:
+            widest = jnp.tile(windows.reshape(-1, self.group).max(1), self.key_shape[0])
+            reachable &= mask.nearer(widest, query_bounds, key_bounds)
+        return replace(mask, query=query, key=key), reachable.any(-1)
+
+    def stream_heads(self) -> tuple[jax.Array, jax.Array]:
+        """The row of the batch [streams] and the query heads [streams, N / K] of each stream."""
+        batch, heads = self.query_shape[0], jnp.arange(self.query_shape[2]).reshape(-1, self.group)
+        return jnp.repeat(jnp.arange(batch), len(heads)), jnp.tile(heads, (batch, 1))
+
+    def _split_labels(self, labels: TokenLabels, chunk: int) -> TokenLabels:
+        """[B, T] -> [chunks, streams, chunk]; what the batch shares, [1, T], all streams share."""
+
+        def split(x: jax.Array) -> jax.Array:
+            x = x.reshape(len(x), -1, chunk).swapaxes(0, 1)
+            return x if x.shape[1] == 1 else jnp.repeat(x, self.key_shape[2], axis=1)
+
+        return jax.tree.map(split, labels)
+
+
+def _pad(x: jax.Array, chunk: int) -> jax.Array:
+    """Fills the last chunk of axis 1 with zeros."""
+    padding = -x.shape[1] % chunk
+    return jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x
 
 
 @dataclass(frozen=True)
 class XlaKernel:
     """See ``Kernel``; serves every case.
 
-    Attributes:
-      query_chunk: queries a chunk; where absent, ``default_chunk`` of their number, shorter where many
-        heads share a key head.
-      key_chunk: keys a chunk; ``default_chunk`` of their number where absent.
-      run: tokens that stand together in the sequence, where an order of it over the ring cuts it into
-        stripes; the default chunks do not reach from one into another, which lies far away.
-      all_streams: whether all rows and heads of a batch are worked on at once, as an accelerator needs
-        to be full; else only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the
-        cache of a CPU's core.
+    Chunks that are not given are ``default_chunk`` of the number of queries or keys, for queries shorter
+    where many heads share a key head.
     """
 
     query_chunk: int | None = None
     key_chunk: int | None = None
     run: int | None = None
+    """Tokens that stand together in the sequence, where an order of it over the ring cuts it into stripes;
+    the default chunks do not reach from one into another, which lies far away."""
     all_streams: bool = False
+    """Whether all rows and heads of a batch are worked on at once, as an accelerator needs to be full; else
+    only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the cache of a CPU's core."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""
         grid, parts = self._grid(tile)
         if parts.number == 1:
             return _forward(tile, grid)
-        batch, length, heads, _ = tile.q.shape
-        dtype = state_dtype(tile.q.dtype)
-        whole = SoftmaxState(
-            _zeros((batch, length, heads, tile.v.shape[3]), dtype, tile.q),
-            _zeros((batch, length, heads), dtype, tile.q),
-        )
+        shape = tile.q.shape[:3]
+        # Varying over the mesh axes that the queries vary over.
+        zero = jnp.zeros_like(tile.q[0, 0, 0, 0], state_dtype(tile.q.dtype))
+        shapes = (*shape, tile.v.shape[3]), shape
+        whole = SoftmaxState(*(jnp.broadcast_to(zero, shape) for shape in shapes))
         return parts.loop(lambda number: _forward(parts.tile(tile, number), grid), whole)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
@@ -80,18 +198,14 @@ class XlaKernel:
             most = max(1, MAX_CHUNK**2 // (group * query_chunk * key_chunk))
             heads = _largest_divisor(key_heads, most)
             rows = _largest_divisor(batch, most // heads) if heads == key_heads else 1
-        query_shape, key_shape = (rows, q.shape[1], heads * group, q.shape[3]), (rows, *k.shape[1:])
-        grid = ChunkGrid(query_shape, (*key_shape[:2], heads, k.shape[3]), query_chunk, key_chunk)
-        return grid, _Parts(rows, heads, group, key_heads // heads, batch // rows * (key_heads // heads))
+        query_shape = rows, q.shape[1], heads * group, q.shape[3]
+        grid = ChunkGrid(query_shape, (rows, k.shape[1], heads, k.shape[3]), query_chunk, key_chunk)
+        across = key_heads // heads
+        return grid, _Parts(rows, heads, group, across, batch // rows * across)
 
 
 def _largest_divisor(number: int, most: int) -> int:
     return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
-
-
-def _zeros(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Array:
-    """Zeros that vary over the mesh axes that ``like`` varies over."""
-    return jnp.broadcast_to(jnp.zeros_like(like[(0,) * like.ndim], dtype), shape)
 
 
 @dataclass(frozen=True)
@@ -177,7 +291,9 @@ def _forward(tile: Tile, grid: ChunkGrid) -> SoftmaxState:
         return None, _visit(reachable_keys, len(keys), visit_keys, nothing).normalised()
 
     _, state = jax.lax.scan(visit_queries, None, (queries, mask.query, reachable))
-    return SoftmaxState(grid.join_queries(state.output), grid.join_rows(state.logsumexp))
+    return SoftmaxState(
+        grid.join_queries(state.output), grid.join_queries(state.logsumexp[..., None])[..., 0]
+    )
 
 
 def _backward(tile: Tile, saved: Saved, grid: ChunkGrid) -> Gradients:
@@ -188,8 +304,7 @@ def _backward(tile: Tile, saved: Saved, grid: ChunkGrid) -> Gradients:
     queries = _BackwardQueries(
         grid.split_queries(q),
         grid.split_queries(saved.d_output.astype(q.dtype)),
-        grid.split_rows(saved.total),
-        grid.split_rows(saved.delta),
+        *(grid.split_queries(x[..., None])[..., 0] for x in (saved.total, saved.delta)),
     )
 
     def visit_keys(dq: jax.Array, chunk: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

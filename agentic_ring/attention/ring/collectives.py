@@ -18,14 +18,10 @@ class RingAxis:
         8 devices      size 8, stride 1     0 1 2 3 4 5 6 7
                        size 4, stride 1     0 1 2 3 | 4 5 6 7            inner rings of 4
                        size 2, stride 4     0 4 | 1 5 | 2 6 | 3 7        the outer rings that join them
-
-    Attributes:
-      names: mesh axes; none for a ring of one device.
-      size: devices of a ring.
-      stride: distance between neighbours.
     """
 
     names: tuple[str, ...] = ()
+    """Mesh axes; none for a ring of one device."""
     size: int = 1
     stride: int = 1
 

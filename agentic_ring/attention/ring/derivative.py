@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from agentic_ring.attention.inputs import AttentionInputs
-from agentic_ring.attention.kernels.interface import Saved
+from agentic_ring.attention.kernels.interface import Saved, SoftmaxState, with_sinks
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.ring.hop import Block, Hop, Queries, join_pair, split_pair
 from agentic_ring.attention.ring.transport import Transport
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, with_sinks
 
 SAVED_NAMES = ("attention_output", "attention_logsumexp")
 """Names of the two results of the forward that the backward needs beside q, k and v. Where a policy of

@@ -18,17 +18,25 @@ Everywhere else (explicit positions, striped order, a prefix, dropout) positions
 and the kernel finds out chunk by chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.inputs import Expansion, Layout
-from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, Tile
+from agentic_ring.attention.kernels.interface import (
+    Gradients,
+    Kernel,
+    Saved,
+    SoftmaxState,
+    Tile,
+    merge,
+    state_dtype,
+)
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, merge, state_dtype
 
 Tree = TypeVar("Tree")
 
@@ -65,17 +73,12 @@ class Sums(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """What stays on a device.
-
-    Attributes:
-      q: its queries [B, T, N, H].
-      labels: their labels.
-      expansion: makes keys and values of a block that holds latents; else None.
-    """
+    """What stays on a device: its queries [B, T, N, H] and their labels."""
 
     q: jax.Array
     labels: TokenLabels
     expansion: Expansion | None = None
+    """Makes keys and values of a block that holds latents; else None."""
 
     def pair(self, block: Block) -> tuple[jax.Array, jax.Array]:
         """The keys [B, S, K, H] and values [B, S, K, V] of a block."""
@@ -100,17 +103,14 @@ class Queries(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The device that a block of keys comes from.
-
-    Attributes:
-      here: this device's place in the ring.
-      source: the place of the device whose block it is.
-      distance: how many places before this device that is, where it is static; 0 is its own block.
-    """
+    """The device that a block of keys comes from."""
 
     here: jax.Array | int
+    """This device's place in the ring."""
     source: jax.Array | int
+    """The place of the device whose block it is."""
     distance: int | None = None
+    """How many places before this device that is, where it is static; 0 is its own block."""
 
     @property
     def own(self) -> bool:
@@ -125,16 +125,13 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Hop:
-    """The static part of a hop.
-
-    Attributes:
-      layout: the order of the sequence over the ring, where tiles follow from it; None where the
-        labels carry positions instead, or where no token's place matters.
-    """
+    """The static part of a hop."""
 
     kernel: Kernel
     spec: MaskSpec
     layout: Layout | None
+    """The order of the sequence over the ring, where tiles follow from it; None where the labels carry
+    positions instead, or where no token's place matters."""
 
     def forward(
         self, state: SoftmaxState | None, queries: Queries, block: Block, origin: Origin, scores: Scores
@@ -146,20 +143,12 @@ class Hop:
             more = self.kernel.forward(Tile(queries.q, *queries.pair(block), mask, scores))
             return more if state is None else merge(state, more)
 
-        if self.layout is None or origin.own:
-            return with_whole(self.spec)
-        assert state is not None, "a device's own block comes first"
-        if self.layout == "zigzag":
+        def with_quarter(quarter: "_Quarter", state: SoftmaxState) -> SoftmaxState:
+            more = self.kernel.forward(quarter.tile(scores))
+            merged = merge(jax.tree.map(quarter.rows.of, state), more)
+            return jax.tree.map(quarter.rows.put, state, merged)
 
-            def with_quarter(number: jax.Array, state: SoftmaxState) -> SoftmaxState:
-                quarter = _Quarter.of(number, queries, block, origin.earlier)
-                more = self.kernel.forward(quarter.tile(scores))
-                merged = merge(jax.tree.map(quarter.rows.of, state), more)
-                return jax.tree.map(quarter.rows.put, state, merged)
-
-            return jax.lax.fori_loop(0, 2, with_quarter, state)
-        attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: state)
+        return self._by_tiles(queries, block, origin, state, with_whole, with_quarter)
 
     def backward(
         self,
@@ -179,41 +168,46 @@ class Hop:
             more, d_tile = queries.gradients(block, self.kernel.backward(tile, saved))
             return _plus(sums, more), _plus(d_block, d_tile)
 
+        def with_quarter(quarter: "_Quarter", found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+            gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
+            return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+
+        if d_block is None and self.layout is not None and not origin.own:
+            d_block = jnp.zeros_like(block.keys_values, state_dtype(block.keys_values.dtype))
+        return self._by_tiles(queries, block, origin, (sums, d_block), with_whole, with_quarter)
+
+    def _by_tiles(
+        self,
+        queries: Queries,
+        block: Block,
+        origin: Origin,
+        carry: Any,
+        with_whole: Callable[..., Any],
+        with_quarter: Callable[["_Quarter", Any], Any],
+    ) -> Any:
+        """The carry after the whole block, or after what of it the queries attend to."""
         if self.layout is None or origin.own:
             return with_whole(self.spec)
-        assert sums is not None, "a device's own block comes first"
-        if d_block is None:
-            d_block = jnp.zeros_like(block.keys_values, state_dtype(block.keys_values.dtype))
         if self.layout == "zigzag":
 
-            def with_quarter(number: jax.Array, found: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
-                quarter = _Quarter.of(number, queries, block, origin.earlier)
-                gradients = self.kernel.backward(quarter.tile(scores), jax.tree.map(quarter.rows.of, saved))
-                return quarter.add(*found, *quarter.queries.gradients(quarter.block, gradients))
+            def visit(number: jax.Array, carry: Any) -> Any:
+                return with_quarter(_Quarter.of(number, queries, block, origin.earlier), carry)
 
-            return jax.lax.fori_loop(0, 2, with_quarter, (sums, d_block))
-        attends, spec, offset = self._contiguous(queries, origin)
-        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: (sums, d_block))
-
-    def _contiguous(self, queries: Queries, origin: Origin) -> tuple[jax.Array, MaskSpec, int]:
-        """(whether the block is attended, its mask, its offset) for another device's whole block."""
-        if self.spec.window is None:
-            return origin.earlier, _EVERYTHING, 0
-        assert origin.distance is not None, "the hops of a window are unrolled"
-        # A block that came round the end of the sequence is no neighbour.
-        attends = jnp.asarray(origin.source == origin.here - origin.distance)
-        return attends, self.spec, origin.distance * queries.q.shape[1]
+            return jax.lax.fori_loop(0, 2, visit, carry)
+        attends, spec, offset = origin.earlier, _EVERYTHING, 0
+        if self.spec.window is not None:
+            assert origin.distance is not None, "the hops of a window are unrolled"
+            # A block that came round the end of the sequence is no neighbour.
+            attends = jnp.asarray(origin.source == origin.here - origin.distance)
+            spec, offset = self.spec, origin.distance * queries.q.shape[1]
+        return jax.lax.cond(attends, lambda: with_whole(spec, offset), lambda: carry)
 
 
 _EVERYTHING = MaskSpec(causal=False)
 
 
 class _Half(NamedTuple):
-    """Half of a block of the sequence, in zigzag order.
-
-    Attributes:
-      number: 0 for the early half, 1 for the late one.
-    """
+    """Half of a block of the sequence, in zigzag order: number 0 is the early one, 1 the late one."""
 
     number: jax.Array
 
@@ -250,8 +244,8 @@ class _Quarter(NamedTuple):
         return cls(
             rows,
             keys,
-            queries._replace(q=rows.of(queries.q), labels=queries.labels.map(rows.of)),
-            Block(keys.of(block.keys_values, 2), block.labels.map(keys.of)),
+            queries._replace(q=rows.of(queries.q), labels=jax.tree.map(rows.of, queries.labels)),
+            Block(keys.of(block.keys_values, 2), jax.tree.map(keys.of, block.labels)),
         )
 
     def tile(self, scores: Scores) -> Tile:

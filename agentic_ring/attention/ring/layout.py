@@ -27,6 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.inputs import LAYOUTS, Layout, Schedule
+from agentic_ring.attention.kernels.xla import default_chunk
+from agentic_ring.attention.mask import Bounds, HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.errors import ArgumentError, UnknownNameError
 
@@ -52,9 +54,7 @@ def padded_length(
     """The smallest length >= ``length`` that ``layout`` spreads evenly over the ring.
 
     Args:
-      length: tokens of the sequence.
-      ring: devices that share the sequence.
-      layout: one of ``LAYOUTS``.
+      length: tokens of the sequence, which ``ring`` devices share.
       unit: tokens that must stay together, such as the four of one environment step: every device
         (in zigzag every half of a device, in block_striped every stripe) then holds a multiple of them.
       schedule: the schedule of the ring; "bidirectional" cuts each device's block into quarters.
@@ -62,7 +62,8 @@ def padded_length(
       permuted: whether the devices hold the sequence in ``layout`` already. If not, they hold consecutive
         blocks, and the groups exchange tokens.
     """
-    _check_layout(layout)
+    if layout not in LAYOUTS:
+        raise UnknownNameError("layout", layout, LAYOUTS)
     if length < 1 or ring < 1 or unit < 1:
         raise ArgumentError(f"length, ring and unit must be at least 1, got {length}, {ring}, {unit}")
     groups = ring // ulysses
@@ -110,13 +111,16 @@ def shard_order(layout: Layout, length: int, ring: int, index: int | jax.Array) 
 
     Args:
       length: tokens of the sequence, as ``padded_length`` gives it.
-      ring: devices of the ring, P.
       index: device in the ring; may be a traced value such as ``jax.lax.axis_index``.
 
     Raises:
       ArgumentError: the length does not spread evenly; see ``padded_length``.
     """
-    _check_length(layout, length, ring)
+    if (needed := padded_length(length, ring, layout)) != length:
+        raise ArgumentError(
+            f"a sequence of {length} tokens does not spread evenly over a ring of {ring} in {layout} order; "
+            f"pad it to {needed} tokens (agentic_ring.attention.padded_length)"
+        )
     block = length // ring
     place = np.arange(block, dtype=np.int32)
     if layout == "contiguous" or ring == 1:
@@ -141,20 +145,6 @@ def inverse_order(permutation: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def _check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise UnknownNameError("layout", layout, LAYOUTS)
-
-
-def _check_length(layout: Layout, length: int, ring: int) -> None:
-    needed = padded_length(length, ring, layout)
-    if needed != length:
-        raise ArgumentError(
-            f"a sequence of {length} tokens does not spread evenly over a ring of {ring} in {layout} order; "
-            f"pad it to {needed} tokens (agentic_ring.attention.padded_length)"
-        )
-
-
 def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     """From this device's consecutive block [B, T, ...] to its block in ``layout``.
 
@@ -165,9 +155,8 @@ def to_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     if layout == "zigzag":
         evens, odds = _zigzag_routes(axis.size)
         early, late = jnp.split(x, 2, axis=1)  # halves 2i and 2i + 1 of the sequence
-        return jnp.concatenate(
-            _even_first(axis.permute(early, evens), axis.permute(late, odds), axis), axis=1
-        )
+        moved = _even_first(axis.permute(early, evens), axis.permute(late, odds), axis)
+        return jnp.concatenate(moved, axis=1)
     return x
 
 
@@ -176,12 +165,10 @@ def from_layout(x: jax.Array, layout: Layout, axis: RingAxis) -> jax.Array:
     if layout in ("striped", "block_striped"):
         return _restripe(x, axis, stripe_length(layout, x.shape[1], axis.size), True)
     if layout == "zigzag":
-        evens, odds = _zigzag_routes(axis.size)
+        evens, odds = (inverse_order(np.array(route)).tolist() for route in _zigzag_routes(axis.size))
         early, late = jnp.split(x, 2, axis=1)
         even, odd = _even_first(early, late, axis)
-        return jnp.concatenate(
-            (axis.permute(even, _inverse(evens)), axis.permute(odd, _inverse(odds))), axis=1
-        )
+        return jnp.concatenate((axis.permute(even, evens), axis.permute(odd, odds)), axis=1)
     return x
 
 
@@ -191,15 +178,8 @@ def _zigzag_routes(ring: int) -> tuple[list[int], list[int]]:
     Half h starts on device h // 2 and goes to device h, or 2P - 1 - h where h >= P: of the two
     halves that a device ends with, h and 2P - 1 - h, one is even and one is odd.
     """
-
-    def destination(half: int) -> int:
-        return min(half, 2 * ring - 1 - half)
-
-    return [destination(2 * i) for i in range(ring)], [destination(2 * i + 1) for i in range(ring)]
-
-
-def _inverse(destinations: list[int]) -> list[int]:
-    return [destinations.index(place) for place in range(len(destinations))]
+    destinations = [min(half, 2 * ring - 1 - half) for half in range(2 * ring)]
+    return destinations[::2], destinations[1::2]
 
 
 def _even_first(a: jax.Array, b: jax.Array, axis: RingAxis) -> tuple[jax.Array, jax.Array]:
@@ -242,3 +222,61 @@ def _restripe_backward(axis: RingAxis, stripe: int, back: bool, _: None, d_x: ja
 
 
 _restripe.defvjp(_restripe_forward, _restripe_backward)
+
+
+def balanced_layout(mask: MaskSpec, labels: bool, ring: int, block: int, platform: str) -> Layout:
+    """The layout that gives the devices of a ring, each with ``block`` tokens, the most even work.
+
+    ``labels`` says whether tokens have segment ids, or keys are hidden from ranges of rows.
+    """
+    if mask.window is not None and not mask.prefix:
+        reach = -(-(mask.window - 1) // block) * (1 if mask.causal else 2)
+        if reach < ring - 1:
+            return "contiguous"  # a device exchanges with few others, and all have nearly the same work
+    uneven = labels or mask.window is not None or (mask.causal and mask.prefix > 0)
+    if uneven and platform != "tpu":  # whose fast kernel takes no tokens with positions of their own
+        return "block_striped"
+    plain_causal = mask.causal and mask.window is None and not mask.prefix
+    return "zigzag" if plain_causal else "contiguous"
+
+
+def tile_counts(
+    layout: Layout, ring: int, length: int, mask: MaskSpec, segment_ids: np.ndarray | None = None
+) -> np.ndarray:
+    """Tiles that each device computes in each hop, int [hops, devices], for one head and all rows.
+
+    A tile is a chunk of queries by one of keys that the mask does not leave empty. A hop lasts as long as its
+    slowest device.
+
+    Args:
+      length: tokens of the sequence; padded as ``padded_length`` says.
+      segment_ids: int [B, length], negative for padding; None is one segment.
+    """
+    padded = padded_length(length, ring, layout)
+    segments = np.zeros((1, length), np.int32) if segment_ids is None else segment_ids
+    labels = TokenLabels(jnp.arange(length)[None], jnp.asarray(segments, jnp.int32)).pad(padded - length)
+    block = padded // ring
+    run = chunk_run(layout, block, ring)
+    chunk = default_chunk(run or block, halves=run is None)
+
+    def bounds(device: int) -> Bounds:
+        places = shard_order(layout, padded, ring, device)
+        mine = jax.tree.map(lambda x: x[:, places], labels).pad(-block % chunk)
+        return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, chunk), mine).bounds()
+
+    shards = [bounds(device) for device in range(ring)]
+
+    def tiles(device: int, hop: int) -> int:
+        query = jax.tree.map(lambda x: x[:, :, None], shards[device])
+        key = jax.tree.map(lambda x: x[:, None], shards[(device - hop) % ring])
+        return int(HopMask(mask, labels, labels).reachable(query, key).sum())
+
+    return np.array([[tiles(device, hop) for device in range(ring)] for hop in range(ring)])
+
+
+def imbalance(tiles: np.ndarray) -> float:
+    """The critical path over the ideal, from tiles [hops, devices]; 1 is a perfect balance.
+
+    The critical path is the sum over hops of the largest number, the ideal that of the mean.
+    """
+    return float(tiles.max(axis=1).sum() / tiles.mean(axis=1).sum())

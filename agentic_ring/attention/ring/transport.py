@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.inputs import Schedule
+from agentic_ring.attention.kernels.interface import SoftmaxState
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.hop import Block, Origin, Sums
-from agentic_ring.attention.softmax import SoftmaxState
 
 Attend = Callable[[SoftmaxState | None, Block, Origin], SoftmaxState]
 """One hop of the forward: the state, None for that of no block, with one more block."""
@@ -53,40 +53,21 @@ class Transport(Protocol):
 class Ring:
     """Every block goes once round the ring (arXiv 2310.01889).
 
-        hop           0          1          2          3         ring of 4
-        device 0   q0 . k0    q0 . k3    q0 . k2    q0 . k1
-        device 1   q1 . k1    q1 . k0    q1 . k3    q1 . k2      P blocks seen in P - 1 permutes
-        ...
-
-    Attributes:
-      schedule: "bidirectional" sends half of each block each way round, which uses both directions of
-        every link: half the time where transfers are what a hop waits for.
+    hop           0          1          2          3         ring of 4
+    device 0   q0 . k0    q0 . k3    q0 . k2    q0 . k1
+    device 1   q1 . k1    q1 . k0    q1 . k3    q1 . k2      P blocks seen in P - 1 permutes
+    ...
     """
 
     axis: RingAxis
     schedule: Schedule = "unidirectional"
+    """"bidirectional" sends half of each block each way round, which uses both directions of every link: half
+    the time where transfers are what a hop waits for."""
 
     def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
-        size, index = self.axis.size, self.axis.index()
-        own = Origin(index, index, distance=0)
-        if size == 1:
-            return attend(state, block, own)
-
-        def hop(state: SoftmaxState, parts: tuple[Block, ...], number: Any) -> SoftmaxState:
-            for part, direction in zip(parts, self._directions, strict=True):
-                state = attend(state, part, self._origin(index, number, direction))
-            return state
-
-        def scanned(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
-            state, parts = carry
-            following = self._travel(parts)
-            return (hop(state, parts, number), following), None
-
-        following = self._travel(self._split(block))
-        state = attend(state, block, own)
-        (state, parts), _ = jax.lax.scan(scanned, (state, following), jnp.arange(1, size - 1))
-        return hop(state, parts, size - 1)
+        # As the backward, with no gradient to travel along.
+        return self._go_round(block, lambda state, _, *hop: (attend(state, *hop), None), state, None)[0]
 
     def backward(
         self,
@@ -96,17 +77,19 @@ class Ring:
         d_block: jax.Array | None = None,
     ) -> tuple[Sums, jax.Array]:
         """See ``Transport``."""
+        return self._go_round(block, differentiate, sums, d_block)
+
+    def _go_round(self, block: Block, visit: Callable, sums: Any, d_block: Any) -> Any:
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
         if size == 1:
-            return differentiate(sums, d_block, block, own)
+            return visit(sums, d_block, block, own)
 
-        def hop(
-            sums: Sums, d_parts: tuple[jax.Array, ...], parts: tuple[Block, ...], number: Any
-        ) -> tuple[Sums, tuple[jax.Array, ...]]:
+        def hop(sums: Any, d_parts: tuple, parts: tuple[Block, ...], number: Any) -> tuple[Any, tuple]:
             d_blocks = []
             for part, d_part, direction in zip(parts, d_parts, self._directions, strict=True):
-                sums, d_part = differentiate(sums, d_part, part, self._origin(index, number, direction))
+                origin = Origin(index, (index - direction * number) % size)
+                sums, d_part = visit(sums, d_part, part, origin)
                 d_blocks.append(d_part)
             return sums, tuple(d_blocks)
 
@@ -116,20 +99,16 @@ class Ring:
             return (*hop(sums, d_parts, parts, number), following), None
 
         following = self._travel(self._split(block))
-        sums, d_block = differentiate(sums, d_block, block, own)
+        sums, d_block = visit(sums, d_block, block, own)
         d_parts = tuple(part.keys_values for part in self._split(Block(d_block, TokenLabels())))
         carry, _ = jax.lax.scan(scanned, (sums, d_parts, following), jnp.arange(1, size - 1))
         sums, d_parts, parts = carry
-        d_parts = self._travel(d_parts)
-        sums, d_parts = hop(sums, d_parts, parts, size - 1)
+        sums, d_parts = hop(sums, self._travel(d_parts), parts, size - 1)
         return sums, self._join(self._travel(d_parts))
 
     @property
     def _directions(self) -> tuple[int, ...]:
         return (1,) if self.schedule == "unidirectional" else (1, -1)
-
-    def _origin(self, index: Any, number: Any, direction: int) -> Origin:
-        return Origin(index, (index - direction * number) % self.axis.size)
 
     def _travel(self, parts: tuple) -> tuple:
         """Each part one place on in its direction."""
@@ -142,8 +121,8 @@ class Ring:
 
         So the parts of a zigzag block are zigzag blocks themselves, and every hop stays balanced.
         """
-        if self.schedule == "unidirectional":
-            return (block,)
+        if self.schedule == "unidirectional" or block.keys_values is None:
+            return (block,) * len(self._directions)
         quarters = jnp.split(block.keys_values, 4, axis=2)
         labels = jax.tree.map(lambda x: jnp.split(x, 4, axis=1), block.labels)
 
@@ -159,7 +138,7 @@ class Ring:
         return part(0, 2), part(1, 3)
 
     def _join(self, parts: tuple[jax.Array, ...]) -> jax.Array:
-        if self.schedule == "unidirectional":
+        if self.schedule == "unidirectional" or parts[0] is None:
             return parts[0]
         (a, b), (c, d) = (jnp.split(part, 2, axis=2) for part in parts)
         return jnp.concatenate((a, c, b, d), axis=2)
@@ -171,14 +150,12 @@ class DoubleRing:
 
     The transfer to the next inner ring has a whole round of the inner one to hide behind, so that
     the outer links may be slower by the size of the inner ring.
-
-    Attributes:
-      outer: joins devices of the same place in their inner rings.
-      inner: a run of neighbours, on fast links.
     """
 
     outer: Ring
+    """Joins devices of the same place in their inner rings."""
     inner: Ring
+    """A run of neighbours, on fast links."""
 
     def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
         """See ``Transport``."""
@@ -218,13 +195,9 @@ class DoubleRing:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A few blocks before and after a device's own, each fetched from where it lies.
+    """The ``before`` and ``after`` blocks around a device's own, each fetched from where it lies.
 
     For a sliding window over consecutive blocks: devices out of the window exchange nothing.
-
-    Attributes:
-      before: how many blocks before its own a device attends to.
-      after: how many after it.
     """
 
     axis: RingAxis

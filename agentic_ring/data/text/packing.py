@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import MaskSpec
 from agentic_ring.attention.mask import PADDING
-from agentic_ring.attention.ring.balance import balanced_layout
-from agentic_ring.attention.ring.layout import Layout, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, balanced_layout, order, padded_length
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.conversation_tokens import TokenizedText

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentic_ring.attention import MaskSpec, reference_attention
+from agentic_ring.attention import MaskSpec
 from agentic_ring.attention.cache import (
     EMPTY_SLOT,
     CachedAttentionInputs,
@@ -16,10 +16,10 @@ from agentic_ring.attention.cache import (
     empty_cache,
     slots_needed,
 )
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
-from agentic_ring.attention.cache.decode import attend_new_tokens
-from agentic_ring.attention.cache.storage import store_like
+from agentic_ring.attention.cache.cached_attention import attend_chunk, attend_new_tokens
+from agentic_ring.attention.cache.kv_cache import store_like
 from agentic_ring.mesh import MeshShape, ShardingRules, mesh_on_first_devices
+from tests.attention.oracle import exact, random_arrays
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 8
 RULES = ShardingRules()
@@ -31,19 +31,14 @@ MASKS = {
 }
 
 
-def tokens(batch: int, length: int, seed: int = 0, heads=(HEADS, KEY_HEADS)) -> tuple[np.ndarray, ...]:
+def tokens(batch: int, length: int, heads=(HEADS, KEY_HEADS)) -> list[np.ndarray]:
     """Random query, key and value of a sequence."""
-    random = np.random.default_rng(seed)
-    shapes = [(batch, length, count, HEAD_DIM) for count in (heads[0], heads[1], heads[1])]
-    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
+    return random_arrays(*((batch, length, count, HEAD_DIM) for count in heads))[:3]
 
 
 def oracle(query, key, value, positions, mask: MaskSpec, **scores: float | None) -> np.ndarray:
     """Attention in float64; ``positions`` is a (query, key) pair, ``scores`` are scale and soft cap."""
-    with jax.enable_x64(True):
-        arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (query, key, value))
-        reference = jax.jit(partial(reference_attention, mask=mask, **scores))
-        return np.asarray(reference(*arrays, positions=positions))
+    return exact((query, key, value, np.zeros_like(query)), mask, positions=positions, **scores).output
 
 
 def make_cache(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention.cache import EMPTY_SLOT, append_blocks, tile_attention
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache import EMPTY_SLOT, append_blocks, shard_attention
+from agentic_ring.attention.cache.cached_attention import attend_chunk
 from agentic_ring.attention.kernels import registry
 from agentic_ring.attention.kernels.interface import Tile
 from agentic_ring.attention.kernels.splash import SplashKernel
@@ -25,6 +25,7 @@ from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape
 from tests.attention.cache.sequences import CAUSAL, RULES, compile_step, counted, follow
 from tests.attention.kernels.tiles import arrays, unlabelled
+from tests.attention.oracle import exact
 
 
 class Wrong:
@@ -46,7 +47,7 @@ def on_hardware(monkeypatch) -> Callable:
         splash, xla = splash if "splash" in right else Wrong(splash), xla if "xla" in right else Wrong(xla)
         monkeypatch.setitem(registry._ORDER, "cpu", ("splash", "xla"))
         monkeypatch.setitem(registry._KERNELS, "splash", lambda: splash)
-        monkeypatch.setattr(tile_attention, "select_kernel", lambda name: xla)
+        monkeypatch.setattr(shard_attention, "select_kernel", lambda name: xla)
 
     return give
 
@@ -102,25 +103,24 @@ def whole_rows(first: int, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("make", "mask", "chunk", "ring"),
+    ("make", "mask", "chunk", "ring", "kernel"),
     [
-        (between, CAUSAL, 128, 1),
-        (with_holes, CAUSAL, 128, 1),
-        (whole_rows, MaskSpec(window=40), 128, 1),
-        (whole_rows, CAUSAL, 100, 1),
-        pytest.param(with_holes, CAUSAL, 128, 2, marks=pytest.mark.slow),
+        (between, CAUSAL, 128, 1, "auto"),
+        (with_holes, CAUSAL, 128, 1, "auto"),
+        (whole_rows, MaskSpec(window=40), 128, 1, "auto"),
+        (whole_rows, CAUSAL, 100, 1, "auto"),
+        (whole_rows, CAUSAL, 128, 1, "xla"),
+        pytest.param(with_holes, CAUSAL, 128, 2, "auto", marks=pytest.mark.slow),
     ],
-    ids=["out of order", "holes", "window", "100 tokens", "holes, ring"],
+    ids=["out of order", "holes", "window", "100 tokens", "asked for", "holes, ring"],
 )
-def test_what_it_does_not_serve_runs_the_xla_kernel(on_hardware, make, mask, chunk, ring):
+def test_what_it_does_not_serve_runs_the_xla_kernel(on_hardware, make, mask, chunk, ring, kernel):
     # On a ring some blocks are simple all the same.
     on_hardware(*(("xla",) if ring == 1 else ("xla", "splash")))
-    prefill(ring, make(chunk * ring, 2 * chunk * ring), chunk * ring, mask=mask, heads=(2, 1))
+    prefill(ring, make(chunk * ring, 2 * chunk * ring), chunk * ring, kernel, mask=mask, heads=(2, 1))
 
 
-def test_the_xla_kernel_can_be_asked_for(on_hardware):
-    on_hardware("xla")
-    prefill(1, whole_rows(128, 256), 128, kernel="xla")
+def test_a_kernel_of_another_platform_is_refused():
     with pytest.raises(ArgumentError, match="'cudnn'"):
         prefill(1, whole_rows(128, 256), 128, kernel="cudnn")
 
@@ -135,14 +135,10 @@ def test_the_xla_kernel_can_be_asked_for(on_hardware):
     ],
 )
 def test_keys_beyond_their_length_are_not_there(kernel, spec):
-    q, k, v, _ = arrays(128, 256, batch=3)
-    mask, scores, lengths = unlabelled(spec), Scores(0.3), [256, 77, 0]
-    padded = Tile(q, k, v, replace(mask, key_lengths=jnp.array(lengths)), scores)
-    state = jax.jit(kernel.forward)(padded)
-    for row, length in enumerate(lengths[:2]):
-        alone = Tile(q[row][None], k[row][None, :length], v[row][None, :length], mask, scores)
-        expected = VanillaKernel().forward(alone)
-        np.testing.assert_allclose(state.output[row], expected.output[0], atol=2e-6)
-        np.testing.assert_allclose(state.logsumexp[row], expected.logsumexp[0], atol=2e-6)
-    assert not np.any(state.output[2])
-    assert np.isneginf(state.logsumexp[2]).all()
+    given, lengths, places = arrays(128, 256, batch=3), np.array([256, 77, 0]), np.arange(256)
+    mask = replace(unlabelled(spec), key_lengths=jnp.array(lengths))
+    state = jax.jit(kernel.forward)(Tile(*given[:3], mask, Scores(0.3)))
+    positions = places[None, :128], np.where(places < lengths[:, None], places, EMPTY_SLOT)
+    expected = exact(given, spec, positions=positions, scale=0.3)
+    np.testing.assert_allclose(state.output, expected.output, atol=2e-6)
+    np.testing.assert_allclose(state.logsumexp, expected.logsumexp, atol=2e-6)

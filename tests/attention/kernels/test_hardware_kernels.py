@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType
 
 from agentic_ring.attention.cache import CachedAttentionInputs, cache_specs, empty_cache
-from agentic_ring.attention.cache.chunked_prefill import attend_chunk
+from agentic_ring.attention.cache.cached_attention import attend_chunk
 from agentic_ring.attention.kernels.cudnn import CudnnKernel
 from agentic_ring.attention.kernels.interface import Saved, Tile
 from agentic_ring.attention.kernels.splash import SplashKernel

@@ -1,8 +1,4 @@
-"""Overlap of a ring's transfers with compute, in the schedule of a program compiled for a TPU."""
-
-import re
-from collections.abc import Iterator
-from typing import NamedTuple
+"""Overlap of a ring's transfers with compute, in the text of a schedule and in a program for a TPU."""
 
 import jax
 import jax.numpy as jnp
@@ -11,70 +7,47 @@ import pytest
 from agentic_ring.attention import attention
 from agentic_ring.mesh import MeshShape, make_mesh
 from evals.compile.machines import CompilerMissingError, compile_target
+from tests.compiled_schedule import Hop, hops, parse
 
-COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}$", re.MULTILINE | re.DOTALL)
-CALLED = re.compile(r"(?:calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
-BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-PRODUCT = re.compile(r' (?:dot|convolution)\(|custom_call_target="tpu_custom_call"')
+SCHEDULE = """\
+%product (a: bf16[8,8]) -> f32[8,8] {
+  %a = bf16[8,8]{1,0} parameter(0)
+  ROOT %dot.1 = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
 
+%condition (state: (s32[], bf16[2,8,8])) -> pred[] {
+  %state = (s32[], bf16[2,8,8]{2,1,0}) parameter(0)
+  %limit = s32[] constant(3)
+  %count = s32[] get-tuple-element(%state), index=0
+  ROOT %below = pred[] compare(%count, %limit), direction=LT
+}
 
-class Hop(NamedTuple):
-    """A permute after which an array is back on its device in ``ring`` repetitions."""
+%body (state.1: (s32[], bf16[2,8,8])) -> (s32[], bf16[2,8,8]) {
+  %state.1 = (s32[], bf16[2,8,8]{2,1,0}) parameter(0)
+  %block = bf16[2,8,8]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state.1), index=1
+  %send = (bf16[2,8,8]{2,1,0:T(8,128)(2,1)}, bf16[2,8,8]{2,1,0}, u32[]) collective-permute-start(%block), \
+channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, metadata={op_name="jit(f)/ppermute"}
+  %scores = f32[8,8]{1,0} fusion(%block, %block), kind=kOutput, calls=%product
+  %kernel = f32[8,8]{1,0} custom-call(%block), custom_call_target="tpu_custom_call"
+  %arrived = bf16[2,8,8]{2,1,0} collective-permute-done(%send)
+  ROOT %next = (s32[], bf16[2,8,8]{2,1,0}) tuple(%count, %arrived)
+}
 
-    times: int
-    backward: bool
-    floats: bool
-    overlapped: bool
-
-
-class Schedule:
-    """The lines of each computation of ``jax.stages.Compiled.as_text()``, in the order in which they run."""
-
-    def __init__(self, text: str):
-        self.lines = {name: body.splitlines() for _, name, body in COMPUTATION.findall(text)}
-        self.entry = next(name for entry, name, _ in COMPUTATION.findall(text) if entry)
-
-    def called(self, line: str) -> list[str]:
-        names = CALLED.findall(line) + re.findall(r"[\w.\-]+", " ".join(BRANCHES.findall(line)))
-        return [name for name in names if name in self.lines]
-
-    def computes(self, line: str) -> bool:
-        """Whether a line, or what it calls, is a matrix product or a kernel."""
-        inner = (other for name in self.called(line) for other in self.lines[name])
-        return bool(PRODUCT.search(line)) or any(self.computes(other) for other in inner)
-
-    def trips(self, line: str) -> int:
-        """How often a loop runs, which counts from 0 up to a constant; 1 for other lines."""
-        condition = re.search(r"condition=%?([\w.\-]+)", line)
-        lines = self.lines[condition[1]] if condition else []
-        limits = [int(limit) for line in lines for limit in re.findall(r" constant\((\d+)\)", line)]
-        return limits[0] if len(limits) == 1 else 1
-
-    def hops(self, ring: int, name: str = "", times: int = 1) -> Iterator[Hop]:
-        lines = self.lines[name or self.entry]
-        for place, line in enumerate(lines):
-            if re.search(r" (?:while|conditional|call)\(", line):
-                for called in self.called(line):
-                    yield from self.hops(ring, called, times * self.trips(line))
-            if not (start := re.search(r"%?([\w.\-]+) = (\S+).* collective-permute(-start)?\(", line)):
-                continue
-            target = dict(re.findall(r"\{(\d+),(\d+)\}", line))
-            if {cycle(target, device) for device in target} != {ring}:
-                continue  # brings the sequence into another order
-            between = []
-            if start[3]:
-                done = rf" collective-permute-done\(.*%{re.escape(start[1])}\)"
-                last = next(n for n, other in enumerate(lines) if n > place and re.search(done, other))
-                between = lines[place + 1 : last]
-            floats = re.match(r"\(?(f|bf)\d", start[2]) is not None
-            yield Hop(times, "transpose(" in line, floats, any(map(self.computes, between)))
+ENTRY %main (x: (s32[], bf16[2,8,8])) -> f32[2,8,8] {
+  %x = (s32[], bf16[2,8,8]{2,1,0}) parameter(0)
+  %loop = (s32[], bf16[2,8,8]{2,1,0}) while(%x), condition=%condition, body=%body
+  %home = (f32[2,8,8]{2,1,0}, f32[2,8,8]{2,1,0}) collective-permute-start(%loop), \
+source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, metadata={op_name="jit(f)/transpose(jvp(g))/ppermute"}
+  %came = f32[2,8,8]{2,1,0} collective-permute-done(%home)
+  ROOT %halves = f32[2,8,8]{2,1,0} collective-permute(%came), source_target_pairs={{0,0},{1,2},{2,3},{3,1}}
+}
+"""
 
 
-def cycle(target: dict[str, str], start: str) -> int:
-    device, length = target[start], 1
-    while device != start and device in target and length <= len(target):
-        device, length = target[device], length + 1
-    return length
+def test_what_a_schedule_runs_while_an_array_travels():
+    late, overlapped = hops(parse(SCHEDULE), ring=4)
+    assert late == Hop(times=1, backward=True, floats=True, products=0)
+    assert overlapped == Hop(times=3, backward=False, floats=True, products=2)
 
 
 @pytest.mark.slow
@@ -95,9 +68,8 @@ def test_every_hop_on_a_tpu_overlaps_compute():
         output, transpose = jax.vjp(lambda q, k, v: attention(q, k, v, mesh=mesh, strategy="ring"), q, k, v)
         return output, transpose(d_output)
 
-    text = target.compile(jax.jit(both).lower(q, k, k, q)).as_text()
-    found = list(Schedule(text).hops(ring))
+    found = list(hops(parse(target.compile(jax.jit(both).lower(q, k, k, q)).as_text()), ring))
     assert sum(hop.times for hop in found if not hop.backward) >= ring - 1
-    late = [hop for hop in found if hop.floats and not hop.overlapped]
+    late = [hop for hop in found if hop.floats and not hop.products]
     assert len(late) <= 1
     assert all(hop.backward and hop.times == 1 for hop in late)

@@ -1,8 +1,8 @@
-"""Attention of one chunk of a long prompt: to everything cached before it, and to itself.
+"""Attention to a sharded cache: of a chunk of a long prompt, or of a few new tokens, and to each other.
 
-Either the queries go to the keys, or the keys go round the ring to the queries ("pass-Q" and "pass-KV" of
-arXiv 2411.01783). With the queries gathered, every device attends to its own shard of the cache and to its
-own block of the chunk, and hands each device what it found for that device's queries:
+For a chunk either the queries go to the keys, or the keys go round the ring to the queries ("pass-Q" and
+"pass-KV" of arXiv 2411.01783). With the queries gathered, every device attends to its own shard of the cache
+and to its own block of the chunk, and hands each device what it found for that device's queries:
 
     device             0          1          2          3
     has cached         S0         S1         S2         S3       any tokens, by position
@@ -15,19 +15,25 @@ That moves the chunk, whatever is cached; a ring moves what is cached, whatever 
 which is less: a ring where the chunk is a good part of the whole, the more so the more queries share a key.
 """
 
+from collections.abc import Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.cache.kv_cache import EMPTY_SLOT, on_shards, ring_axis
-from agentic_ring.attention.cache.shard_attention import CachedAttentionInputs, attend_to_shard
-from agentic_ring.attention.cache.tile_attention import attend_to_earlier_keys, attend_to_own_keys
-from agentic_ring.attention.kernels.interface import Tile
+from agentic_ring.attention.cache.shard_attention import (
+    CachedAttentionInputs,
+    attend_to_earlier_keys,
+    attend_to_own_keys,
+    attend_to_shard,
+)
+from agentic_ring.attention.kernels.interface import SoftmaxState, Tile, merge, merge_stacked
+from agentic_ring.attention.kernels.vanilla import VanillaKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.scores import Scores
-from agentic_ring.attention.softmax import SoftmaxState, merge, merge_stacked
 from agentic_ring.mesh import ShardingRules
 
 
@@ -60,11 +66,10 @@ def attend_chunk(
         ring = ring_axis(rules)
         state = attend_to_own_keys(_tile(inputs.query, inputs.positions, inputs, how), kernel)
         if ring.size == 1:
-            state = _attend_to_shards(state, inputs.query, inputs.positions, inputs, how)
-        elif ring_moves_less(inputs):
-            state = _around_ring(state, inputs, ring, how)
+            state = reduce(merge, _of_shards(inputs.query, inputs.positions, inputs, how), state)
         else:
-            state = _at_shards(state, inputs, ring, how)
+            attend = _around_ring if _ring_moves_less(inputs) else _at_shards
+            state = attend(state, inputs, ring, how)
         return state.output.astype(inputs.query.dtype)
 
     specs = inputs.specs(rules, tokens="sequence")
@@ -79,7 +84,7 @@ class _How(NamedTuple):
     kernel: str
 
 
-def ring_moves_less(inputs: CachedAttentionInputs) -> bool:
+def _ring_moves_less(inputs: CachedAttentionInputs) -> bool:
     """Whether a device's keys are fewer bytes than its queries and, in float32, their attention.
 
     A hop of the ring sends the former once; the latter go to and from each of the other devices.
@@ -99,14 +104,12 @@ def _tile(query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, h
     return Tile(query, keys.key, keys.value, pair, how.scores)
 
 
-def _attend_to_shards(
-    state: SoftmaxState, query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How
-) -> SoftmaxState:
-    """``state``, with the cached tokens that ``keys`` has."""
-    for shard in (keys.past, keys.prefix):
-        if shard is not None:
-            state = merge(state, attend_to_shard(query, positions, shard, *how))
-    return state
+def _of_shards(
+    query: jax.Array, positions: jax.Array, keys: CachedAttentionInputs, how: _How
+) -> Iterator[SoftmaxState]:
+    """Attention to the cached tokens that ``keys`` has."""
+    shards = (shard for shard in (keys.past, keys.prefix) if shard is not None)
+    return (attend_to_shard(query, positions, shard, *how) for shard in shards)
 
 
 def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis, how: _How) -> SoftmaxState:
@@ -116,7 +119,7 @@ def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxi
     def on_arrival(state: SoftmaxState, keys: Any) -> SoftmaxState:
         arrived = CachedAttentionInputs(query, *keys)
         state = merge(state, attend_to_earlier_keys(_tile(query, positions, arrived, how), how.kernel))
-        return _attend_to_shards(state, query, positions, arrived, how)
+        return reduce(merge, _of_shards(query, positions, arrived, how), state)
 
     def hop(carry: tuple[SoftmaxState, Any], _: None) -> tuple[tuple[SoftmaxState, Any], None]:
         state, keys = carry
@@ -124,7 +127,7 @@ def _around_ring(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxi
         return (on_arrival(state, keys), following), None
 
     following = ring.shift(_keys(inputs), 1)
-    state = _attend_to_shards(own, query, positions, inputs, how)
+    state = reduce(merge, _of_shards(query, positions, inputs, how), own)
     (state, keys), _ = jax.lax.scan(hop, (state, following), length=ring.size - 2)
     return on_arrival(state, keys)
 
@@ -141,10 +144,57 @@ def _at_shards(own: SoftmaxState, inputs: CachedAttentionInputs, ring: RingAxis,
     others = with_own(positions, jnp.full_like(inputs.positions, EMPTY_SLOT))
     state = attend_to_earlier_keys(_tile(query, others, inputs, how), how.kernel)
     state = jax.tree.map(with_own, state, own)
-    state = _attend_to_shards(state, query, positions, inputs, how)
+    state = reduce(merge, _of_shards(query, positions, inputs, how), state)
 
     def exchange(x: jax.Array) -> jax.Array:
         by_owner = x.reshape(x.shape[0], ring.size, -1, *x.shape[2:]).swapaxes(0, 1)
         return ring.all_to_all(by_owner, split_axis=0, concat_axis=0)
 
     return merge_stacked(jax.tree.map(exchange, state))
+
+
+def attend_new_tokens(
+    inputs: CachedAttentionInputs,
+    rules: ShardingRules,
+    mask: MaskSpec = MaskSpec(causal=True),
+    kernel: str = "auto",
+    scores: Scores | None = None,
+) -> jax.Array:
+    """Attention of a few new tokens to the cached ones and to each other.
+
+    Each device attends to its own shard of the cache. The results are merged by one all-reduce of
+    B x C x N float32 numbers (the maxima) and one of B x C x N x (H + 1), however much is cached; a
+    prefix adds none.
+
+    Args:
+      inputs: the arrays; those of the new tokens are the same on every device of the ring.
+      kernel: as in ``attend_chunk``, where the new tokens are more than a few.
+      scores: scale and soft cap of scores; None is a scale of 1 / sqrt(H) and no cap.
+
+    Returns:
+      [B, C, N, H] in the query's dtype; exactly 0 for padding.
+    """
+    how = _How(mask, scores or Scores(inputs.query.shape[-1] ** -0.5), kernel)
+
+    def local(inputs: CachedAttentionInputs) -> jax.Array:
+        query, positions = inputs.query, inputs.positions
+        new = VanillaKernel().forward(_tile(query, positions, inputs, how))
+        ring = ring_axis(rules).names
+        if ring:
+            query, positions = jax.lax.pcast((query, positions), ring, to="varying")
+        earlier = reduce(merge, _of_shards(query, positions, inputs, how))
+        earlier = _merge_over_ring(earlier, ring) if ring else earlier
+        return merge(earlier, new).output.astype(inputs.query.dtype)
+
+    specs = inputs.specs(rules, tokens=None)
+    return on_shards(local, (specs,), specs.query)(inputs)
+
+
+def _merge_over_ring(state: SoftmaxState, ring: tuple[str, ...]) -> SoftmaxState:
+    """Joins what every device found in its own shard; see ``merge`` for the two-way case."""
+    largest = jax.lax.pmax(state.logsumexp, ring)
+    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
+    weight = jnp.exp(state.logsumexp - largest)
+    output, total = jax.lax.psum((state.output * weight[..., None], weight), ring)
+    output = output / jnp.where(total == 0.0, 1.0, total)[..., None]
+    return SoftmaxState(output, largest + jnp.log(total))
