@@ -1,6 +1,6 @@
 """The table of domains and tasks, their environments, and ExoRL's flattening of observations.
 
-To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/schedule.py``. Tasks that
+To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/collect.py``. Tasks that
 dm_control's suite lacks are in ``own_tasks/``, in a module named after the domain with ``load(task, seed)``.
 """
 
