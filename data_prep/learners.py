@@ -31,12 +31,10 @@ class TD3Learner:
     Args:
       seeds: [P].
       reward_columns: [P], index of each member's reward among those of the replay buffer.
-
-    Attributes:
-      state: everything that an update changes, a pytree.
     """
 
     state: Any
+    """Everything that an update changes, a pytree."""
 
     def __init__(
         self,

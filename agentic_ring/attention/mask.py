@@ -31,20 +31,17 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """The static part of a mask.
-
-    Attributes:
-      causal: a query attends only to keys whose position is not after its own.
-      window: a query attends only to keys whose position differs from its own by less than this,
-        so that 1 is the token itself.
-      prefix: keys at positions below this are attended by every query of their segment, whatever
-        causal and window say: a prefix-LM, or the sink tokens that a sliding window keeps. For
-        prefixes of different lengths, give the tokens of each row's prefix the same position.
-    """
+    """The static part of a mask."""
 
     causal: bool = True
+    """A query attends only to keys whose position is not after its own."""
     window: int | None = None
+    """A query attends only to keys whose position differs from its own by less than this, so that 1 is the
+    token itself."""
     prefix: int = 0
+    """Keys at positions below this are attended by every query of their segment, whatever causal and window
+    say: a prefix-LM, or the sink tokens that a sliding window keeps. For prefixes of different lengths, give
+    the tokens of each row's prefix the same position."""
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:

@@ -88,19 +88,16 @@ def _mix(x: jax.Array) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scores:
-    """What a kernel applies before and after the softmax.
-
-    Attributes:
-      soft_cap: scaled scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2).
-      slopes: float [N] of this device's query heads; then slope * distance of the two tokens is taken off
-        (arXiv 2108.12409).
-      windows: int32 [N], likewise: a query attends only to keys nearer than the window of its head.
-    """
+    """What a kernel applies before and after the softmax."""
 
     scale: float = field(metadata={"static": True})
     soft_cap: float | None = field(default=None, metadata={"static": True})
+    """Scaled scores become soft_cap * tanh(score / soft_cap) (arXiv 2408.00118, section 2)."""
     slopes: jax.Array | None = None
+    """float [N] of this device's query heads; then slope * distance of the two tokens is taken off (arXiv
+    2108.12409)."""
     windows: jax.Array | None = None
+    """int32 [N], likewise: a query attends only to keys nearer than the window of its head."""
     dropout: Dropout | None = None
 
     @property

@@ -25,19 +25,16 @@ from agentic_ring.models.agentic_transformer import ChainSteps
 @partial(jax.tree_util.register_dataclass, data_fields=["steps", "weight", "seed"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class ChainBatch:
-    """A batch for training: steps of several chains, and the loss weight of each step's action.
-
-    Attributes:
-      steps: see ``ChainSteps``, [B, S].
-      weight: float32 [B, S], 0 for steps without loss.
-      seed: uint32 [B, S], the seed of each step's chain, for dropout.
-      layout: order of the steps over the ring.
-    """
+    """A batch for training: steps of several chains, and the loss weight of each step's action."""
 
     steps: ChainSteps
+    """See ``ChainSteps``, [B, S]."""
     weight: jax.Array
+    """float32 [B, S], 0 for steps without loss."""
     seed: jax.Array
+    """uint32 [B, S], the seed of each step's chain, for dropout."""
     layout: Layout
+    """Order of the steps over the ring."""
 
 
 @dataclass(frozen=True)

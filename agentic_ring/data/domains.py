@@ -24,31 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Domain:
-    """A body and its physics; the tasks of a domain differ only in reward and initial state.
-
-    Attributes:
-      observation_dim: O, length of the flattened observation.
-      action_dim: A, number of action components, each in [-1, 1].
-      physics_dim: length of MuJoCo's state: qpos, qvel and the activations of actuators that have one.
-      episode_steps: control steps per episode; no task ends early.
-      control_timestep_seconds: simulated time of one control step.
-      tasks: names of the tasks that share this physics.
-      own_tasks: those defined in ``own_tasks/``; dm_control's suite has the others.
-      recorded_rewards: number of reward columns in ExoRL's files.
-      force_entries: names of the observation entries that hold forces or accelerations, which do not follow
-        from the stored physics.
-    """
+    """A body and its physics; the tasks of a domain differ only in reward and initial state."""
 
     name: str
     observation_dim: int
+    """O, length of the flattened observation."""
     action_dim: int
+    """A, number of action components, each in [-1, 1]."""
     physics_dim: int
+    """Length of MuJoCo's state: qpos, qvel and the activations of actuators that have one."""
     episode_steps: int
+    """Control steps per episode; no task ends early."""
     control_timestep_seconds: float
+    """Simulated time of one control step."""
     tasks: tuple[str, ...]
+    """Names of the tasks that share this physics."""
     own_tasks: tuple[str, ...] = ()
+    """Those defined in ``own_tasks/``; dm_control's suite has the others."""
     force_entries: tuple[str, ...] = ()
+    """Names of the observation entries that hold forces or accelerations, which do not follow from the stored
+    physics."""
     recorded_rewards: int = 1
+    """Number of reward columns in ExoRL's files."""
 
     def decisions(self, action_repeat: int) -> int:
         """Number of decisions per episode if each action is held for ``action_repeat`` control steps."""

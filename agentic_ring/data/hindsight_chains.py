@@ -17,17 +17,14 @@ from agentic_ring.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """A chain before its data is read.
-
-    Attributes:
-      episodes: indices of its trajectories, in ascending return.
-      target: target return of all of them.
-      demonstrations: number of trajectories at the end that reach the target, at least 1.
-    """
+    """A chain before its data is read."""
 
     episodes: tuple[int, ...]
+    """Indices of its trajectories, in ascending return."""
     target: float
+    """Target return of all of them."""
     demonstrations: int = 1
+    """Number of trajectories at the end that reach the target, at least 1."""
 
 
 def returns_to_go(rewards: np.ndarray, target: float) -> np.ndarray:

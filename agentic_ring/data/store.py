@@ -47,20 +47,17 @@ NOISE_ALGORITHMS = frozenset({"random", "ou"})
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """An episode with its rewards and labels in the store.
-
-    Attributes:
-      rewards: task name -> float32 [T + 1], row 0 being 0.
-      algorithm: algorithm that chose the actions: ``td3``, ``rnd``, ``ou``, ``random``, or ExoRL's collector.
-      action_repeat: control steps for which every action was held.
-      source: name of the episode's file; unique within a store.
-    """
+    """An episode with its rewards and labels in the store."""
 
     episode: Episode
     rewards: dict[str, np.ndarray]
+    """Task name -> float32 [T + 1], row 0 being 0."""
     algorithm: str
+    """Algorithm that chose the actions: ``td3``, ``rnd``, ``ou``, ``random``, or ExoRL's collector."""
     action_repeat: int
+    """Control steps for which every action was held."""
     source: str
+    """Name of the episode's file; unique within a store."""
 
 
 class TrajectoryStore(SealedReader):

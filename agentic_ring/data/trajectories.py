@@ -61,20 +61,18 @@ class Episode:
 
     Transition i >= 1 leads from ``observation[i - 1]`` by ``action[i]`` to ``observation[i]`` with
     ``reward[i]``; row 0 has action 0, reward 0 and discount 1.
-
-    Attributes:
-      observation: float32 [T + 1, O].
-      action: float32 [T + 1, A].
-      reward: float32 [T + 1, 1], of the task (or intrinsic reward) at recording.
-      discount: float32 [T + 1, 1].
-      physics: float64 [T + 1, P], MuJoCo's qpos, qvel and activations.
     """
 
     observation: np.ndarray
+    """float32 [T + 1, O]."""
     action: np.ndarray
+    """float32 [T + 1, A]."""
     reward: np.ndarray
+    """float32 [T + 1, 1], of the task (or intrinsic reward) at recording."""
     discount: np.ndarray
+    """float32 [T + 1, 1]."""
     physics: np.ndarray
+    """float64 [T + 1, P], MuJoCo's qpos, qvel and activations."""
 
     def __len__(self) -> int:
         """T, the number of transitions."""

@@ -17,23 +17,20 @@ from agentic_ring.models.baselines import WindowBatch, Windows
 
 @dataclass(frozen=True)
 class TransitionDataset:
-    """Rows of chosen episodes, concatenated; each episode ends with a row for its final observation.
-
-    Attributes:
-      observation: float32 [R, O], normalised.
-      action: float32 [R, A].
-      reward: float32 [R], reward of each decision, scaled.
-      return_to_go: float32 [R], return of the episode from there on, scaled.
-      timestep: int32 [R] within the episode, in decisions.
-      rows: int [N], indices of the rows that are decisions.
-    """
+    """Rows of chosen episodes, concatenated; each episode ends with a row for its final observation."""
 
     observation: np.ndarray
+    """float32 [R, O], normalised."""
     action: np.ndarray
+    """float32 [R, A]."""
     reward: np.ndarray
+    """float32 [R], reward of each decision, scaled."""
     return_to_go: np.ndarray
+    """float32 [R], return of the episode from there on, scaled."""
     timestep: np.ndarray
+    """int32 [R] within the episode, in decisions."""
     rows: np.ndarray
+    """Int [N], indices of the rows that are decisions."""
 
     def transitions(self, generator: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Draws transitions uniformly: observation, next_observation [*shape, O], action, reward."""

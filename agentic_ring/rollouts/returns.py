@@ -63,23 +63,20 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class ReturnReport:
-    """Undiscounted returns of the model, and the returns that they are compared with.
-
-    Attributes:
-      trials: float64 [E, trials], each with all earlier ones in context.
-      no_context: float64 [E, trials] of the same trials, each with an empty context.
-      random_policy: float64 [E, trials] of uniform random actions in the same environments.
-      data: float64 [episodes] of the training data.
-      target: return that every trial was conditioned on.
-      rollout: that of the first environment.
-    """
+    """Undiscounted returns of the model, and the returns that they are compared with."""
 
     trials: np.ndarray
+    """float64 [E, trials], each with all earlier ones in context."""
     no_context: np.ndarray
+    """float64 [E, trials] of the same trials, each with an empty context."""
     random_policy: np.ndarray
+    """float64 [E, trials] of uniform random actions in the same environments."""
     data: np.ndarray
+    """float64 [episodes] of the training data."""
     target: float
+    """Return that every trial was conditioned on."""
     rollout: Rollout
+    """That of the first environment."""
 
     def figures(self, paper: float | None = None) -> list[Figure]:
         """All returns as figures; ``paper`` is the paper's value of the last and of the best trial."""

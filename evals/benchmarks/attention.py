@@ -72,20 +72,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Contender:
-    """An implementation of attention.
-
-    Attributes:
-      forward: function of (q, k, v).
-      both: function of (q, k, v, d_output) that returns the output and the three gradients.
-      sharding: sharding of the arguments; one device by default.
-      others: further arguments of both functions.
-    """
+    """An implementation of attention."""
 
     name: str
     forward: Callable[..., Any]
+    """Function of (q, k, v)."""
     both: Callable[..., Any]
+    """Function of (q, k, v, d_output) that returns the output and the three gradients."""
     sharding: Sharding = field(default_factory=lambda: SingleDeviceSharding(jax.devices()[0]))
+    """Sharding of the arguments; one device by default."""
     others: tuple[Any, ...] = ()
+    """Further arguments of both functions."""
 
     @classmethod
     def of(cls, name: str, attend: Callable[..., jax.Array], *placing: Any) -> "Contender":

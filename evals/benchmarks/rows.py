@@ -26,48 +26,42 @@ class UnsupportedError(AgenticRingError):
 
 @dataclass(frozen=True)
 class Line:
-    """Result of one contender in one case of a row, a part of the problem such as "forward".
-
-    Attributes:
-      value: measured value; None for a contender that was left out.
-      ratios: seconds over those of another contender in the same round, by its name; below 1 is faster.
-      details: further numbers and words by name, as JSON has them.
-      limit: largest value that is right; None where any is.
-      left_out: reason why there is no value.
-    """
+    """Result of one contender in one case of a row, a part of the problem such as "forward"."""
 
     case: str
     contender: str
     value: Spread | None
+    """Measured value; None for a contender that was left out."""
     unit: str = "s"
     ratios: Mapping[str, Spread] = field(default_factory=dict)
+    """Seconds over those of another contender in the same round, by its name; below 1 is faster."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    """Further numbers and words by name, as JSON has them."""
     limit: float | None = None
+    """Largest value that is right; None where any is."""
     left_out: str = ""
+    """Reason why there is no value."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement, made in a process of its own.
-
-    Attributes:
-      name: path-like, such as "attention/8192"; its beginnings choose several rows.
-      function: MODULE:NAME in this package; called with the settings, returns the lines.
-      settings: arguments of the function, as JSON has them.
-      tiny: settings that differ at the sizes of ``--tiny``.
-      devices: number of devices, simulated on a CPU.
-      threads: False for a CPU device that computes with one thread each.
-      limit_seconds: longest time of the process.
-    """
+    """One measurement, made in a process of its own."""
 
     name: str
+    """Path-like, such as "attention/8192"; its beginnings choose several rows."""
     description: str
     function: str
+    """MODULE:NAME in this package; called with the settings, returns the lines."""
     settings: Mapping[str, Any]
+    """Arguments of the function, as JSON has them."""
     tiny: Mapping[str, Any]
+    """Settings that differ at the sizes of ``--tiny``."""
     devices: int = 1
+    """Number of devices, simulated on a CPU."""
     threads: bool = True
+    """False for a CPU device that computes with one thread each."""
     limit_seconds: float = 3600.0
+    """Longest time of the process."""
 
     @property
     def needs_gpu(self) -> bool:

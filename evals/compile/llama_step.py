@@ -195,20 +195,17 @@ compilers hold in float32 or narrower and not all at once."""
 
 @dataclass(frozen=True)
 class MemoryFormula:
-    """Memory per device of a ``LlamaStep`` by its context: the start of a search, and a check on compilers.
-
-    Attributes:
-      devices: number of devices that share the parameters and, in a ring, the sequence.
-      itemsize: bytes per number of the compute dtype.
-      platform: "cuda" or "tpu".
-    """
+    """Memory per device of a ``LlamaStep`` by its context: it starts a search and checks compilers."""
 
     shape: Shape
     method: str
     remat: str
     devices: int
+    """Number of devices that share the parameters and, in a ring, the sequence."""
     itemsize: int
+    """Bytes per number of the compute dtype."""
     platform: str
+    """"cuda" or "tpu"."""
 
     @property
     def parameters(self) -> int:

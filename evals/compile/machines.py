@@ -203,25 +203,22 @@ def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class NamedMachine:
-    """A machine by its usual name, such as 8xA100 or TPUv5e-256.
-
-    Attributes:
-      name: as on the command line.
-      hardware: specification of each device.
-      devices: number of devices that JAX sees.
-      host_memory: bytes of the host's memory per device.
-      topology: arrangement of TPU chips; None for GPUs.
-      paper: its name in the paper's Tables 3 and 4, if it is there.
-      note: how the name maps to devices, where that is not plain.
-    """
+    """A machine by its usual name, such as 8xA100 or TPUv5e-256."""
 
     name: str
+    """As on the command line."""
     hardware: Hardware
+    """Specification of each device."""
     devices: int
+    """Number of devices that JAX sees."""
     host_memory: float
+    """Bytes of the host's memory per device."""
     topology: str | None = None
+    """Arrangement of TPU chips; None for GPUs."""
     paper: str | None = None
+    """Its name in the paper's Tables 3 and 4, if it is there."""
     note: str = ""
+    """How the name maps to devices, where that is not plain."""
 
     def compile_target(self) -> CompileTarget:
         """Returns the machine's devices to compile for; see ``compile_target`` for errors."""

@@ -43,41 +43,35 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class TrialAttention:
-    """Attention of selected actions to each trajectory of the chain. Q actions, J trajectories.
-
-    Attributes:
-      shares: float32 [layers, heads, Q, J], the attention to each trajectory; the sum over J is 1.
-      even: float32 [Q, J], the shares under uniform attention to all visible tokens.
-      trajectory: int [Q], trajectory of each action.
-      timestep: int [Q], its decision within the trajectory.
-    """
+    """Attention of selected actions to each trajectory of the chain. Q actions, J trajectories."""
 
     shares: np.ndarray
+    """float32 [layers, heads, Q, J], the attention to each trajectory; the sum over J is 1."""
     even: np.ndarray
+    """float32 [Q, J], the shares under uniform attention to all visible tokens."""
     trajectory: np.ndarray
+    """Int [Q], trajectory of each action."""
     timestep: np.ndarray
+    """Int [Q], its decision within the trajectory."""
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """All data of a run that the report shows.
-
-    Attributes:
-      metrics: logged steps that have a loss.
-      attention: attention of the last checkpoint over the recorded trials.
-      prompt_trajectories: number of stored trajectories before the first trial.
-      film: first and last trial of the recorded environment.
-      missing: reason for each absent part: ``loss``, ``record``, ``attention``, ``film``.
-    """
+    """All data of a run that the report shows."""
 
     name: str
     results: Results
     metrics: Sequence[dict[str, Any]]
+    """Logged steps that have a loss."""
     record: EvaluationRecord | None
     attention: TrialAttention | None
+    """Attention of the last checkpoint over the recorded trials."""
     prompt_trajectories: int
+    """Number of stored trajectories before the first trial."""
     film: Sequence[Strip]
+    """First and last trial of the recorded environment."""
     missing: dict[str, str]
+    """Reason for each absent part: ``loss``, ``record``, ``attention``, ``film``."""
 
 
 def read_run(directory: Path, name: str) -> ReportedRun:

@@ -25,27 +25,24 @@ Seconds = Annotated[float, pydantic.Field(ge=0)]
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question.
-
-    Attributes:
-      text: the answer, unchanged; empty after an error.
-      prompt_tokens: tokens of the whole prompt, template and BOS included.
-      seconds: time for this question; of an endpoint's first one, with the time to read the document.
-      error: why there is no answer, or None.
-      unfinished: why the answer stops before its end, or None.
-      answer_tokens: tokens of the answer, with those of reasoning; None if they are not known.
-      cached_tokens: tokens of the prompt that a server had read before; None if it does not say.
-      reading_seconds: time to read the document before this question; None if it is not known apart.
-    """
+    """The answer to one question."""
 
     text: str
+    """The answer, unchanged; empty after an error."""
     prompt_tokens: Count
+    """Tokens of the whole prompt, template and BOS included."""
     seconds: Seconds
+    """Time for this question; of an endpoint's first one, with the time to read the document."""
     error: str | None = None
+    """Why there is no answer, or None."""
     unfinished: str | None = None
+    """Why the answer stops before its end, or None."""
     answer_tokens: Count | None = None
+    """Tokens of the answer, with those of reasoning; None if they are not known."""
     cached_tokens: Count | None = None
+    """Tokens of the prompt that a server had read before; None if it does not say."""
     reading_seconds: Seconds | None = None
+    """Time to read the document before this question; None if it is not known apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,25 +119,22 @@ def question_text(key: str | int) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a record.
-
-    Attributes:
-      task: name of the task, see ``tasks.TASKS``.
-      text: the text that follows the record.
-      expected: what the task's score compares an answer with; for ``line``, the number.
-      depth: position, divided by the number of lines, of the first line that is needed; in [0, 1).
-      key: key of the requested line; this and what follows are known only for line retrieval.
-      position: position of that line, from 0.
-      value_duplicates: how many other lines have the same number.
-    """
+    """A question about a record."""
 
     task: str
+    """Name of the task, see ``tasks.TASKS``."""
     text: str
+    """The text that follows the record."""
     expected: tuple[str, ...]
+    """What the task's score compares an answer with; for ``line``, the number."""
     depth: float
+    """Position, divided by the number of lines, of the first line that is needed; in [0, 1)."""
     key: str | int | None = None
+    """Key of the requested line; this and what follows are known only for line retrieval."""
     position: int | None = None
+    """Position of that line, from 0."""
     value_duplicates: int | None = None
+    """How many other lines have the same number."""
 
 
 def line_question(

@@ -18,18 +18,15 @@ MOST_DIGITS = 100
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of question about a kind of record.
-
-    Attributes:
-      literal: whether the answer, as it is to be written, follows from finding equal words alone. The others
-        need the order of several lines, their number, or a memory of those that have been answered.
-      score: (expected, answer) -> score in [0, 1]; see each function.
-    """
+    """A kind of question about a kind of record."""
 
     title: str
     record: Record
     literal: bool
+    """Whether the answer, as it is to be written, follows from finding equal words alone. The others need the
+    order of several lines, their number, or a memory of those that have been answered."""
     score: Callable[[Sequence[str], str], float]
+    """(expected, answer) -> score in [0, 1]; see each function."""
 
 
 def parsed_number(answer: str, rule: Rule) -> int:

@@ -96,16 +96,13 @@ def random_text(step: LlamaStep, seed: int) -> TokenBatch:
 
 
 class MeasuredRow(NamedTuple):
-    """Measurements of one step.
-
-    Attributes:
-      spreads: seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper``
-        and so on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks.
-    """
+    """Measurements of one step."""
 
     method: str
     step: Step
     spreads: dict[str, Spread]
+    """Seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper`` and so
+    on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks."""
 
     def columns(self) -> dict[str, Any]:
         """Returns the row as named cells of a CSV file."""

@@ -33,18 +33,15 @@ from experiments.exorl.presets import Preset
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The part of a run's configuration that its data decides.
-
-    Attributes:
-      action_repeat: control steps per decision.
-      longest: number of decisions of the longest trajectory.
-      target: return that every trial aims at, see ``target_return``.
-    """
+    """The part of a run's configuration that its data decides."""
 
     action_repeat: int
+    """Control steps per decision."""
     scaling: Scaling
     longest: int
+    """Number of decisions of the longest trajectory."""
     target: float
+    """Return that every trial aims at, see ``target_return``."""
 
 
 def measure_data(preset: Preset, task: Task, store_path: Path, target_quantile: float) -> DataFacts:

@@ -16,35 +16,32 @@ from data_prep.collect import PLANS
 
 @dataclass(frozen=True)
 class Preset:
-    """A size of the main job.
-
-    Attributes:
-      trajectories: number of trajectories of a chain.
-      updates: number of optimiser updates.
-      tokens_per_update: tokens of a batch, rounded to whole chains.
-      checkpoint_every: updates between two checkpoints.
-      trials: rollouts after the prompt.
-      prompt_trajectories: stored trajectories in context before the first trial.
-      accumulate: whether a batch is computed one chain per device at a time (with stages: one microbatch
-        per stage), and the gradients added up: long chains need the memory.
-      action_repeat: control steps per decision, by domain; 1 where it is not named.
-      lengthening: factor on the updates, by domain whose tasks take longer to learn; 1 where it is not named.
-      dropout: see ``AgenticTransformerConfig``.
-    """
+    """A size of the main job."""
 
     name: str
     transformer: TransformerConfig
     trajectories: int
+    """Number of trajectories of a chain."""
     updates: int
+    """Number of optimiser updates."""
     tokens_per_update: int
+    """Tokens of a batch, rounded to whole chains."""
     optimizer: OptimizerConfig
     checkpoint_every: int
+    """Updates between two checkpoints."""
     trials: int
+    """Rollouts after the prompt."""
     prompt_trajectories: int = 0
+    """Stored trajectories in context before the first trial."""
     accumulate: bool = True
+    """Whether a batch is computed one chain per device at a time (with stages: one microbatch per stage), and
+    the gradients added up: long chains need the memory."""
     action_repeat: dict[str, int] = field(default_factory=dict)
+    """Control steps per decision, by domain; 1 where it is not named."""
     lengthening: dict[str, int] = field(default_factory=dict)
+    """Factor on the updates, by domain whose tasks take longer to learn; 1 where it is not named."""
     dropout: float = 0.0
+    """See ``AgenticTransformerConfig``."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "trajectories", "updates")

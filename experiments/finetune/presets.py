@@ -22,47 +22,40 @@ _M = 1024**2
 
 @dataclass(frozen=True)
 class Stage:
-    """Training at one context length.
-
-    Attributes:
-      context: tokens per row.
-      rope_theta: rotary base (theta); a scaling of positions in the model's own configuration is dropped.
-      learning_rate: peak learning rate.
-      batch_tokens: tokens per update, rounded to whole rows; padding included.
-      final_fraction: learning rate at the last step, as a share of the peak; 1 is a constant rate.
-    """
+    """Training at one context length."""
 
     context: int
+    """Tokens per row."""
     rope_theta: float
+    """Rotary base (theta); a scaling of positions in the model's own configuration is dropped."""
     learning_rate: float
+    """Peak learning rate."""
     steps: int
     batch_tokens: int
+    """Tokens per update, rounded to whole rows; padding included."""
     warmup_steps: int = 0
     final_fraction: float = 0.1
+    """Learning rate at the last step, as a share of the peak; 1 is a constant rate."""
 
 
 @dataclass(frozen=True)
 class FinetunePreset:
-    """A finetuning recipe.
-
-    Attributes:
-      stages: each starts from the weights of the previous one, with a fresh optimiser.
-      shape: model of a dry run without ``--model``, and of training from scratch; None if ``base`` is
-        "records".
-      checkpoint_every: updates between two checkpoints.
-      base: what is finetuned without ``--model``: nothing, so that one must be given; a fresh model with a
-        tokenizer of the conversations; or a small retriever, which has only seen short records of lines.
-      beta2: AdamW's.
-      frugal: whether to save memory, for long rows: one row at a time, layers rematerialised, heads in
-        groups and the feedforward in chunks.
-    """
+    """A finetuning recipe."""
 
     stages: tuple[Stage, ...]
+    """Each starts from the weights of the previous one, with a fresh optimiser."""
     shape: Shape | None
+    """Model of a dry run without ``--model``, and of training from scratch; None if ``base`` is "records"."""
     checkpoint_every: int
+    """Updates between two checkpoints."""
     base: Literal["given", "fresh", "records"] = "given"
+    """What is finetuned without ``--model``: nothing, so that one must be given; a fresh model with a
+    tokenizer of the conversations; or a small retriever, which has only seen short records of lines."""
     beta2: float = 0.95
+    """AdamW's."""
     frugal: bool = True
+    """Whether to save memory, for long rows: one row at a time, layers rematerialised, heads in groups and
+    the feedforward in chunks."""
 
     def training(self, stage: Stage, mesh: Mesh, seed: int, batch_rows: int | None = None) -> TrainConfig:
         """How to train a stage on this mesh.

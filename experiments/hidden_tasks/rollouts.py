@@ -59,23 +59,20 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Size of the rollouts of a model.
-
-    Attributes:
-      tasks: number of tasks E, which run in lock-step.
-      first_seed: seed of the first task; the others have the next ones.
-      trials: number of trials in a row.
-      measured: number of trials behind a stored context, each with only that context.
-      stored: number of stored trials in a context; fewer if it is shorter.
-      temperature: temperature of the mixture that actions are sampled from.
-    """
+    """Size of the rollouts of a model."""
 
     tasks: int = 32
+    """Number of tasks E, which run in lock-step."""
     first_seed: int = 10_000
+    """Seed of the first task; the others have the next ones."""
     trials: int = 128
+    """Number of trials in a row."""
     measured: int = 16
+    """Number of trials behind a stored context, each with only that context."""
     stored: int = 112
+    """Number of stored trials in a context; fewer if it is shorter."""
     temperature: float = 0.5
+    """Temperature of the mixture that actions are sampled from."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "tasks", "trials", "measured", "stored")

@@ -76,35 +76,32 @@ class Variant:
 
 @dataclass(frozen=True)
 class Preset:
-    """A size of the experiment.
-
-    Attributes:
-      variants: the models; the longest to train come first.
-      seeds: number of training seeds.
-      tokens: number of tokens that each variant is trained on.
-      tokens_per_update: tokens of a batch, rounded to whole chains.
-      optimizer: settings of each stage; a short stage warms up in an eighth of its updates.
-      checkpoint_every: updates between two checkpoints.
-      explored: number of explored trials, where the data folder has none.
-      ranking: how explored trials are ranked for each goal.
-      tasks: number of tasks of each rollout.
-      trials: number of trials in a row in each task.
-      measured: number of trials after a stored context.
-    """
+    """A size of the experiment."""
 
     name: str
     variants: tuple[Variant, ...]
+    """The models; the longest to train come first."""
     seeds: int
+    """Number of training seeds."""
     tokens: int
+    """Number of tokens that each variant is trained on."""
     tokens_per_update: int
+    """Tokens of a batch, rounded to whole chains."""
     transformer: TransformerConfig
     optimizer: OptimizerConfig
+    """Settings of each stage; a short stage warms up in an eighth of its updates."""
     checkpoint_every: int
+    """Updates between two checkpoints."""
     explored: int = 200_000
+    """Number of explored trials, where the data folder has none."""
     ranking: RankingConfig = field(default_factory=RankingConfig)
+    """How explored trials are ranked for each goal."""
     tasks: int = 32
+    """Number of tasks of each rollout."""
     trials: int = 128
+    """Number of trials in a row in each task."""
     measured: int = 16
+    """Number of trials after a stored context."""
 
     def model(self, family: Family) -> AgenticTransformerConfig:
         """The configuration of the model, the same for all variants."""

@@ -81,22 +81,19 @@ Measure = Callable[[Returns], Interval]
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the pre-registered table.
-
-    Attributes:
-      measure: computes what ``name`` says; raises ``NotMeasuredError``.
-      required: what the claim needs.
-      aim: what we hope for.
-      everywhere: whether another body than point_mass, or another kind of reward, must meet it too.
-      aim_measure: another quantity for the aim; None is ``measure``.
-    """
+    """One row of the pre-registered table."""
 
     name: str
     measure: Measure
+    """Computes what ``name`` says; raises ``NotMeasuredError``."""
     required: Bound
+    """What the claim needs."""
     aim: Bound
+    """What we hope for."""
     everywhere: bool = False
+    """Whether another body than point_mass, or another kind of reward, must meet it too."""
     aim_measure: Measure | None = None
+    """Another quantity for the aim; None is ``measure``."""
 
 
 class Check(NamedTuple):

@@ -147,23 +147,20 @@ class Lesson:
 
 @dataclass(frozen=True)
 class LessonStage:
-    """Training on rows of one length.
-
-    Attributes:
-      tokens: tokens per row.
-      rows: rows per update.
-      questions: maximum number of questions per row.
-      steps: number of updates.
-      learning_rate: peak learning rate.
-      crowding: factor on the lines that each line stands for; 0 lets each stand for itself only.
-    """
+    """Training on rows of one length."""
 
     tokens: int
+    """Tokens per row."""
     rows: int
+    """Rows per update."""
     questions: int
+    """Maximum number of questions per row."""
     steps: int
+    """Number of updates."""
     learning_rate: float
+    """Peak learning rate."""
     crowding: float
+    """Factor on the lines that each line stands for; 0 lets each stand for itself only."""
 
     def training(self, seed: int) -> TrainConfig:
         """The training settings of this stage."""

@@ -58,19 +58,16 @@ def minimum_block(stack: TransformerConfig, operations_per_second: float, link: 
 
 
 class ProjectedRow(NamedTuple):
-    """Projection of one variant of a training step.
-
-    Attributes:
-      method: "blockwise" or "ring", and the difference from a ring that overlaps all it can.
-      over_blockwise_rate: seconds over those that the rate of the projected blockwise step predicts, in
-        the model's own operations.
-    """
+    """Projection of one variant of a training step."""
 
     machine: str
     model: str
     method: str
+    """"blockwise" or "ring", and the difference from a ring that overlaps all it can."""
     projection: Projection
     over_blockwise_rate: float
+    """Seconds over those that the rate of the projected blockwise step predicts, in the model's own
+    operations."""
 
     def columns(self) -> dict[str, Any]:
         """Returns the row as named cells of a CSV file."""

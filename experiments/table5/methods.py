@@ -67,25 +67,22 @@ class BaselineConfig:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method without earlier trajectories in context.
-
-    Attributes:
-      name: as on the command line.
-      title: title of its column.
-      paper: title of its column in the paper; None if it has none.
-      best_share: see ``WindowLearner``; only for bc and dt.
-      bc_alpha: see ``TD3Config``; only for td3.
-    """
+    """A method without earlier trajectories in context."""
 
     config_kind: ClassVar[type[Dataclass]] = BaselineConfig
     trajectories: ClassVar[int] = 1
 
     name: str
+    """As on the command line."""
     title: str
+    """Title of its column."""
     kind: Literal["random", "bc", "dt", "td3"]
     paper: str | None = None
+    """Title of its column in the paper; None if it has none."""
     best_share: float = 1.0
+    """See ``WindowLearner``; only for bc and dt."""
     bc_alpha: float | None = None
+    """See ``TD3Config``; only for td3."""
 
     def resolve(self, preset: TablePreset, task: Task, store: Path, seed: int) -> BaselineConfig:
         """Everything that decides the result of a cell."""
@@ -152,18 +149,15 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Agentic:
-    """The Agentic Transformer; the four attention methods differ in memory, not in what they compute.
-
-    Attributes:
-      attention: see ``evals.compile.llama_step``.
-      trajectories: trajectories of a chain, including the current one.
-      paper: as in ``Baseline``.
-    """
+    """The Agentic Transformer; the four attention methods differ in memory, not in what they compute."""
 
     config_kind: ClassVar[type[Dataclass]] = RunConfig
     attention: Attention
+    """See ``evals.compile.llama_step``."""
     trajectories: int
+    """Trajectories of a chain, including the current one."""
     paper: str | None = None
+    """As in ``Baseline``."""
 
     @property
     def name(self) -> str:

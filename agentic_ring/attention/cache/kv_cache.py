@@ -59,14 +59,12 @@ class Stored:
     bfloat16 is kept as its bits in uint16. XLA's CPU compiler has no bfloat16 slices: it would widen a
     whole cache to float32 to take a piece of it, at every step (measured at 537 MB: 1.08 GB of temporaries
     and 460 ms, against 8 MB and 40 ms from the bits).
-
-    Attributes:
-      numbers: [..., S, H], float32, uint16 (the bits of bfloat16) or int8.
-      scales: float32 [..., S], by which int8 numbers are to be multiplied; None for the others.
     """
 
     numbers: jax.Array
+    """[..., S, H], float32, uint16 (the bits of bfloat16) or int8."""
     scales: jax.Array | None = None
+    """float32 [..., S], by which int8 numbers are to be multiplied; None for the others."""
 
     def widened(self) -> jax.Array:
         """The numbers in float32, not multiplied by the scales."""

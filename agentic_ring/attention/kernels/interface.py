@@ -21,16 +21,12 @@ class SoftmaxState(NamedTuple):
     """Attention over some of the keys.
 
     Both are in ``state_dtype`` of the inputs: in bfloat16 the error would grow with every merge.
-
-    Attributes:
-      output: softmax-weighted values over these keys, [B, T, N, V]; 0 where a query attends to none
-        of them.
-      logsumexp: log of the sum of exp(score) over these keys, [B, T, N]; -inf where a query attends
-        to none of them.
     """
 
     output: jax.Array
+    """Softmax-weighted values over these keys, [B, T, N, V]; 0 where a query attends to none of them."""
     logsumexp: jax.Array
+    """Log of the sum of exp(score) over these keys, [B, T, N]; -inf where a query attends to none of them."""
 
 
 def empty_state(q: jax.Array, value_dim: int) -> SoftmaxState:
@@ -100,23 +96,20 @@ class Tile(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a backward needs of the queries' attention to *all* keys.
-
-    Attributes:
-      output: attention over all keys, [B, T, N, V]. With that over this tile's keys only in its place,
-        dq and dk come out wrong while the forward and dv stay right.
-      logsumexp: over all keys, in ``state_dtype``, [B, T, N].
-      d_output: gradient of the loss with respect to ``output``, [B, T, N, V].
-      delta: in ``state_dtype``, [B, T, N]; the gradient of a score is its probability times that of the
-        probability less this.
-      d_logsumexp: gradient with respect to ``logsumexp``, part of ``delta``; None where it is no output.
-    """
+    """What a backward needs of the queries' attention to *all* keys."""
 
     output: jax.Array
+    """Attention over all keys, [B, T, N, V]. With that over this tile's keys only in its place, dq and dk
+    come out wrong while the forward and dv stay right."""
     logsumexp: jax.Array
+    """Over all keys, in ``state_dtype``, [B, T, N]."""
     d_output: jax.Array
+    """Gradient of the loss with respect to ``output``, [B, T, N, V]."""
     delta: jax.Array
+    """In ``state_dtype``, [B, T, N]; the gradient of a score is its probability times that of the probability
+    less this."""
     d_logsumexp: jax.Array | None = None
+    """Gradient with respect to ``logsumexp``, part of ``delta``; None where it is no output."""
 
     @classmethod
     def of(

@@ -60,12 +60,10 @@ class SplashKernel:
     1024 keys (less where the head dimension is above 128): then scores, probabilities and their
     gradients fit the 16 MiB of fast memory that a kernel gets on every TPU since v4. TPU v3 has not
     the matrix products that the kernels are made of.
-
-    Attributes:
-      interpret: run in Pallas' interpreter, on any platform and slowly.
     """
 
     interpret: bool = False
+    """Run in Pallas' interpreter, on any platform and slowly."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
         """See ``Kernel.forward``."""

@@ -82,27 +82,24 @@ class CueChainConfig:
 
 @dataclass(frozen=True, eq=False)
 class CueChainPlan:
-    """The trials of a chain, all [n].
-
-    Attributes:
-      trial: int, numbers of explored trials.
-      goal: int, numbers of the goals in the pool, each that of the trial's cue.
-      rewarded_goal: int, numbers of the goals that rewards are for; others where poor trials mislead.
-      cue: int, below K.
-      code: float32 [n, 4].
-      demonstration: bool, whether the trial is a demonstration.
-      first: bool, whether it is the first demonstration of its cue.
-      reward: float64 [n, D], reward of each of the family's decisions.
-    """
+    """The trials of a chain, all [n]."""
 
     trial: np.ndarray
+    """Int, numbers of explored trials."""
     goal: np.ndarray
+    """Int, numbers of the goals in the pool, each that of the trial's cue."""
     rewarded_goal: np.ndarray
+    """Int, numbers of the goals that rewards are for; others where poor trials mislead."""
     cue: np.ndarray
+    """Int, below K."""
     code: np.ndarray
+    """float32 [n, 4]."""
     demonstration: np.ndarray
+    """Bool, whether the trial is a demonstration."""
     first: np.ndarray
+    """Bool, whether it is the first demonstration of its cue."""
     reward: np.ndarray
+    """float64 [n, D], reward of each of the family's decisions."""
 
 
 class CueChains:

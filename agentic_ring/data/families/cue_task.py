@@ -14,16 +14,13 @@ _TASK, _CUE, _START, _COIN = range(4)
 
 @dataclass(frozen=True, eq=False)
 class CueTask:
-    """A task of K cues, and all that is random in its trials: functions of ``seed`` and the trial's number.
-
-    Attributes:
-      codes: float32 [K, 4], the observed code of each cue, all different.
-      goals: float64 [K, G], the goal of each cue.
-    """
+    """A task of K cues, and all that is random in its trials, by ``seed`` and the trial's number."""
 
     family: Family
     codes: np.ndarray
+    """float32 [K, 4], the observed code of each cue, all different."""
     goals: np.ndarray
+    """float64 [K, G], the goal of each cue."""
     seed: int
 
     def cue(self, trial: int) -> int:

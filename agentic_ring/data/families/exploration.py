@@ -23,15 +23,12 @@ EXPLORATION = FileKind(
 
 @dataclass(frozen=True)
 class ExploredTrials:
-    """Consecutive trials of a family, which start at rest.
-
-    Attributes:
-      physics: float32 [N, D x substeps + 1, P], states at the start and after each reward sub-step.
-      actions: float32 [N, D, A] in [-1, 1], held for a decision each.
-    """
+    """Consecutive trials of a family, which start at rest."""
 
     physics: np.ndarray
+    """float32 [N, D x substeps + 1, P], states at the start and after each reward sub-step."""
     actions: np.ndarray
+    """float32 [N, D, A] in [-1, 1], held for a decision each."""
 
 
 class ExplorationStore(SealedReader):

@@ -35,17 +35,14 @@ Region = Literal["seen", "unseen"]
 
 @dataclass(frozen=True)
 class HeldNoise:
-    """Random actions that are held for several decisions.
-
-    Attributes:
-      redraw: probability that a decision draws a new action.
-      idle: probability that a drawn action is 0.
-      gain: all others are uniform in [-gain, gain], clipped to [-1, 1].
-    """
+    """Random actions that are held for several decisions."""
 
     redraw: float
+    """Probability that a decision draws a new action."""
     idle: float
+    """Probability that a drawn action is 0."""
     gain: float
+    """All others are uniform in [-gain, gain], clipped to [-1, 1]."""
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,14 @@ _MOST_BYTES = 2**30
 
 @dataclass(frozen=True)
 class RankingConfig:
-    """Settings of a ranking.
-
-    Attributes:
-      goals: number of goals in the pool, at least 2: distractors are good at another goal.
-      demonstrations: number of best trials for each goal and start cell.
-      seed: seed of the pool and of the choice of graded trials.
-    """
+    """Settings of a ranking."""
 
     goals: int = 1000
+    """Number of goals in the pool, at least 2: distractors are good at another goal."""
     demonstrations: int = 8
+    """Number of best trials for each goal and start cell."""
     seed: int = 0
+    """Seed of the pool and of the choice of graded trials."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "goals", "demonstrations")
@@ -54,18 +51,15 @@ class RankingConfig:
 
 @dataclass(frozen=True, eq=False)
 class RankedTrials:
-    """A pool of M seen goals, and the numbers of explored trials that are ranked for each of them.
-
-    Attributes:
-      goals: float64 [M, G].
-      demonstrations: int32 [M, C, L], the L best trials of each of C start cells, the best one first.
-      graded: int32 [M, 4, 64], trials whose dense return lies in each of the ``BANDS``; where a band has no
-        trial, those of the nearest lower band, or else of the nearest higher one.
-    """
+    """A pool of M seen goals, and the numbers of explored trials that are ranked for each of them."""
 
     goals: np.ndarray
+    """float64 [M, G]."""
     demonstrations: np.ndarray
+    """int32 [M, C, L], the L best trials of each of C start cells, the best one first."""
     graded: np.ndarray
+    """int32 [M, 4, 64], trials whose dense return lies in each of the ``BANDS``; where a band has no trial,
+    those of the nearest lower band, or else of the nearest higher one."""
 
 
 def rank_trials(store: ExplorationStore, config: RankingConfig = RankingConfig()) -> RankedTrials:

@@ -69,25 +69,22 @@ def _check_turns(turns: Sequence[Turn], asks: bool = False) -> None:
 
 @dataclass(frozen=True)
 class FormatTemplate:
-    """A template made of format strings, each with one ``{}`` for the text.
-
-    Attributes:
-      question: the user's turn, up to the answer's beginning.
-      answer: the answer and its end token.
-      start: text before all turns.
-      system: the system's text for conversations without a system turn.
-      special: tokens in these strings, each of which must be one token of the tokenizer.
-      strip: whether to remove white space around a turn.
-    """
+    """A template made of format strings, each with one ``{}`` for the text."""
 
     name: str
     system_turn: str
     question: str
+    """The user's turn, up to the answer's beginning."""
     answer: str
+    """The answer and its end token."""
     start: str = ""
+    """Text before all turns."""
     system: str | None = None
+    """The system's text for conversations without a system turn."""
     special: tuple[str, ...] = ()
+    """Tokens in these strings, each of which must be one token of the tokenizer."""
     strip: bool = False
+    """Whether to remove white space around a turn."""
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""

@@ -22,17 +22,14 @@ _BORDER = "\ufdd0"
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """The tokens of one text.
-
-    Attributes:
-      ids: int32 [L].
-      counts: bool [L], whether the prediction of this token counts in the loss.
-      cut: number of tokens truncated at its end because it was longer than a row.
-    """
+    """The tokens of one text."""
 
     ids: np.ndarray
+    """int32 [L]."""
     counts: np.ndarray
+    """bool [L], whether the prediction of this token counts in the loss."""
     cut: int = 0
+    """Number of tokens truncated at its end because it was longer than a row."""
 
     def __len__(self) -> int:
         return len(self.ids)
