@@ -113,12 +113,19 @@ def test_a_tour_visits_every_place_once_and_closes():
     assert closed_tour(1, 3) is closed_tour(4, 1) is closed_tour(3, 3) is None
 
 
-@pytest.mark.parametrize(("columns", "rows", "count"), [(16, 16, 1), (8, 4, 1), (16, 16, 4), (4, 8, 4)])
-def test_every_ring_steps_along_links(columns, rows, count):
-    found = rings(pod(columns, rows), count)
-    assert found.shape == (count, rows * columns // count)
-    assert set(found.reshape(-1)) == set(pod(columns, rows))
-    assert {step for ring in found for step in steps(ring)} == {1}
+def test_every_ring_steps_along_links():
+    for columns, rows, count in ((16, 16, 1), (8, 4, 1), (16, 16, 4), (4, 8, 4)):
+        found = rings(pod(columns, rows), count)
+        assert found.shape == (count, rows * columns // count)
+        assert set(found.reshape(-1)) == set(pod(columns, rows))
+        assert {step for ring in found for step in steps(ring)} == {1}
+    for count in (1, 2):
+        for ring in make_mesh(MeshShape(fsdp=count), pod(4, 4)).devices.reshape(count, -1):
+            assert set(steps(ring)) == {1}
+    # Cores of a chip follow one another.
+    (ring,) = rings([Chip(chip.coords, core) for core in range(2) for chip in pod(4, 4)], 1)
+    assert [chip.core_on_chip for chip in ring] == [0, 1] * 16
+    assert set(steps(ring)) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -135,18 +142,3 @@ def test_every_ring_steps_along_links(columns, rows, count):
 )
 def test_other_devices_are_left_to_jax(devices, count):
     assert rings(devices, count) is None
-
-
-def test_cores_of_a_chip_follow_one_another():
-    cores = [Chip(chip.coords, core) for core in range(2) for chip in pod(4, 4)]
-    (ring,) = rings(cores, 1)
-    assert len(ring) == 32
-    assert [chip.core_on_chip for chip in ring] == [0, 1] * 16
-    assert sorted(set(steps(ring))) == [0, 1]
-
-
-def test_a_mesh_takes_its_rings_from_the_tour():
-    devices = pod(4, 4)
-    assert set(steps(make_mesh(MeshShape(), devices).devices.reshape(-1))) == {1}
-    for row in make_mesh(MeshShape(fsdp=2), devices).devices.reshape(2, 8):
-        assert set(steps(row)) == {1}

@@ -42,14 +42,12 @@ EXTRAS = {"agentic_ring.serve": "serve", "evals.harness_model": "harness"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for source in SOURCES for path in sorted((ROOT / source).rglob("*.py"))}
 DISTRIBUTIONS = dict(packages_distributions())
-TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+TREES: dict[str, ast.Module] = {}
+for source in SOURCES:
+    for path in sorted((ROOT / source).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        TREES[name] = ast.parse(path.read_text())
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -63,7 +61,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 full_name = f"{node.module}.{alias.name}"
-                yield full_name if full_name in MODULES else str(node.module)
+                yield full_name if full_name in TREES else str(node.module)
 
 
 def ours(tree: ast.AST) -> list[str]:
@@ -127,7 +125,7 @@ def undeclared_imports(module: str) -> Iterator[str]:
     """Third-party packages that a module imports and no extra that it names brings."""
     assumed = {extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}.")}
     assumed |= set() if module.startswith("agentic_ring") else {"scripts"}
-    parents = (parent for parent in MODULES if module.startswith(f"{parent}."))
+    parents = (parent for parent in TREES if module.startswith(f"{parent}."))
     # What the package of a module imports before it, as models imports flax.
     known = {name: extras for parent in parents for name, extras in needed(TREES[parent], frozenset())}
     for name, extras in needed(TREES[module], frozenset(assumed)):
@@ -140,13 +138,13 @@ def undeclared_imports(module: str) -> Iterator[str]:
 
 
 def test_third_party_imports_are_declared_dependencies():
-    assert [line for module in MODULES for line in undeclared_imports(module)] == []
+    assert [line for module in TREES for line in undeclared_imports(module)] == []
 
 
 def test_no_script_bears_the_name_of_what_it_may_import():
     # A script's folder comes first on its import path, where `statistics.py` would hide the standard one.
     taken = sys.stdlib_module_names | set(DISTRIBUTIONS) | set(SOURCES)
-    scripts = [name for name in MODULES if "." in name and not name.startswith("agentic_ring")]
+    scripts = [name for name in TREES if "." in name and not name.startswith("agentic_ring")]
     assert [name for name in scripts if name.split(".")[-1] in taken] == []
 
 
