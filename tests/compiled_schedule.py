@@ -67,14 +67,11 @@ class Program:
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', step.attributes):
             return int(known[1])
         condition = _CONDITION.search(step.attributes)
-        steps = {other.name: other for other in self.computations[condition[1]]} if condition else {}
-        for other in steps.values():
-            if other.opcode == "compare" and "direction=LT" in other.attributes:
-                limits = [
-                    steps[name] for name in re.findall(r"%([\w.\-]+)", other.arguments) if name in steps
-                ]
-                return next((int(x.arguments) for x in limits if x.opcode == "constant"), None)
-        return None
+        steps = self.computations[condition[1]] if condition else ()
+        less = [other for other in steps if other.opcode == "compare" and "direction=LT" in other.attributes]
+        names = {name for other in less for name in re.findall(r"%([\w.\-]+)", other.arguments)}
+        limits = (int(x.arguments) for x in steps if x.opcode == "constant" and x.name in names)
+        return next(limits, None)
 
     def walk(self, name: str | None = None, times: int = 1, conditional: bool = False) -> Iterator[Run]:
         """Every computation reached through loops, branches and calls."""

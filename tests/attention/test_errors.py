@@ -19,35 +19,30 @@ from agentic_ring.mesh import MeshShape, make_mesh
 INTEGERS = jnp.zeros((2, 16), int)
 
 
-def arrays(q=(2, 16, 4, 8), k=(2, 16, 2, 8), v=(2, 16, 2, 8), dtype="float32") -> list[jax.Array]:
-    return [jnp.zeros(shape, dtype) for shape in (q, k, v)]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "named"),
-    [
-        ({"q": (2, 16, 8)}, r"q has shape \(2, 16, 8\)"),
-        ({"k": (16, 2, 8)}, r"k has shape \(16, 2, 8\)"),
-        ({"q": (2, 0, 4, 8)}, r"q has shape \(2, 0, 4, 8\)"),
-        ({"v": (2, 15, 2, 8)}, r"v has \(2, 15, 2, 8\)"),
-        ({"q": (3, 16, 4, 8)}, r"q has shape \(3, 16, 4, 8\) but k"),
-        ({"q": (2, 16, 4, 16)}, r"q has shape \(2, 16, 4, 16\) but k"),
-        ({"q": (2, 16, 3, 8)}, "q has 3 heads and k has 2"),
-        ({"dtype": "int32"}, "q is int32"),
-    ],
-)
-def test_arrays(shapes, named):
-    with pytest.raises(ArgumentError, match=named):
-        attention(*arrays(**shapes))
+def arrays(q=(2, 16, 4, 8), k=(2, 16, 2, 8), v=None, dtype="float32") -> list[jax.Array]:
+    return [jnp.zeros(shape, dtype) for shape in (q, k, v or k)]
 
 
 def on(**sizes: int) -> jax.sharding.Mesh:
     return make_mesh(MeshShape(**sizes))
 
 
+THREE_HEADS = {"q": (1, 24, 3, 8), "k": (1, 24, 3, 8), "mesh": on(ring=8)}
+PERMUTED = THREE_HEADS | {"layout": "zigzag", "permuted": True}
+
+
 @pytest.mark.parametrize(
     ("options", "error", "named"),
     [
+        ({"q": (2, 16, 8)}, ArgumentError, r"q has shape \(2, 16, 8\)"),
+        ({"k": (16, 2, 8)}, ArgumentError, r"k has shape \(16, 2, 8\)"),
+        ({"q": (2, 0, 4, 8)}, ArgumentError, r"q has shape \(2, 0, 4, 8\)"),
+        ({"v": (2, 15, 2, 8)}, ArgumentError, r"v has \(2, 15, 2, 8\)"),
+        ({"q": (3, 16, 4, 8)}, ArgumentError, r"q has shape \(3, 16, 4, 8\) but k"),
+        ({"q": (2, 16, 4, 16)}, ArgumentError, r"q has shape \(2, 16, 4, 16\) but k"),
+        ({"q": (2, 16, 3, 8)}, ArgumentError, "q has 3 heads and k has 2"),
+        ({"dtype": "int32"}, ArgumentError, "q is int32"),
+        ({"k": (2, 8, 2, 8), "positions": INTEGERS}, ArgumentError, "one array, but q has 16 tokens and k 8"),
         ({"mask": jnp.ones((16, 16))}, ArgumentError, "mask is a "),
         ({"positions": jnp.arange(16)}, ArgumentError, r"positions is int32 of shape \(16,\)"),
         ({"positions": jnp.zeros((2, 16))}, ArgumentError, "positions is float32"),
@@ -74,65 +69,42 @@ def on(**sizes: int) -> jax.sharding.Mesh:
         ({"mesh": on(data=2, fsdp=2, ring=2)}, MeshError, "batch of q is 2, .* 4 devices"),
         ({"mesh": on(tensor=4)}, MeshError, "heads of k is 2, .* 4 devices"),
         ({"mesh": on(ring=8), "strategy": "ulysses"}, MeshError, "do not divide over 8"),
+        (THREE_HEADS | {"strategy": "ulysses_ring"}, MeshError, "3 query and 3 key heads .* any part of 8"),
+        (PERMUTED | {"strategy": "ring"}, ArgumentError, "24 tokens, .* pad them to 32"),
+        # Would be taken for sequences in order.
+        (PERMUTED | {"strategy": "local"}, ArgumentError, "over 8 devices, but each works on whole"),
+        (PERMUTED | {"k": (1, 16, 3, 8)}, ArgumentError, "over 8 devices, but each works on whole"),
     ],
 )
-def test_options(options, error, named):
+def test_bad_arguments(options, error, named):
+    shapes = {name: options[name] for name in ("q", "k", "v", "dtype") if name in options}
+    options = {name: value for name, value in options.items() if name not in shapes}
     with pytest.raises(error, match=named):
-        attention(*arrays(), **options)
+        attention(*arrays(**shapes), **options)
 
 
-def test_two_lengths_and_two_dtypes():
-    q, k, v = arrays(k=(2, 8, 2, 8), v=(2, 8, 2, 8))
-    with pytest.raises(ArgumentError, match="positions is one array, but q has 16 tokens and k 8"):
-        attention(q, k, v, positions=INTEGERS)
+def test_meshes_that_cannot_be_used():
+    ambient, spec = on(ring=8), jax.P(None, "ring")
+    with jax.set_mesh(ambient), pytest.raises(MeshError, match="set_mesh has set"):
+        attention(*arrays(), mesh=on(data=2))
+    explicit = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with pytest.raises(MeshError, match="explicit axes"):
+        attention(*arrays(), mesh=explicit)
+    inside = partial(jax.shard_map, mesh=ambient, in_specs=spec, out_specs=spec)
+    with pytest.raises(MeshError, match=r"shard_map over .*ring"):
+        inside(attention)(*arrays())
+    halves = partial(ring_attention, axis_name="ring", mask=MaskSpec(), schedule="bidirectional")
+    with pytest.raises(ArgumentError, match="holds 2 tokens"):
+        inside(halves)(*arrays())
+
+
+def test_other_calls_check_their_arguments_too():
+    q, k, v = arrays()
     with pytest.raises(ArgumentError, match=r"v is bfloat16; .* q is float32"):
         attention(q, k, v.astype(jnp.bfloat16))
     for options, named in (({"window": 0}, "window is 0"), ({"prefix": -1}, "prefix is -1")):
         with pytest.raises(ArgumentError, match=named):
             MaskSpec(**options)
-
-
-def test_heads_that_divide_over_no_part_of_the_ring():
-    q = k = v = jnp.zeros((1, 16, 3, 8))
-    with pytest.raises(MeshError, match=r"3 query and 3 key heads per device .* any part of 8"):
-        attention(q, k, v, mesh=on(ring=8), strategy="ulysses_ring")
-
-
-def test_a_permuted_sequence_that_does_not_spread_or_that_nobody_shares():
-    """The latter would be taken for a sequence in order."""
-    q = k = v = jnp.zeros((1, 24, 3, 8))
-    attend = partial(attention, mesh=on(ring=8), layout="zigzag", permuted=True)
-    with pytest.raises(ArgumentError, match=r"24 tokens, .* pad them to 32"):
-        attend(q, k, v, strategy="ring")
-    for keys, options in ((24, {"strategy": "local"}), (16, {})):
-        with pytest.raises(ArgumentError, match="over 8 devices, but each works on whole sequences"):
-            attend(q, k[:, :keys], v[:, :keys], **options)
-
-
-def test_halves_of_blocks_that_have_none():
-    q = k = v = jnp.zeros((1, 16, 2, 8))
-    run = partial(ring_attention, axis_name="ring", mask=MaskSpec(), schedule="bidirectional")
-    spec = jax.P(None, "ring")
-    with pytest.raises(ArgumentError, match="holds 2 tokens"):
-        jax.shard_map(run, mesh=on(ring=8), in_specs=spec, out_specs=spec)(q, k, v)
-
-
-def test_meshes_that_cannot_be_used():
-    ambient, other = on(ring=8), on(data=2)
-    with jax.set_mesh(ambient), pytest.raises(MeshError, match="set_mesh has set"):
-        attention(*arrays(), mesh=other)
-    explicit = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Explicit,))
-    with pytest.raises(MeshError, match="explicit axes"):
-        attention(*arrays(), mesh=explicit)
-    inside = jax.shard_map(
-        attention, mesh=ambient, in_specs=jax.P(None, "ring"), out_specs=jax.P(None, "ring")
-    )
-    with pytest.raises(MeshError, match=r"shard_map over .*ring"):
-        inside(*arrays())
-
-
-def test_other_calls_check_their_arguments_too():
-    q, k, v = arrays()
     with pytest.raises(ArgumentError, match="mask is a bool"):
         ring_attention(q, k, v, axis_name=None, mask=True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownNameError, match="layout 'auto'"):

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,8 @@ def written_out(q, latent, rotated, key_weight, value_weight, **options):
 
 def differentiated(function, *arrays, **options):
     """The output, and the gradients of queries, latents, rotated keys and both weights."""
-
-    @jax.jit
-    def run(*inputs, d_output):
-        output, vjp = jax.vjp(partial(function, **options), *inputs)
-        return output, *vjp(d_output)
-
-    return run(*arrays[:-1], d_output=arrays[-1])
+    output, vjp = jax.vjp(jax.jit(partial(function, **options)), *arrays[:-1])
+    return output, *vjp(jnp.asarray(arrays[-1]))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +56,9 @@ def test_equals_attention_to_the_expanded_keys(shape, strategy, options, masks):
 def test_the_latent_goes_round_the_ring():
     """R + P numbers a token, instead of N * (H + P + V)."""
     mesh = mesh_on_first_devices(MeshShape(ring=4))
-    program = (
-        jax.jit(lambda *x: latent_attention(*x, mesh=mesh, strategy="ring")).lower(*ARRAYS[:5]).compile()
-    )
-    sent = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", program.as_text())
-    sizes = {int(np.prod([int(n) for n in shape.split(",")])) for shape in sent}
+    lowered = jax.jit(partial(latent_attention, mesh=mesh, strategy="ring")).lower(*ARRAYS[:5])
+    sent = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", lowered.compile().as_text())
+    sizes = {prod(map(int, shape.split(","))) for shape in sent}
     assert B * T // 4 * (R + P) in sizes
     queries = B * T // 8 * N * (H + P)  # halves of them move into zigzag order, and of the output back
     assert max(sizes) == max(queries, B * T // 4 * (R + P))

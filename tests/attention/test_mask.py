@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,56 +11,35 @@ from agentic_ring.attention.kernels.xla import ChunkGrid
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 
 
-def labels(values: str) -> jax.Array:
-    return jnp.asarray([int(value) for value in values.split()], jnp.int32)[None]
+def tokens(*values: int, segments: list[int] | None = None) -> TokenLabels:
+    return TokenLabels(jnp.array([values]), None if segments is None else jnp.array([segments]))
 
 
-def allowed(mask: HopMask) -> np.ndarray:
-    return np.asarray(mask.allowed())[0]
-
-
-def picture(mask: HopMask) -> list[str]:
-    return ["".join("x" if attends else "." for attends in row) for row in allowed(mask)]
-
-
-def test_packed_documents_with_padding():
-    """The picture in the module's documentation."""
-    tokens = TokenLabels(labels("0 1 2 3 4"), labels("0 0 1 1 -1"))
-    assert picture(HopMask(MaskSpec(), tokens, tokens)) == ["x....", "xx...", "..x..", "..xx.", "....."]
-
-
-def test_a_negative_position_is_an_empty_slot():
-    """Also where the mask is not causal: a key-value cache marks its free slots so."""
-    query, key = TokenLabels(labels("7")), TokenLabels(labels("0 -1 9"))
-    assert picture(HopMask(MaskSpec(causal=False), query, key)) == ["x.x"]
-    assert picture(HopMask(MaskSpec(causal=True), query, key)) == ["x.."]
+FIVE = tokens(0, 1, 2, 3, 4)
+# The picture in the module's documentation.
+PACKED = tokens(0, 1, 2, 3, 4, segments=[0, 0, 1, 1, -1])
+# What MaskSpec.prefix advises for a batch of prefix-LM rows.
+PREFIXED = tokens(0, 0, 1, 2)
+# A key-value cache marks its free slots so.
+ONE, SLOTS = tokens(7), tokens(0, -1, 9)
 
 
 @pytest.mark.parametrize(
-    ("spec", "rows"),
+    ("spec", "query", "key", "rows"),
     [
-        (MaskSpec(window=2), "x.... xx... .xx.. ..xx. ...xx"),
-        (MaskSpec(window=2, prefix=1), "x.... xx... xxx.. x.xx. x..xx"),
-        (MaskSpec(prefix=3), "xxx.. xxx.. xxx.. xxxx. xxxxx"),
-        (MaskSpec(causal=False, window=2), "xx... xxx.. .xxx. ..xxx ...xx"),
+        (MaskSpec(), PACKED, PACKED, "x.... xx... ..x.. ..xx. ....."),
+        (MaskSpec(causal=False), ONE, SLOTS, "x.x"),
+        (MaskSpec(causal=True), ONE, SLOTS, "x.."),
+        (MaskSpec(window=2), FIVE, FIVE, "x.... xx... .xx.. ..xx. ...xx"),
+        (MaskSpec(window=2, prefix=1), FIVE, FIVE, "x.... xx... xxx.. x.xx. x..xx"),
+        (MaskSpec(prefix=3), FIVE, FIVE, "xxx.. xxx.. xxx.. xxxx. xxxxx"),
+        (MaskSpec(causal=False, window=2), FIVE, FIVE, "xx... xxx.. .xxx. ..xxx ...xx"),
+        (MaskSpec(), PREFIXED, PREFIXED, "xx.. xx.. xxx. xxxx"),
     ],
 )
-def test_window_and_prefix(spec, rows):
-    tokens = TokenLabels(labels("0 1 2 3 4"))
-    assert picture(HopMask(spec, tokens, tokens)) == rows.split()
-
-
-def test_prefixes_of_different_lengths_by_equal_positions():
-    """What MaskSpec.prefix advises for a batch of prefix-LM rows."""
-    tokens = TokenLabels(labels("0 0 1 2"))
-    assert picture(HopMask(MaskSpec(), tokens, tokens)) == ["xx..", "xx..", "xxx.", "xxxx"]
-
-
-@pytest.mark.parametrize("offset", [-2, 0, 3])
-def test_an_offset_places_queries_after_keys(offset: int):
-    mask = HopMask(MaskSpec(window=3), TokenLabels(), TokenLabels(), offset).placed(4, 5)
-    want = [["x" if 0 <= t + offset - s < 3 else "." for s in range(5)] for t in range(4)]
-    assert picture(mask) == ["".join(row) for row in want]
+def test_window_and_prefix(spec, query, key, rows):
+    (allowed,) = np.asarray(HopMask(spec, query, key).allowed())
+    assert " ".join("".join(".x"[int(attends)] for attends in row) for row in allowed) == rows
 
 
 QUERIES, KEYS = 12, 10
@@ -74,9 +52,9 @@ def test_chunk_pairs_are_skipped_only_where_nothing_attends(labels, seed):
     random = np.random.default_rng(seed)
 
     def tokens(count: int, hidden: bool = False) -> TokenLabels:
-        positions = jnp.asarray(random.integers(-2, 20, (2, count)), jnp.int32)
-        segments = jnp.asarray(np.sort(random.integers(-1, 4, (1, count)), axis=1), jnp.int32)
-        ranges = tuple(jnp.asarray(random.integers(0, 20, (2, 2, 2, count)), jnp.int32))
+        positions = jnp.asarray(random.integers(-2, 20, (2, count)))
+        segments = jnp.asarray(np.sort(random.integers(-1, 4, (1, count)), axis=1))
+        ranges = jnp.asarray(random.integers(0, 20, (2, 2, 2, count)))
         return TokenLabels(
             None if labels == "segments" else positions,
             segments if labels in ("segments", "both") else None,
@@ -107,7 +85,6 @@ def test_without_labels_only_chunk_padding_is_masked(keys: int):
     if keys == 4:
         assert reachable is None
     else:
-        assert split.key.segment_ids is not None
         assert split.key.segment_ids[:, 0].tolist() == [[0, 0], [0, 0], [0, -1]]
 
 
@@ -118,13 +95,6 @@ STARTS = np.repeat([0, 7, 8, 19], [7, 1, 11, 5])  # of the document of each toke
 ENDS = np.repeat([7, 8, 19, 24], [7, 1, 11, 5])
 IN_PREFIX = np.arange(T) < STARTS + 3
 SUBTREE = np.array([24, 9, 5, 4, 5, 9, 7, 8, 9, *range(16, 17), *[16] * 6, *range(17, 25)])
-
-
-def with_hidden_rows(spec: MaskSpec, hidden_rows: np.ndarray) -> HopMask:
-    positions = jnp.arange(len(hidden_rows))[None]
-    ranges = jnp.asarray(hidden_rows).reshape(1, len(hidden_rows), -1, 2)
-    hidden = tuple((ranges[:, :, i, 0], ranges[:, :, i, 1]) for i in range(ranges.shape[2]))
-    return HopMask(spec, TokenLabels(positions), TokenLabels(positions, hidden=hidden))
 
 
 PATTERNS = {
@@ -154,5 +124,6 @@ PATTERNS = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_of_the_documentation(name: str):
     causal, first, end, expected = PATTERNS[name]
-    hidden = np.asarray(hidden_outside(first, end))
-    assert (allowed(with_hidden_rows(MaskSpec(causal), hidden)) == expected).all()
+    bounds = jnp.moveaxis(hidden_outside(first, end), -1, 0)[:, None]
+    key = TokenLabels(jnp.arange(T)[None], hidden=tuple(zip(bounds[::2], bounds[1::2], strict=True)))
+    assert (HopMask(MaskSpec(causal), tokens(*range(T)), key).allowed()[0] == expected).all()

@@ -1,5 +1,7 @@
 """The softmax state of a part of the keys and its merge; attention to sets of keys that are merged."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,19 +13,18 @@ from agentic_ring.attention.kernels.interface import SoftmaxState, empty_state, 
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.oracle import differentiated, exact, random_arrays
 
+PLACES = np.arange(16)[None]
+
 
 def test_merged_attention_is_attention_to_all_keys_with_its_gradients():
     arrays = random_arrays((2, 16, 4, 8), (2, 16, 2, 8), 6)
 
-    def merged(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        def of(part: slice) -> tuple[jax.Array, jax.Array]:
-            positions = jnp.arange(16)[None], jnp.arange(16)[None, part]
-            output, logsumexp = attention(
-                q, k[:, part], v[:, part], return_logsumexp=True, positions=positions
-            )
-            return output, logsumexp
-
-        return merge_attention(of(slice(0, 5)), of(slice(5, 16)))[0]
+    def merged(q, k, v):
+        parts = []
+        for part in (slice(0, 5), slice(5, 16)):
+            options = {"return_logsumexp": True, "positions": (PLACES, PLACES[:, part])}
+            parts.append(attention(q, k[:, part], v[:, part], **options))
+        return merge_attention(*parts)[0]
 
     for got, expected in zip(differentiated(merged, arrays)[:4], exact(arrays)[:4], strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
@@ -32,18 +33,11 @@ def test_merged_attention_is_attention_to_all_keys_with_its_gradients():
 def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row():
     q, k, v, d_output = random_arrays((3, 16, 4, 8), (3, 16, 2, 8))
     _, prefix_k, prefix_v, _ = random_arrays((1, 24, 2, 8), (1, 24, 2, 8), seed=1)
-    mesh = mesh_on_first_devices(MeshShape(ring=4))
-
-    @jax.jit
-    def shared(*arrays: jax.Array) -> tuple:
-        output, vjp = jax.vjp(lambda *arrays: attention_with_prefix(*arrays, mesh=mesh), *arrays)
-        return output, *vjp(jnp.asarray(d_output))
-
-    output, dq, dk, dv, *d_prefix = shared(q, k, v, prefix_k[0], prefix_v[0])
-    copied = [
-        np.concatenate((np.tile(p, (3, 1, 1, 1)), x), axis=1) for p, x in ((prefix_k, k), (prefix_v, v))
-    ]
-    expected = exact([q, *copied, d_output], positions=(24 + np.arange(16)[None], np.arange(40)[None]))
+    attend = partial(attention_with_prefix, mesh=mesh_on_first_devices(MeshShape(ring=4)))
+    output, vjp = jax.vjp(jax.jit(attend), q, k, v, prefix_k[0], prefix_v[0])
+    dq, dk, dv, *d_prefix = vjp(jnp.asarray(d_output))
+    copied = (np.concatenate((p.repeat(3, 0), x), axis=1) for p, x in ((prefix_k, k), (prefix_v, v)))
+    expected = exact([q, *copied, d_output], positions=(24 + PLACES, np.arange(40)[None]))
     np.testing.assert_allclose(output, expected.output, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(dq, expected.dq, rtol=5e-5, atol=5e-6)
     for found, of_prefix, want in zip((dk, dv), d_prefix, (expected.dk, expected.dv), strict=True):

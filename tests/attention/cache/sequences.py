@@ -41,9 +41,7 @@ def oracle(query, key, value, positions, mask: MaskSpec, **scores: float | None)
     return exact((query, key, value, np.zeros_like(query)), mask, positions=positions, **scores).output
 
 
-def make_cache(
-    batch: int, capacity: int, ring: int, dtype="float32", layers: int = 1, key_heads: int = KEY_HEADS
-) -> KVCache:
+def make_cache(batch, capacity, ring, dtype="float32", layers=1, key_heads=KEY_HEADS) -> KVCache:
     """An empty cache for such sequences."""
     return empty_cache(layers, batch, capacity, key_heads, HEAD_DIM, dtype, ring)
 
@@ -89,7 +87,9 @@ def follow(
     """
     rows, length = positions.shape
     query, key, value = tokens(rows, prefix + length, heads=heads)
-    key[:, :prefix], value[:, :prefix] = key[:1, :prefix], value[:1, :prefix]
+    first = key[:, :prefix], value[:, :prefix]
+    for x in first:
+        x[:] = x[:1]
     places = np.concatenate([np.tile(np.arange(prefix), (rows, 1)), positions], axis=1)
     expected = oracle(query, key, value, places, mask)[:, prefix:]
     calls = [columns for step, columns in steps if step is decode_step]
@@ -99,15 +99,13 @@ def follow(
         shared = None
         if prefix:
             shared = make_cache(1, prefix, shape.ring, key_heads=heads[1])
-            kept = (jnp.asarray(x[:1, :prefix]).swapaxes(1, 2) for x in (key, value))
-            kept = ((store_like(x, shared.keys[0]),) for x in kept)
+            kept = ((store_like(jnp.asarray(x[:1]).swapaxes(1, 2), shared.keys[0]),) for x in first)
             shared = KVCache(*kept, jnp.arange(prefix)[None], shared.filled, shared.calls)
-        output, first = None, 0
+        output, end = None, 0
         for step, columns in steps:
-            new = slice(first, first + columns)
+            new = slice(end, end := end + columns)
             arrays = (x[:, prefix:][:, new] for x in (query, key, value))
             output, cache = step(cache, *arrays, positions[:, new], mask=mask, prefix=shared)
             if output is not None:
                 np.testing.assert_allclose(output, expected[:, new], atol=tolerance)
-            first += columns
     return output, cache

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from agentic_ring.attention import attention
 from agentic_ring.attention.kernels import registry, splash
@@ -58,16 +57,17 @@ def test_heads_share_keys_under_a_soft_cap():
     check(KERNEL, unlabelled(), *arrays(128, 128, (3, 1)), soft_cap=2.0)
 
 
-@pytest.mark.slow
-def test_several_blocks_of_each_size():
-    check(KERNEL, unlabelled(MaskSpec(window=700), 512), *arrays(1536, 2048, batch=1))
-
-
 @pytest.mark.parametrize(
-    ("queries", "keys", "offset"), [(512, 1024, 0), (1024, 512, -600)], ids=["no query", "no key"]
+    ("queries", "keys", "mask"),
+    [
+        (512, 1024, unlabelled()),
+        (1024, 512, unlabelled(offset=-600)),
+        pytest.param(1536, 2048, unlabelled(MaskSpec(window=700), 512), marks=pytest.mark.slow),
+    ],
+    ids=["no query", "no key", "several of each size"],
 )
-def test_whole_blocks_without_a_pair(queries, keys, offset):
-    check(KERNEL, unlabelled(offset=offset), *arrays(queries, keys, batch=1))
+def test_blocks_without_a_pair(queries, keys, mask):
+    check(KERNEL, mask, *arrays(queries, keys, batch=1))
 
 
 def test_bfloat16():
@@ -78,27 +78,22 @@ def test_bfloat16():
 def test_two_tiles_make_the_whole():
     """A backward with the state over all keys, as a ring calls it; the second tile has empty rows."""
     q, k, v, d_output = arrays(256, 512)
-    scores = Scores(SCALE)
     expected = written_out(unlabelled(offset=100), (q, k, v, d_output))
     tiles = [
-        Tile(q, k[:, part], v[:, part], unlabelled(offset=100 - part.start), scores)
+        Tile(q, k[:, part], v[:, part], unlabelled(offset=100 - part.start), Scores(SCALE))
         for part in (slice(0, 256), slice(256, 512))
     ]
     state = merge(*map(KERNEL.forward, tiles))
     (dq, *first), (more_dq, *second) = (KERNEL.backward(tile, Saved.of(*state, d_output)) for tile in tiles)
-    joined = (np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-    np.testing.assert_allclose(state.output, expected.output, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(state.logsumexp, expected.logsumexp, rtol=1e-5, atol=1e-5)
+    joined = [np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)]
+    for actual, wanted in zip(state, (expected.output, expected.logsumexp), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
     for actual, wanted in zip((dq + more_dq, *joined), expected[1:4], strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.fixture
-def few_heads_at_a_time(monkeypatch):
+def test_some_heads_after_the_others(monkeypatch):
     monkeypatch.setattr(splash, "PART_BYTES", 1)
-
-
-def test_some_heads_after_the_others(few_heads_at_a_time):
     assert splash._parts(512, 8, 4) == 4
     assert splash._parts(512, 4, 4) == 2  # two heads each
     assert splash._parts(512, 3, 1) == splash._parts(512, 1, 1) == 1
@@ -110,7 +105,8 @@ def test_within_rematerialised_layers(monkeypatch):
     """Which are traced twice, and the second time with the check of varying axes on."""
     # By a name that a CPU takes.
     monkeypatch.setitem(registry._KERNELS, "vanilla", lambda: KERNEL)
-    q, k, v, d_output = arrays(512, 512)
+    monkeypatch.setattr(splash, "PART_BYTES", 1)
+    q, k, v, d_output = arrays(512, 512, heads=(4, 2))
     mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
 
     def loss(q):
@@ -119,22 +115,6 @@ def test_within_rematerialised_layers(monkeypatch):
 
     with jax.set_mesh(mesh):
         jax.jit(jax.grad(loss)).trace(q)
-
-
-def test_within_shard_map(few_heads_at_a_time):
-    q, k, v, d_output = arrays(256, 256, heads=(4, 2))
-    mask, scores = unlabelled(), Scores(SCALE)
-
-    def both(q, k, v, d_output):
-        tile = Tile(q, k, v, mask, scores)
-        state = KERNEL.forward(tile)
-        return state, KERNEL.backward(tile, Saved.of(*state, d_output))
-
-    mesh = jax.make_mesh((2,), ("ring",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    run = jax.shard_map(both, mesh=mesh, in_specs=jax.P("ring"), out_specs=jax.P("ring"))
-    got = jax.jit(run)(q, k, v, d_output)
-    want = jax.jit(both)(q, k, v, d_output)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
 
 
 def test_the_blocks_visited_are_those_with_a_pair():

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from agentic_ring.attention.kernels.interface import Saved, Tile
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
@@ -48,13 +47,3 @@ def check(kernel, mask, q, k, v, d_output, soft_cap=None, tolerance=2e-5):
     empty = np.isneginf(logsumexp)
     assert not np.asarray(state.output)[empty].any()
     assert not np.asarray(got.dq)[empty].any()
-
-
-def check_refusal(kernel, arrays, mask, scores, message):
-    """Neither direction computes the tile, and the error says why."""
-    q, k, v, d_output = arrays
-    tile = Tile(q, k, v, mask, scores)
-    with pytest.raises(NotImplementedError, match=message):
-        kernel.forward(tile)
-    with pytest.raises(NotImplementedError, match=message):
-        kernel.backward(tile, Saved.of(q, q[..., 0], d_output))
