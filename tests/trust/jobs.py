@@ -38,9 +38,6 @@ from tests.experiments.tiny_finetuning import FRESH, write_chats
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
-Flags = Callable[[Path, Path], list[object]]
-"""(folder of the shared inputs, folder of the run) -> flags of the command."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -48,7 +45,8 @@ class Job:
 
     main: Any
     """The script's main function or class of flags."""
-    flags: Flags
+    flags: str
+    """Its flags, in which {inputs} and {run} stand for the folders of the shared inputs and of the run."""
     inputs: tuple[str, ...] = ()
     """Files and folders below the inputs' folder that the job changes: a run has copies of its own."""
     shrink: Callable[[], None] = lambda: None
@@ -79,11 +77,8 @@ def buffer_in(data: Path) -> Path:
 TINY = {"transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32), "trials": 2}
 
 
-def shrink_main_job() -> None:
-    preset = exorl_presets.PRESETS["demo"]
-    tiny = replace(preset, **TINY, updates=8, checkpoint_every=2, trajectories=2)
-    exorl_presets.PRESETS["demo"] = tiny
-    _evaluate_in_two_environments(pipeline)
+def _shrink(presets: dict[str, Any], **changes: Any) -> None:
+    presets["demo"] = replace(presets["demo"], **changes)
 
 
 def _evaluate_in_two_environments(module: Any) -> None:
@@ -91,21 +86,18 @@ def _evaluate_in_two_environments(module: Any) -> None:
     module.EvaluationConfig = lambda **given: evaluation(**given | {"environments": 2})
 
 
+def shrink_main_job() -> None:
+    _shrink(exorl_presets.PRESETS, **TINY, updates=8, checkpoint_every=2, trajectories=2)
+    _evaluate_in_two_environments(pipeline)
+
+
 def shrink_in_context() -> None:
-    hidden_tasks.PRESETS["demo"] = replace(
-        hidden_tasks.PRESETS["demo"],
-        variants=(
-            replace(hidden_tasks.N128, trials=2, first_trials=1),
-            replace(hidden_tasks.ORACLE, cues=(1,)),
-        ),
-        transformer=TINY["transformer"],
-        tokens=2048,
-        tokens_per_update=512,
-        checkpoint_every=1,
+    trained = replace(hidden_tasks.N128, trials=2, first_trials=1)
+    _shrink(
+        hidden_tasks.PRESETS,
+        variants=(trained, replace(hidden_tasks.ORACLE, cues=(1,))),
+        **TINY | {"tokens": 2048, "tokens_per_update": 512, "checkpoint_every": 1, "tasks": 2, "measured": 1},
         ranking=RankingConfig(goals=20, demonstrations=1),
-        tasks=2,
-        trials=2,
-        measured=1,
     )
     cells.run_cells = _runs_here(hidden_tasks.run_cell)
 
@@ -136,71 +128,44 @@ def shrink_table() -> None:
     demo = table_presets.TABLE_PRESETS["demo"]
     learner = replace(demo.values.learner, hidden=8, batch=8)
     values = replace(demo.values, learner=learner, updates=6, updates_per_call=2, checkpoint_every=2)
-    table_presets.TABLE_PRESETS["demo"] = replace(
-        demo, values=values, chains=replace(demo.chains, trials=TINY["trials"])
-    )
+    _shrink(table_presets.TABLE_PRESETS, values=values, chains=replace(demo.chains, trials=2))
     _evaluate_in_two_environments(methods)
     cells.run_cells = _runs_here(run_cell)
 
 
-def _collection(collector: str, episodes: int) -> Flags:
-    size = ["--episodes", episodes, "--members", 2, "--environments", 1]
-    return lambda _, run: ["--domain", "cartpole", "--collector", collector, *size, "--output", run]
-
-
+COLLECTION = "--domain cartpole --members 2 --environments 1 --output {run}"
+DATA = "--data {inputs} --output {run}"
+CHATS = "--template plain --output {run}"
 JOBS: dict[str, Job] = {
-    "collect_noise": Job(collect.main, _collection("ou", 12)),
-    "collect_td3": Job(collect.main, _collection("td3", 8)),
+    "collect_noise": Job(collect.main, f"{COLLECTION} --collector ou --episodes 12"),
+    "collect_td3": Job(collect.main, f"{COLLECTION} --collector td3 --episodes 8"),
     "convert": Job(
         exorl.main,
-        lambda _, run: [
-            *("--domain", "cartpole", "--collector", "rnd", "--part-episodes", 3),
-            *("--data", run / "unconverted"),
-        ],
+        "--domain cartpole --collector rnd --part-episodes 3 --data {run}/unconverted",
         inputs=("unconverted",),
     ),
     "relabel": Job(
         relabel.main,
-        lambda _, run: ["--store", run / "store" / "cartpole-rnd.h5", "--tasks", "swingup", "swingup_sparse"],
+        "--store {run}/store/cartpole-rnd.h5 --tasks swingup swingup_sparse",
         inputs=("store/cartpole-rnd.h5",),
     ),
     "pack_conversations": Job(
-        sharegpt.main,
-        lambda inputs, run: [
-            *(inputs / "chats.jsonl", "--tokenizer", inputs / "tokenizer"),
-            *("--template", "plain", "--length", 64, "--output", run),
-        ],
+        sharegpt.main, f"{{inputs}}/chats.jsonl --tokenizer {{inputs}}/tokenizer --length 64 {CHATS}"
     ),
-    "main_job": Job(
-        exorl_at_ring.main,
-        lambda inputs, run: ["--task", "cartpole_swingup", "--data", inputs, "--output", run],
-        shrink=shrink_main_job,
-    ),
-    "in_context": Job(
-        in_context.main, lambda inputs, run: ["--data", inputs, "--output", run], shrink=shrink_in_context
-    ),
+    "main_job": Job(exorl_at_ring.main, f"--task cartpole_swingup {DATA}", shrink=shrink_main_job),
+    "in_context": Job(in_context.main, DATA, shrink=shrink_in_context),
     "finetune": Job(
-        llama_finetune.main,
-        lambda inputs, run: [
-            *("--conversations", inputs / "chats.jsonl", "--template", "plain", "--output", run)
-        ],
-        shrink=shrink_finetune,
+        llama_finetune.main, f"--conversations {{inputs}}/chats.jsonl {CHATS}", shrink=shrink_finetune
     ),
     "table5": Job(
         table5_exorl.main,
-        lambda inputs, run: [
-            *("--tasks", "cartpole_swingup", "--methods", "random", "td3_bc"),
-            *("--seeds", 1, "--data", inputs, "--output", run),
-        ],
+        f"--tasks cartpole_swingup --methods random td3_bc --seeds 1 {DATA}",
         shrink=shrink_table,
     ),
     "line_retrieval": Job(
-        line_retrieval.main,
-        lambda _, run: [
-            *("--ctx", "1k,2k", "--num-samples", 4, "--questions-per-document", 2, "--output", run)
-        ],
+        line_retrieval.main, "--ctx 1k,2k --num-samples 4 --questions-per-document 2 --output {run}"
     ),
-    "train_retriever": Job(train_retriever.main, lambda _, run: ["--output", run], shrink=shrink_retriever),
+    "train_retriever": Job(train_retriever.main, "--output {run}", shrink=shrink_retriever),
 }
 
 
@@ -212,4 +177,4 @@ def start(name: str, inputs: Path, run: Path, log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     job.shrink()
-    cli.run(job.main, args=[str(flag) for flag in job.flags(inputs, run)])
+    cli.run(job.main, args=job.flags.format(inputs=inputs, run=run).split())

@@ -3,17 +3,15 @@
 They end as if nothing had happened. AGENTIC_RING_TRUST_KILLS sets the number of kills of each job.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -45,82 +43,67 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One process of a job."""
-
-    process: multiprocessing.process.BaseProcess
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit status, or None if the process is still running after so many seconds."""
-        self.process.join(seconds)
-        return self.process.exitcode
-
-    def kill(self) -> bool:
-        """Kills the process alone, not those that it started; returns whether it was still running."""
-        self.process.kill()
-        self.process.join()
-        return self.process.exitcode == -signal.SIGKILL
-
-    def stop(self, number: signal.Signals) -> bool:
-        """Sends a signal once the command handles it; returns whether the process stopped because of it.
-
-        It must end within a minute, with the status that says so, or well if it was at its end.
-        """
-        assert self.process.pid is not None
-        while not catches(self.process.pid, number) and self.process.is_alive():
-            time.sleep(0.01)
-        if self.process.is_alive():
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.process.pid, number)
-        status = self.wait(60)
-        if status is None:
-            self.kill()
-        assert status in (0, EXIT_STOPPED), f"exit status {status} after {number.name}"
-        return status == EXIT_STOPPED
-
-    def assert_nothing_runs_on(self) -> None:
-        """Processes that a killed job had started end by themselves."""
-        deadline = time.monotonic() + 30
-        while group := list(members(self.process.pid)):
-            assert time.monotonic() < deadline, f"still running: {[each.cmdline() for each in group]}"
-            time.sleep(0.05)
-
-
-def catches(process: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal (Linux; elsewhere it is taken for granted)."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return True
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
-def members(group: int | None) -> Iterator[psutil.Process]:
-    """The living processes of a process group."""
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-
-
-def begin(name: str, inputs: Path, run: Path) -> Attempt:
+def begin(name: str, inputs: Path, run: Path) -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trust.jobs"])
     process = context.Process(target=jobs.start, args=(name, inputs, run, run.with_suffix(".log")))
     process.start()
-    return Attempt(process)
+    return process
+
+
+def kill(process: Any) -> bool:
+    """Kills the process alone, not those that it started; returns whether it was still running."""
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def stop(process: Any, number: signal.Signals) -> bool:
+    """Sends a signal once the command handles it; returns whether the process stopped because of it.
+
+    It must end within a minute, with the status that says so, or well if it was at its end.
+    """
+    with suppress(FileNotFoundError, ProcessLookupError):  # no /proc, or it has just ended
+        caught = 0
+        while process.is_alive() and not caught >> (number - 1) & 1:
+            time.sleep(0.01)
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    if process.is_alive():
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+    process.join(60)
+    status = process.exitcode
+    if status is None:
+        kill(process)
+    assert status in (0, EXIT_STOPPED), f"exit status {status} after {number.name}"
+    return status == EXIT_STOPPED
+
+
+def assert_nothing_runs_on(group: int) -> None:
+    """The processes of its group, which a killed job had started, end by themselves."""
+    deadline = time.monotonic() + 30
+    alive = [group]
+    while alive:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.05)
+        alive = []
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process.cmdline())
 
 
 def finish(name: str, inputs: Path, run: Path) -> float:
     """Runs a job to its end, which must be a good one; returns the seconds it took."""
     started = time.monotonic()
-    attempt = begin(name, inputs, run)
-    status = attempt.wait(300)
+    process = begin(name, inputs, run)
+    process.join(300)
+    status = process.exitcode
     if status is None:
-        attempt.kill()
+        kill(process)
     assert status == 0, run.with_suffix(".log").read_text()
-    attempt.assert_nothing_runs_on()
+    assert_nothing_runs_on(process.pid)
     return time.monotonic() - started
 
 
@@ -130,10 +113,8 @@ def fingerprint(run: Path) -> dict[str, object]:
     A file that should have been removed, such as a partial one, is an additional name.
     """
     found: dict[str, object] = {}
-    for path in sorted(run.rglob("*")):
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name = str(path.relative_to(run))
-        if path.is_dir():
-            continue
         if "checkpoints" in path.parts:  # their bytes hold times; all other files follow from them
             checkpoints = Path(*path.parts[: path.parts.index("checkpoints") + 1])
             found[str(checkpoints.relative_to(run))] = sorted(each.name for each in checkpoints.iterdir())
@@ -146,30 +127,20 @@ def fingerprint(run: Path) -> dict[str, object]:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: row[key] for key in row.keys() - TIME_COLUMNS} for row in rows]
         elif path.suffix == ".h5":
-            found[name] = datasets(path)
+            with h5py.File(path) as file:
+                nodes: list[tuple[str, Any]] = []
+                file.visititems(lambda key, node, nodes=nodes: nodes.append((key, node)))
+                found[name] = {key: contents(node) for key, node in nodes if isinstance(node, h5py.Dataset)}
         elif path.suffix == ".npz":
-            found[name] = {key: digest(array) for key, array in np.load(path).items()}
+            found[name] = {key: contents(array) for key, array in np.load(path).items()}
         else:
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = path.read_bytes()
     return found
 
 
-def datasets(path: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-
-    def add(name: str, node: object) -> None:
-        if isinstance(node, h5py.Dataset):
-            found[name] = digest(node[()])
-
-    with h5py.File(path) as file:
-        file.visititems(add)
-    return found
-
-
-def digest(array) -> str:
+def contents(array: Any) -> tuple[Any, ...]:
     array = np.asarray(array)
-    contents = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-    return f"{array.dtype} {array.shape} {hashlib.sha256(contents).hexdigest()}"
+    return str(array.dtype), array.shape, array.tolist() if array.dtype == object else array.tobytes()
 
 
 def prepared(name: str, inputs: Path, folder: Path) -> Path:
@@ -196,15 +167,16 @@ def test_a_killed_job_ends_as_one_that_was_not(name, inputs, tmp_path, record_pr
         interruptions = 0
         while kills < KILLS and interruptions < INTERRUPTIONS_OF_A_RUN:
             interruptions += 1
-            attempt = begin(name, inputs, run)
+            process = begin(name, inputs, run)
             # What is left after an interruption takes less time.
-            if attempt.wait(random.uniform(0, seconds / interruptions)) is not None:
+            process.join(random.uniform(0, seconds / interruptions))
+            if process.exitcode is not None:
                 break
             if random.random() < SHARE_OF_STOPS:
-                stops += attempt.stop(SIGNALS[random.integers(len(SIGNALS))])
+                stops += stop(process, SIGNALS[random.integers(len(SIGNALS))])
             else:
-                kills += attempt.kill()
-            attempt.assert_nothing_runs_on()
+                kills += kill(process)
+            assert_nothing_runs_on(process.pid)
         finish(name, inputs, run)
         assert "Traceback" not in run.with_suffix(".log").read_text()
         assert fingerprint(run) == expected
