@@ -62,22 +62,10 @@ def train_tiny(
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])
 
 
-def devices_in_order(order: str) -> list[Any]:
-    """All devices, in an order given by the process of each: in "0110" the second is process 1's first."""
-    devices = [iter(jax.local_devices(process_index=number)) for number in range(jax.process_count())]
-    return [next(devices[int(process)]) for process in order]
-
-
 def hang_at_batch(number: int) -> None:
     """Lets this process wait without an end for the batch of this number."""
     read, numbers = ChainPipeline.__next__, itertools.count(1)
-
-    def read_or_hang(pipeline: ChainPipeline) -> Any:
-        if next(numbers) == number:
-            time.sleep(1e6)
-        return read(pipeline)
-
-    ChainPipeline.__next__ = read_or_hang
+    ChainPipeline.__next__ = lambda self: time.sleep(1e6) if next(numbers) == number else read(self)
 
 
 def main(
@@ -100,6 +88,7 @@ def main(
       fail: Let the first process fail in work that it does for all.
       hang: Number of the batch for which process 1 waits without an end.
       heartbeat: Seconds without a heartbeat after which a process is lost.
+      order: The process of each device of the ring, in order: in "0110" the second is process 1's first.
     """
     simulate_cpu_devices(devices)
     if distributed:
@@ -110,9 +99,9 @@ def main(
             raise DataError("there is no data")
     if hang and jax.process_index() == 1:
         hang_at_batch(hang)
-    places = None if order is None else devices_in_order(order)
-    every = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    weights = train_tiny(store, directory, steps, data, **every, devices=places)
+    own = [iter(jax.local_devices(process_index=number)) for number in range(jax.process_count())]
+    ordered = [next(own[int(number)]) for number in order or ""] or None
+    weights = train_tiny(store, directory, steps, data, checkpoint_every, checkpoint_minutes, ordered)
     np.save(directory / f"weights-{jax.process_index()}.npy", weights)
 
 
