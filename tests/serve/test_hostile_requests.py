@@ -51,7 +51,7 @@ def data(path, content, method="POST", headers="", length=None) -> bytes:
     return f"{head}Content-Length: {len(content) if length is None else length}\r\n\r\n".encode() + content
 
 
-def chat(content="a", **fields) -> bytes:
+def chat(content: object = "a", **fields) -> bytes:
     messages = {"messages": [{"role": "user", "content": content}]}
     return data(CHAT, {"model": "tiny", "max_tokens": 2} | messages | fields)
 
