@@ -1,7 +1,6 @@
 """Random damage to a file: bytes, structure of JSON, and what may stand in a file's place."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def _flip_bits(content: bytes, place: int, generator: Generator, more: int = 0) 
 
 SIZES = [size.to_bytes(w, "little") for w in (4, 8) for size in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
 """Extreme numbers, as of a size in a header."""
-OPENED = [b"[", b'{"a":', b"[[{"]
+OPENED = [opened * 10**power for opened in (b"[", b'{"a":', b"[[{") for power in range(1, 6)]
 BYTES: dict[str, Callable[[bytes, int, Generator], bytes]] = {
     "flip bit": _flip_bits,
     "flip bits": lambda c, at, g: _flip_bits(c, at, g, int(g.integers(1, 19))),
@@ -77,17 +76,13 @@ BYTES: dict[str, Callable[[bytes, int, Generator], bytes]] = {
     "append": lambda c, at, g: c + g.bytes(int(g.integers(1, 2000))),
     "mark": lambda c, at, g: _draw(g, [b"\xef\xbb\xbf", b"\xff\xfe", b"\xff"]) + c,
     "encode": lambda c, at, g: c.decode("latin-1").encode(_draw(g, ["utf-16", "utf-32", "utf-7"])),
-    "nest": lambda c, at, g: _replaced(
-        c, at * int(g.integers(2)), 0, _draw(g, OPENED) * int(10 ** g.uniform(1, 5))
-    ),
+    "nest": lambda c, at, g: _replaced(c, _draw(g, [0, at]), 0, _draw(g, OPENED)),
 }
-VALUES: tuple[Any, ...] = (
-    *[None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 2**63, -(2**63), 10**9, 10**30],
-    *["", "2", "false", "NaN", "\0", "x" * 10_000, "../../x", "\ud800"],
-    *[[], {}, [[]], {"": {}}, [1, "2", None], math.nan, math.inf, -math.inf],
-)
-RAW = ["1e999", "1" * 5000, "01", "'x'", "+1", "[" * 3000, "[" * 3000 + "]" * 3000, "nan", "0x10"]
-"""What stands in a JSON file as it is, though JSON or Python has no such value."""
+VALUES = ["null", "true", "false", "0", "-1", "1", "0.5", "-0.0", "1e308", "1e999", "01", "'x'", "+1", "0x10"]
+VALUES += ["nan", "NaN", "Infinity", "-Infinity", "1" * 5000, *map(str, (2**63, -(2**63), 10**9, 10**30))]
+VALUES += ['"2"', '"false"', '"NaN"', r'"\u0000"', f'"{"x" * 10_000}"', '"../../x"', r'"\ud800"', '""', "[]"]
+VALUES += ["{}", "[[]]", '{"": {}}', '[1, "2", null]', "[" * 3000, "[" * 3000 + "]" * 3000]
+"""What may stand in a JSON file, though JSON or Python may have no such value."""
 
 
 def _places(inside: Any) -> list[tuple[Any, Any]]:
@@ -108,14 +103,14 @@ def _change_json(content: bytes, generator: Generator) -> bytes:
     elif kind == 1 and isinstance(inside, dict):
         inside[f"{key}x"] = inside.pop(key)
     elif kind == 2 and isinstance(inside, dict):
-        raw = f"{json.dumps(old)}, {json.dumps(key)}: {json.dumps(_draw(generator, VALUES[:13]))}"
+        raw = f"{json.dumps(old)}, {json.dumps(key)}: {_draw(generator, VALUES[:9])}"
     elif kind == 3 and isinstance(old, int | float):
         converted = float(old) if isinstance(old, int) else int(old)
         inside[key] = _draw(generator, [str(old), old + 1, -old, old * 10, converted])
     elif kind == 4:
         inside[key] = [old]
     else:
-        raw = _draw(generator, [*map(json.dumps, VALUES), *RAW])
+        raw = _draw(generator, VALUES)
     if raw:
         inside[key] = "\0raw"
     lines[number] = json.dumps(value).replace(json.dumps("\0raw"), raw).encode()

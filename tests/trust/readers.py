@@ -79,6 +79,10 @@ class FileReader:
     file: str = ""
 
 
+def _json(content: Any) -> Callable[[Path], object]:
+    return lambda path: write_json(path, asdict(content))
+
+
 def _in_folder(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return lambda path: function(path.parent)
 
@@ -107,16 +111,8 @@ def _archive(path: Path) -> None:
         archive.writestr("video/0.mp4", b"0")
 
 
-def _download(path: Path) -> None:
-    write_json(path, asdict(Provenance("http://127.0.0.1:9/walker/rnd.zip", 1000, "00", 3)))
-
-
 def _fetch(path: Path) -> Any:
     return fetch_episodes(path.parents[3], "http://127.0.0.1:9", "walker", "rnd")
-
-
-def _begin(folder: Path) -> Any:
-    return CollectionFolder(folder).begin(SETTINGS)
 
 
 def _unpack(path: Path) -> Any:
@@ -143,10 +139,6 @@ def _read_store(path: Path, verify: bool = False) -> Any:
         if verify:
             store.verify()
         return [store.domain.name, store.collector, list(store.episodes())]
-
-
-def _store(path: Path) -> None:
-    random_store(path, [3, 5])
 
 
 @cache
@@ -199,18 +191,10 @@ def _results(path: Path) -> None:
     write_results(path, Results("python x.py", None, *shown, figures))
 
 
-def _point(path: Path) -> None:
-    write_json(path, asdict(Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))))
-
-
 def _evaluation(path: Path) -> None:
     arrays = [np.full(shape, 0.1, np.float32) for shape in ((2, 3, 4), (2, 3, 1), (2, 3))]
     rollout = Rollout(*arrays[:3], physics=np.full((2, 4, 5), 0.1))
     write_record(path.parent, EvaluationRecord(np.array([1.0, 2.0]), np.array(["td3", "ou"]), rollout))
-
-
-def _kernel_times(path: Path) -> Any:
-    return kernel_times(path.parents[3])
 
 
 def _profile(path: Path) -> None:
@@ -264,6 +248,7 @@ def _conversations(path: Path) -> None:
 
 
 DOCUMENT = LinePlan("LRT", "4k", 7, 0, (0, 1), 2).build(5)
+ASKED = asked_questions([DOCUMENT] * 2)
 
 
 def _longchat(path: Path) -> None:
@@ -275,13 +260,9 @@ def _longchat(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
-def _predicted(path: Path) -> PredictionLog:
-    return PredictionLog(path, asked_questions([DOCUMENT] * 2))
-
-
 def _predictions(path: Path) -> None:
-    log = _predicted(path)
-    for each in asked_questions([DOCUMENT] * 2):
+    log = PredictionLog(path, ASKED)
+    for each in ASKED:
         log.add(each.predicted(Answer("It is 42.", 100, 0.5), "", pairs_of_words=False))
 
 
@@ -289,10 +270,6 @@ def _llama_config(path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     fields = BASE | {"rope_scaling": scaling | {"original_max_position_embeddings": 32}}
     path.write_text(json.dumps(fields, indent=1))
-
-
-def _read_llama(folder: Path) -> Any:
-    return [read_llama_config(folder), usable_context(folder, 16, False)]
 
 
 def _read_tensors(path: Path) -> Any:
@@ -312,14 +289,20 @@ def _index(path: Path) -> None:
 
 
 TOKENIZER = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
+POINT = Point("run", 2, 4, 100, 1000, 2000, 1.5, 2.5, (1.0, 2.5))
+DOWNLOADED = Provenance("http://127.0.0.1:9/walker/rnd.zip", 1000, "00", 3)
 RULER = json.dumps({"results": {"niah_single_1": {"4096,none": 0.5, "8192,none": -1}}})
 LADDER = LadderPlan("LRT-NL", "4k", 0, 0, "lines", (("line", 2), ("count", 1)))
+_read_llama = _in_folder(lambda folder: [read_llama_config(folder), usable_context(folder, 16, False)])
+_read_profile = _in_folder(lambda folder: kernel_times(folder.parents[2]))
+_begin = _in_folder(lambda folder: CollectionFolder(folder).begin(SETTINGS))
+_store = partial(random_store, lengths=[3, 5])
 READERS = [
     FileReader("episode, compressed", _read_episode, _episode, file="*.npz"),
     FileReader("episode, stored", _read_episode, _stored_episode, file="*.npz"),
     FileReader("zip of episodes", _unpack, _archive, file="rnd.zip"),
-    FileReader("download.json", _fetch, _download, file="exorl/walker/rnd/download.json"),
-    FileReader("collection.json", _in_folder(_begin), _in_folder(_begin)),
+    FileReader("download.json", _fetch, _json(DOWNLOADED), file="exorl/walker/rnd/download.json"),
+    FileReader("collection.json", _begin, _begin),
     FileReader("labels of a collection", _in_folder(read_labels), _labels, "rows", "episodes.jsonl"),
     FileReader(
         "state of a learner",
@@ -352,16 +335,18 @@ READERS = [
         lambda path: kept_returns(path, 2, lambda: np.random.default_rng(0).random((2, 5))),
         file="returns.npz",
     ),
-    FileReader("point of a context curve", read_point, _point, file="point.json"),
+    FileReader("point of a context curve", read_point, _json(POINT), file="point.json"),
     FileReader("rates.csv", read_rates, lambda path: write_rows(path, [asdict(PUBLISHED)]), "legal"),
-    FileReader("profile of kernels", _kernel_times, _profile, "legal", "plugins/profile/1/host.xplane.pb"),
+    FileReader("profile of kernels", _read_profile, _profile, "legal", "plugins/profile/1/host.xplane.pb"),
     FileReader("packed rows", _read_packed, _packed, file="train.h5"),
     *(FileReader(name, _read_tokenizer, _tokenizer, "legal") for name in TOKENIZER),
     FileReader("ShareGPT, an array", _read_conversations, _conversations, "legal", "conversations.json"),
     FileReader("ShareGPT, lines", _read_conversations, _conversations, "legal", "conversations.jsonl"),
     FileReader("own cases", read_cases, lambda path: write_cases(path, [DOCUMENT]), "rows", "4k.jsonl"),
     FileReader("LongChat's cases", read_cases, _longchat, "legal", "4k.jsonl"),
-    FileReader("predictions", lambda p: [*_predicted(p).rows.values()], _predictions, "rows", "4k.jsonl"),
+    FileReader(
+        "predictions", lambda p: [*PredictionLog(p, ASKED).rows.values()], _predictions, "rows", "4k.jsonl"
+    ),
     FileReader(
         "records of the ladder",
         lambda path: read_json_rows(path, Document, "give another folder"),
@@ -375,7 +360,7 @@ READERS = [
         "legal",
         "harness.json",
     ),
-    FileReader("config.json of a LLaMA", _in_folder(_read_llama), _llama_config, "legal", "config.json"),
+    FileReader("config.json of a LLaMA", _read_llama, _llama_config, "legal", "config.json"),
     FileReader(SINGLE, _read_tensors, lambda path: save_file(TENSORS, path), "legal"),
     FileReader("index of tensors", _read_tensors, _index, "legal", INDEX),
 ]
