@@ -16,8 +16,7 @@ import yaml
 
 from agentic_ring.errors import EXIT_PROCESS_LOST, EXIT_STOPPED
 from tests.data.synthetic import random_store
-from tests.training.worker import train_tiny
-from tests.training.worker_processes import ROOT, await_rows, losses, measured, messages, worker_command
+from tests.training.worker import ROOT, await_rows, losses, measured, messages, train_tiny, worker_command
 
 LAUNCH = ROOT / "launch"
 SHELLCHECK = shutil.which("shellcheck", path=sysconfig.get_path("scripts")) or "shellcheck"

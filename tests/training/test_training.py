@@ -19,8 +19,7 @@ from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, read_metrics, run_updates
 from agentic_ring.training.optimizer import TrainConfig
 from agentic_ring.training.train_step import TrainState
-from tests.training.worker import train_tiny
-from tests.training.worker_processes import measured
+from tests.training.worker import measured, train_tiny
 
 
 def test_it_learns(store, tmp_path):
