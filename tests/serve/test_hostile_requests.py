@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.serve.running_server import PROMPT, ask, body
@@ -192,8 +191,6 @@ def test_after_hostile_requests_good_ones_are_answered_as_before(count, folder, 
                     started = time.monotonic()
                     assert ask(url, GOOD) == before
                     assert time.monotonic() - started < 20
-            assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
-            assert httpx.get(f"{url}/health").json()["status"] == "ok"
         finally:
             process.terminate()
         assert process.wait(60) in (0, -15)
