@@ -1,12 +1,16 @@
 import errno
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentic_ring.files.atomic import remove_leftovers, replacing, replacing_folder
+from tests.commands import run_python
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path):
@@ -15,18 +19,22 @@ def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path):
         with replacing(path) as beside:
             assert beside.parent == path.parent
             beside.write_text(text)
-        assert path.read_text() == text
-    assert list(path.parent.iterdir()) == [path]
+        assert contents(tmp_path) == {"new/folder/file.txt": text}
 
 
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as beside:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_error_leaves_the_old_file_or_folder_and_nothing_else(tmp_path, error):
+    (tmp_path / "model").mkdir()
+    old = {"file.txt": "old", "model/a": "old"}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(error), replacing(tmp_path / "file.txt") as beside:
         beside.write_text("half of the n")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+        raise error
+    with pytest.raises(error), replacing_folder(tmp_path / "model") as beside:
+        (beside / "a").write_text("new")
+        raise error
+    assert contents(tmp_path) == old
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's always-full device")
@@ -38,12 +46,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path):
         beside.write_text("new")
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert contents(tmp_path) == {"file.txt": "old"}
 
 
 def test_a_folder_is_replaced_whole_and_other_files_are_kept(tmp_path):
@@ -59,40 +62,24 @@ def test_a_folder_is_replaced_whole_and_other_files_are_kept(tmp_path):
     assert list(folder.parent.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_error_leaves_the_old_folder_and_nothing_else(tmp_path, error):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "a").write_text("old")
-    with pytest.raises(error), replacing_folder(folder) as beside:
-        (beside / "a").write_text("new")
-        raise error
-    assert contents(tmp_path) == {"model/a": "old"}
-
-
-@pytest.mark.parametrize("moment", ["the first rename", "the second rename"])
-def test_a_process_killed_while_it_replaces_a_folder_leaves_no_mixture(tmp_path, moment):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "a").write_text("old")
-    (folder / "b").write_text("old")
-    renames = 1 if moment == "the first rename" else 2
-    script = f"""
-import os, pathlib, signal
-from agentic_ring.files import atomic
-whole, left = pathlib.Path.rename, {renames}
-def rename(self, target):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(self, target)
-pathlib.Path.rename = rename
-with atomic.replacing_folder(pathlib.Path({str(folder)!r})) as beside:
-    (beside / "a").write_text("new")
-    (beside / "b").write_text("new")
+KILLED = """
+import os, pathlib, signal, sys
+from agentic_ring.files.atomic import replacing_folder
+rename, left = pathlib.Path.rename, [signal.SIGKILL] + [0] * (int(sys.argv[2]) - 1)
+pathlib.Path.rename = lambda self, target: (os.kill(os.getpid(), left.pop()), rename(self, target))[1]
+with replacing_folder(pathlib.Path(sys.argv[1])) as beside:
+    for name in "ab":
+        (beside / name).write_text("new")
 """
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_process_killed_while_it_replaces_a_folder_leaves_no_mixture(tmp_path, renames):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text("old")
+    assert run_python("-c", KILLED, folder, renames).returncode == -signal.SIGKILL
     assert contents(folder) == ({"a": "old", "b": "old"} if renames == 1 else {})
     assert len(list(tmp_path.iterdir())) > folder.exists()
     remove_leftovers(tmp_path)
@@ -109,8 +96,8 @@ def test_only_leftovers_of_killed_processes_are_removed(tmp_path):
 
 
 def test_leftovers_of_killed_processes_go_with_the_next_replacement(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
+    ended = subprocess.Popen(["true"])
+    ended.wait()
     names = ("m.{}.partial", "m.old.{}.partial")
     for name in names:
         for process in (ended.pid, 1):

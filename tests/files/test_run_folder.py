@@ -1,10 +1,11 @@
 """A run's folder: what may change when it continues, and one writer at a time."""
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,33 +26,27 @@ FIRST = Config(0, MeshShape(ring=8), OptimizerConfig(accumulation=4))
 OTHER = replace(FIRST, seed=3)
 
 
+def enter(run: Path, config: Any, resume: bool = True) -> None:
+    with enter_directory(run, config, resume):
+        assert (run / ".lock").exists()
+
+
 def test_a_run_continues_on_other_hardware_and_records_it(tmp_path, capsys):
-    with enter_directory(tmp_path / "run", FIRST, resume=True):
-        pass
+    run = tmp_path / "run"
+    enter(run, FIRST)
     other = replace(FIRST, mesh=MeshShape(data=2, ring=2), optimizer=OptimizerConfig(accumulation=2))
-    with enter_directory(tmp_path / "run", other, resume=True):
-        pass
+    enter(run, other)
     assert "continues on other hardware" in capsys.readouterr().err
-    assert read_config(tmp_path / "run", Config) == other
-    assert earlier_config(tmp_path / "run", Config, resume=True) == other
-    assert earlier_config(tmp_path / "run", Config, resume=False) is None
+    assert read_config(run, Config) == earlier_config(run, Config, resume=True) == other
+    assert earlier_config(run, Config, resume=False) is None
     assert earlier_config(tmp_path / "none", Config, resume=True) is None
-
-
-def test_what_may_change_is_said_where_something_else_did(tmp_path):
-    with enter_directory(tmp_path / "run", FIRST, resume=True):
-        pass
-    changed = replace(OTHER, mesh=MeshShape(ring=4))
     message = (
         r"other settings \(seed\): seed is 0 there, 3 here\. A run may continue on other devices, with "
         r"another ring or another number of processes; all other settings stay"
     )
-    with (
-        pytest.raises(ConfigError, match=message),
-        enter_directory(tmp_path / "run", changed, resume=True),
-    ):
-        pass
-    assert read_config(tmp_path / "run", Config) == FIRST
+    with pytest.raises(ConfigError, match=message):
+        enter(run, replace(OTHER, mesh=MeshShape(ring=4)))
+    assert read_config(run, Config) == other
 
 
 @dataclass(frozen=True)
@@ -60,18 +55,12 @@ class Stages:
 
 
 def test_stages_may_change_hardware_too(tmp_path):
-    three = Stages((FIRST, FIRST, FIRST))
-    with enter_directory(tmp_path / "run", three, resume=True):
-        pass
     moved = replace(FIRST, optimizer=OptimizerConfig(accumulation=1))
-    with enter_directory(tmp_path / "run", Stages((FIRST, moved, moved)), resume=True):
-        pass
+    for stages in ((FIRST, FIRST, FIRST), (FIRST, moved, moved)):
+        enter(tmp_path / "run", Stages(stages))
     for stages, field in (((FIRST, replace(moved, seed=3), moved), r"stages\.1\.seed"), ((FIRST,), "stages")):
-        with (
-            pytest.raises(ConfigError, match=rf"other settings \({field}\)"),
-            enter_directory(tmp_path / "run", Stages(stages), resume=True),
-        ):
-            pass
+        with pytest.raises(ConfigError, match=rf"other settings \({field}\)"):
+            enter(tmp_path / "run", Stages(stages))
     assert read_config(tmp_path / "run", Stages) == Stages((FIRST, moved, moved))
 
 
@@ -92,8 +81,7 @@ def holder(tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
-        if process.stdin:
-            process.stdin.close()
+        process.kill()
 
 
 def test_the_second_writer_is_told_who_the_first_is(holder, tmp_path):
@@ -101,13 +89,13 @@ def test_the_second_writer_is_told_who_the_first_is(holder, tmp_path):
     (run / "a.1.partial").write_text("the holder's")
     message = rf"run is in use by process {holder.pid} on \S+ since 2\d\d\d-\S+ \S+ \(-c .*run\)"
     for resume in (True, False):
-        with (
-            pytest.raises(FolderInUseError, match=message),
-            enter_directory(run, FIRST, resume),
-        ):
-            pass
+        with pytest.raises(FolderInUseError, match=message):
+            enter(run, FIRST, resume)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert (run / "a.1.partial").exists()
+    (run / ".lock").write_text("?")
+    with pytest.raises(FolderInUseError, match="a process that has just started"):
+        enter(run, FIRST)
     holder.stdin.close()
     holder.wait()
     with enter_directory(run, FIRST, resume=True):
@@ -115,45 +103,25 @@ def test_the_second_writer_is_told_who_the_first_is(holder, tmp_path):
     assert [path.name for path in run.iterdir()] == ["config.json"]
 
 
-def test_a_killed_writer_stops_no_one(holder, tmp_path):
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    assert (tmp_path / "run" / ".lock").exists()
-    with only_writer(tmp_path / "run"):
-        assert f'"process": {os.getpid()}' in (tmp_path / "run" / ".lock").read_text()
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_a_patient_writer_says_whom_it_waits_for(holder, tmp_path, capsys, monkeypatch):
-    def end_holder(_: float) -> None:
-        holder.stdin.close()
+def test_a_patient_writer_says_whom_it_waits_for_and_a_killed_one_stops_no_one(
+    holder, tmp_path, capsys, monkeypatch
+):
+    def kill_holder(_: float) -> None:
+        holder.kill()
         holder.wait()
 
-    monkeypatch.setattr("time.sleep", end_holder)
-    with only_writer(tmp_path / "run", wait=True):
-        pass
+    run = tmp_path / "run"
+    monkeypatch.setattr("time.sleep", kill_holder)
+    with only_writer(run, wait=True):
+        assert f'"process": {os.getpid()}' in (run / ".lock").read_text()
     assert f"is in use by process {holder.pid}" in capsys.readouterr().err
+    assert list(run.iterdir()) == []
 
 
 def test_a_run_moved_aside_takes_no_lock_along(tmp_path):
-    run = tmp_path / "run"
-    with enter_directory(run, FIRST, resume=True):
-        assert (run / ".lock").exists()
-    with (
-        pytest.raises(ConfigError, match=r"other settings \(seed\)"),
-        enter_directory(run, OTHER, True),
-    ):
-        pass
-    with enter_directory(run, OTHER, resume=False):
-        pass
+    enter(tmp_path / "run", FIRST)
+    with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
+        enter(tmp_path / "run", OTHER)
+    enter(tmp_path / "run", OTHER, resume=False)
     contents = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert contents == ["run.1/config.json", "run/config.json"]
-
-
-def test_an_unreadable_lock_file_still_locks(holder, tmp_path):
-    (tmp_path / "run" / ".lock").write_text("?")
-    with (
-        pytest.raises(FolderInUseError, match="a process that has just started"),
-        only_writer(tmp_path / "run"),
-    ):
-        pass

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,10 +23,6 @@ ENDLESS = (
     "{% endfor %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 )
 TURNS = [Turn(("user", "assistant")[n % 2], "a") for n in range(4001)]
-
-
-def always_connected() -> None:
-    """A client that stays."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +45,7 @@ def test_long_chats_take_linear_time_and_too_long_ones_none(prompts, folder):
     with PromptProcess(folder, "tokenizer", 100_000, 10) as long_prompts:
         long_prompts.check_template()
         started = time.monotonic()
-        (prompt,) = long_prompts.encode([TURNS], always_connected)
+        (prompt,) = long_prompts.encode([TURNS], lambda: None)
         assert time.monotonic() - started < 10
     assert len(prompt.tokens) > 4 * 4001
     with pytest.raises(ContextLengthError, match="4001"):
@@ -57,24 +54,24 @@ def test_long_chats_take_linear_time_and_too_long_ones_none(prompts, folder):
 
 def test_encoding_cannot_take_more_than_its_time_and_memory(endless, monkeypatch):
     monkeypatch.setattr(prompts, "SECONDS", 1.0)
-    before = endless.encode([PROMPT], always_connected)
+    before = endless.encode([PROMPT], lambda: None)
 
     def left() -> None:
         raise AbandonedError
 
     for text, check, error in (
-        ("a", always_connected, "time limit of 1 s"),
-        ("size", always_connected, "Memory"),
+        ("a", lambda: None, "time limit of 1 s"),
+        ("size", lambda: None, "Memory"),
         ("a", left, None),
     ):
         with pytest.raises(DataError if error else AbandonedError, match=error):
             endless.encode([[Turn("user", text)]], check)
-        assert endless.encode([PROMPT], always_connected) == before
+        assert endless.encode([PROMPT], lambda: None) == before
 
 
 def test_the_process_ends_with_the_server(folder, tokenizer):
     with PromptProcess(folder, None, CONTEXT, tokenizer.longest_token) as process:
-        process.encode(["a"], always_connected)
+        process.encode(["a"], lambda: None)
         process._pipe.close()
         process._process.join(10)
         assert process._process.exitcode == 0
@@ -105,17 +102,12 @@ def test_slow_clients_do_not_keep_others_out(root):
     before = ask(root, body(PROMPT))
     head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
     rest = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    held = []
-    try:
+    with ExitStack() as held:
         for number in range(270):
-            held.append(connect(root))
-            held[-1].sendall(head + rest * (number % 2))
+            held.enter_context(connect(root)).sendall(head + rest * (number % 2))
         started = time.monotonic()
         assert ask(root, body(PROMPT)) == before
         assert time.monotonic() - started < 10
-    finally:
-        for each in held:
-            each.close()
 
 
 def test_the_time_of_heads_bodies_and_answers_is_limited(engine, tokenizer, prompts, monkeypatch):

@@ -23,11 +23,8 @@ def raises(error: BaseException):
 
 
 def test_success_exits_with_0_or_with_what_main_returns():
-    def leaves_some_out(left_out: int) -> int:
-        return left_out
-
     assert exit_status(lambda: None) == 0
-    assert exit_status(leaves_some_out, "--left-out", "3") == 3
+    assert exit_status(lambda: 3) == 3
 
 
 def test_each_user_error_is_one_message_and_status_1(capsys):
@@ -56,17 +53,11 @@ def test_other_errors_keep_their_traceback(error):
         cli.run(raises(error), args=[])
 
 
-def test_an_interrupt_exits_with_75_and_says_how_to_go_on(capsys):
+def test_an_interrupt_and_a_wrong_flag_say_how_to_go_on(capsys):
     assert exit_status(raises(KeyboardInterrupt())) == errors.EXIT_STOPPED == 75
     assert "run the same command again" in capsys.readouterr().err
-
-
-def test_a_wrong_flag_exits_with_2_and_suggests_the_right_one(capsys):
-    def main(task: str) -> None:
-        del task
-
-    assert exit_status(main, "--tsak", "walker_run") == 2
-    assert "--task" in capsys.readouterr().err
+    assert exit_status(explore, "--sze", "2") == 2
+    assert "--size" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import textwrap
 from types import SimpleNamespace
 
 from agentic_ring.terminal.progress import progress
+from tests.commands import run_python
 
 JOB = """
 import sys
@@ -54,14 +55,11 @@ def test_a_terminal_shows_one_table():
     before, last = printed[: printed.rindex("stage ")], printed[printed.rindex("stage ") :]
     header, *rows = [" ".join(line.split()) for line in last.splitlines() if line.strip()]
     assert header == "stage done rate time left loss last return"
-    collecting, training, rolling_out, end = rows
-    assert collecting.startswith("collecting 2/2 ")
-    assert collecting.endswith(" 12.5 [/rnd]")  # brackets are no markup
-    assert training.startswith("training 4/4 ")
-    assert training.endswith(" 0.1250 50 tokens/s")
-    assert rolling_out.startswith("rolling out 2/2 ")
-    assert rolling_out.endswith(" 230.5 trial 2")
-    assert end == "the end"
+    assert rows.pop() == "the end"
+    shown = ("collecting 2/2", "12.5 [/rnd]"), ("training 4/4", "0.1250 50 tokens/s")  # brackets: no markup
+    for row, (start, end) in zip(rows, (*shown, ("rolling out 2/2", "230.5 trial 2")), strict=True):
+        assert row.startswith(f"{start} ")
+        assert row.endswith(f" {end}")
     assert "a line of its own" in before
 
 
@@ -86,8 +84,9 @@ def test_a_continued_job_has_as_much_time_left_as_it_needs_itself(monkeypatch, c
 
 
 def test_help_has_colours_unless_no_color_is_set():
-    assert "\x1b[" in on_a_terminal("-m", "agentic_ring", "--help")
-    assert "\x1b" not in on_a_terminal("-m", "agentic_ring", "--help", NO_COLOR="1")
+    code = "from agentic_ring.terminal import cli; cli.run(lambda: None, args=['--help'])"
+    assert "\x1b[" in on_a_terminal("-c", code)
+    assert "\x1b" not in on_a_terminal("-c", code, NO_COLOR="1")
 
 
 def test_environments_load_without_a_word():
@@ -96,6 +95,5 @@ import data_prep.relabel, agentic_ring.data.own_tasks.walker
 from agentic_ring.data.domains import load_environment, parse_task
 load_environment(parse_task("cheetah_run"), 0).reset()
 """
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    assert ended.stdout + ended.stderr == ""
+    ended = run_python("-c", code, env=ENVIRONMENT)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

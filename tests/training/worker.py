@@ -1,12 +1,17 @@
-"""Trains a tiny model in a process of its own, so that tests can kill it, or one of several.
+"""Trains a tiny model, in this process or others, so that tests can kill them; and reads what it logged.
 
 python -m tests.training.worker --store s.h5 --directory run --steps 6
 """
 
 import itertools
+import os
+import re
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +29,12 @@ from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.cli import run
 from agentic_ring.training.checkpoint import Checkpoints
-from agentic_ring.training.loop import MetricsLog, train
+from agentic_ring.training.loop import MetricsLog, read_metrics, train
 from agentic_ring.training.optimizer import OptimizerConfig, TrainConfig
 from agentic_ring.training.train_step import action_loss
 from tests.data.synthetic import DOMAIN, TASK
 
+ROOT = Path(__file__).resolve().parents[2]
 STACK = TransformerConfig(width=16, layers=2, heads=2, ffn_width=32)
 
 
@@ -62,24 +68,6 @@ def train_tiny(
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gathered)])
 
 
-def devices_in_order(order: str) -> list[Any]:
-    """All devices, in an order given by the process of each: in "0110" the second is process 1's first."""
-    devices = [iter(jax.local_devices(process_index=number)) for number in range(jax.process_count())]
-    return [next(devices[int(process)]) for process in order]
-
-
-def hang_at_batch(number: int) -> None:
-    """Lets this process wait without an end for the batch of this number."""
-    read, numbers = ChainPipeline.__next__, itertools.count(1)
-
-    def read_or_hang(pipeline: ChainPipeline) -> Any:
-        if next(numbers) == number:
-            time.sleep(1e6)
-        return read(pipeline)
-
-    ChainPipeline.__next__ = read_or_hang
-
-
 def main(
     store: Path,
     directory: Path,
@@ -100,6 +88,7 @@ def main(
       fail: Let the first process fail in work that it does for all.
       hang: Number of the batch for which process 1 waits without an end.
       heartbeat: Seconds without a heartbeat after which a process is lost.
+      order: The process of each device of the ring, in order: in "0110" the second is process 1's first.
     """
     simulate_cpu_devices(devices)
     if distributed:
@@ -109,11 +98,76 @@ def main(
         if fail:
             raise DataError("there is no data")
     if hang and jax.process_index() == 1:
-        hang_at_batch(hang)
-    places = None if order is None else devices_in_order(order)
-    every = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}
-    weights = train_tiny(store, directory, steps, data, **every, devices=places)
+        read, numbers = ChainPipeline.__next__, itertools.count(1)
+        ChainPipeline.__next__ = lambda self: time.sleep(1e6) if next(numbers) == hang else read(self)
+    own = [iter(jax.local_devices(process_index=number)) for number in range(jax.process_count())]
+    ordered = [next(own[int(number)]) for number in order or ""] or None
+    weights = train_tiny(store, directory, steps, data, checkpoint_every, checkpoint_minutes, ordered)
     np.save(directory / f"weights-{jax.process_index()}.npy", weights)
+
+
+def worker_command(store: Path, directory: Path, **flags) -> list[str]:
+    directory.mkdir(exist_ok=True)
+    flags = {"store": store, "directory": directory} | flags
+    options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in flags.items()]
+    return [sys.executable, "-m", "tests.training.worker", *options]
+
+
+def start_worker(store: Path, directory: Path, **options) -> subprocess.Popen:
+    """A worker process; upper-case options are environment variables, the others flags."""
+    environment = os.environ | {name: str(value) for name, value in options.items() if name.isupper()}
+    flags = {name: value for name, value in options.items() if not name.isupper()}
+    command = worker_command(store, directory, **flags)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def started_job(store: Path, directory: Path, **options) -> Iterator[list[subprocess.Popen]]:
+    """The two worker processes of a job, with four devices."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": 2, "devices": 2}
+    workers = [start_worker(store, directory, distributed=True, JAX_PROCESS_ID=n, **options) for n in (0, 1)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def await_rows(directory: Path, count: int, *workers: subprocess.Popen) -> None:
+    """Waits until running workers have logged so many steps."""
+    metrics = directory / "metrics.jsonl"
+    deadline = time.monotonic() + 400
+    while not metrics.exists() or metrics.read_text().count("\n") < count:
+        for worker in workers:
+            assert worker.poll() is None, worker.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ended(worker: subprocess.Popen) -> tuple[int, list[str]]:
+    """Waits for the end of a process; returns its status and what it says besides its progress."""
+    _, errors = worker.communicate(timeout=400)
+    return worker.returncode, messages(errors)
+
+
+def messages(printed: str) -> list[str]:
+    """The lines that a process has printed besides the progress, and the waiting, of a slow machine."""
+    return [line for line in printed.splitlines() if not re.match(r"training |process \d+ has waited ", line)]
+
+
+def measured(directory: Path) -> list[dict[str, float]]:
+    """Everything in the log except for speed."""
+    rows = read_metrics(directory / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [{name: row[name] for name in row.keys() - {"tokens_per_second"}} for row in rows]
+
+
+def losses(directory: Path) -> list[float]:
+    return [row["loss"] for row in measured(directory)]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ report's header, and the counts follow it. AGENTIC_RING_TRUST_MUTATIONS sets the
 
 import os
 import resource
+import shutil
 import signal
 import warnings
 from collections import Counter
@@ -19,15 +20,13 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import AgenticRingError
-from tests.trust import text_readers  # noqa: F401  adds its readers
 from tests.trust.daily_seed import daily_seed
-from tests.trust.mutations import damage, restore
+from tests.trust.mutations import damage
 from tests.trust.readers import READERS, FileReader
 
 MUTATIONS = int(os.environ.get("AGENTIC_RING_TRUST_MUTATIONS", "12"))
 SECONDS = 20
 OUTCOMES = ("refused", "read as the whole file", "whole rows of it", "another legal value")
-MEMORY_BYTES = 400 << 20
 
 
 def comparable(value: Any) -> Any:
@@ -41,12 +40,6 @@ def comparable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return "list", *map(comparable, value)
     return type(value).__name__, repr(value)
-
-
-def rows_of(value: Any, whole: Any) -> bool:
-    """Whether a list holds some of the items of another one, in order."""
-    remaining = iter(whole[1:])
-    return isinstance(value, tuple) and value[:1] == ("list",) and all(row in remaining for row in value[1:])
 
 
 def outcome(reader: FileReader, path: Path, whole: Any) -> str:
@@ -64,17 +57,20 @@ def outcome(reader: FileReader, path: Path, whole: Any) -> str:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if found == whole:
         return "read as the whole file"
-    if reader.keeps == "rows" and rows_of(found, whole):
+    rows = iter(whole)
+    if reader.keeps == "rows" and all(row in rows for row in found):
         return "whole rows of it"
     return "another legal value" if reader.keeps == "legal" else "FAULT: another value"
 
 
 def mutate(reader: FileReader, folder: Path, count: int) -> Counter[str]:
     """Damages the reader's file ``count`` times and counts the outcomes; fails if one is a fault."""
-    reader.make(folder)
-    (path,) = folder.glob(reader.file)
-    content, whole = path.read_bytes(), comparable(reader.read(path))
-    others = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file != path}
+    path = folder / (reader.file or reader.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    reader.make(path)
+    (path,) = path.parent.glob(path.name)
+    whole = comparable(reader.read(path))
+    files = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     generator = np.random.default_rng([daily_seed(), crc32(reader.name.encode())])
     outcomes: Counter[str] = Counter()
     faults = []
@@ -85,13 +81,14 @@ def mutate(reader: FileReader, folder: Path, count: int) -> Counter[str]:
         if found.startswith("FAULT"):
             faults.append(f"{how}\n    -> {found}")
         outcomes[found.split(":")[0]] += 1
-        restore(path, content)
-        for file, kept in others.items():
+        if path.is_dir():
+            shutil.rmtree(path)
+        for file, content in files.items():
             file.parent.mkdir(exist_ok=True)
-            file.write_bytes(kept)
+            file.write_bytes(content)
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert not faults, f"{len(faults)} of {count} with seed {daily_seed()}:\n" + "\n".join(faults[:20])
-    assert grown < MEMORY_BYTES, f"memory grew by {grown:,} bytes"
+    assert grown < 400 << 20, f"memory grew by {grown:,} bytes"
     assert comparable(reader.read(path)) == whole
     return outcomes
 
