@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,15 +24,12 @@ from data_prep.conversations import (
     to_markdown,
 )
 
+ROLES = "system", "user", "assistant"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-
-
-def read(path):
-    return [record.value for record in records(path)]
 
 
 @example(values=[0.5, 1e300, -2e-9, 1e22], indent=None, block=1)  # numbers cut up everywhere
@@ -42,7 +40,7 @@ def test_an_array_is_read_whatever_the_size_of_a_read(tmp_path_factory, values, 
     path.write_text(json.dumps(values, indent=indent, ensure_ascii=len(values) % 2 == 0), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conversations, "_READ_BYTES", block)
-        assert read(path) == values
+        assert [record.value for record in records(path)] == values
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -57,26 +55,19 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert peak < path.stat().st_size / 4
 
 
-def test_lines_and_bytes_are_told_of_each_record(tmp_path):
+def test_lines_and_bytes_are_told_of_each_record_and_a_bad_line_is_passed(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[\n  {"a":\n 1},\n\n  2, 3]\n')
     assert [record.line for record in records(path)] == [2, 5, 5]
-    path.write_text('{"a": 1}\n\n{"b": 2}\n')
-    assert [(record.line, record.end) for record in records(path)] == [(1, 9), (3, 19)]
-
-
-def test_a_bad_line_is_named_and_the_next_is_read(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": \n\xff\xfe\n{"\xc3\xa9": "\xe2\x80\xa8"}\n')
-    found = list(records(path))
-    assert [record.value for record in found] == [{"a": 1}, None, None, {"é": "\u2028"}]
-    assert [record.line for record in found if record.fault] == [2, 3]
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n{"a": \n\xff\xfe\n{"\xc3\xa9": "\xe2\x80\xa8"}\n')
+    found = [(record.value, record.line, record.end, bool(record.fault)) for record in records(path)]
+    good = ({"a": 1}, 1, 12, False), ({"é": "\u2028"}, 5, path.stat().st_size, False)
+    assert found == [good[0], (None, 3, 20, True), (None, 4, 23, True), good[1]]
 
 
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (b"", "is empty"),
         (b" \n ", "is empty"),
         (b"[1, 2", "line 1: it ends before its array does"),
         (b'[{"a": 1},\n {"a": "x', "line 2: Unterminated string"),
@@ -87,29 +78,26 @@ def test_a_bad_line_is_named_and_the_next_is_read(tmp_path):
     ],
 )
 def test_broken_files_are_named_with_their_line(tmp_path, contents, message):
-    (tmp_path / "a.json").write_bytes(contents)
+    path = tmp_path / "a.json"
+    with pytest.raises(DataError, match=r"there is no file .*a\.json"):
+        list(records(path))
+    path.write_bytes(contents)
     with pytest.raises(DataError, match=rf"a\.json.*({message})"):
-        read(tmp_path / "a.json")
-    with pytest.raises(DataError, match=r"none\.json"):
-        read(tmp_path / "none.json")
+        list(records(path))
 
 
 def test_all_known_shapes_are_one_conversation():
-    expected = (Turn("system", "s"), Turn("user", "q"), Turn("assistant", "a"))
-    ours = [("system", "s"), ("human", "q"), ("gpt", "a")]
-    theirs = [("system", "s"), ("user", "q"), ("assistant", "a")]
-    sharegpt = {"id": "x", "conversations": [{"from": role, "value": text} for role, text in ours]}
-    openai = {"messages": [{"role": role, "content": text} for role, text in theirs]}
+    """Half a character, as JSON may hold it, is replaced."""
+    texts = "s", "a\ud83d b \ud83d\ude00", "a"
+    spoken = [zip(roles, texts, strict=True) for roles in (("system", "human", "gpt"), ROLES)]
+    sharegpt = {"id": "x", "conversations": [{"from": role, "value": text} for role, text in spoken[0]]}
+    openai = {"messages": [{"role": role, "content": text} for role, text in spoken[1]]}
+    expected = tuple(map(Turn, ROLES, ("s", "a\ufffd b \U0001f600", "a")))
     assert conversation(sharegpt) == Conversation("x", expected)
     assert conversation(openai) == Conversation(None, expected)
     assert conversation({"id": 7, "conversations": []}) == Conversation("7", ())
-
-
-def test_another_speaker_is_named_and_half_a_character_is_replaced():
     with pytest.raises(OtherSpeakerError, match="'bing'"):
         conversation({"conversations": [{"from": "bing", "value": "x"}]})
-    value = json.loads('{"conversations": [{"from": "human", "value": "a\\ud83d b \\ud83d\\ude00"}]}')
-    assert conversation(value).turns == (Turn("user", "a\ufffd b \U0001f600"),)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +105,7 @@ def test_another_speaker_is_named_and_half_a_character_is_replaced():
     [
         (3, "it is a int"),
         ({"text": "x"}, "no list of conversations or messages"),
-        ({"conversations": "x"}, "no list of conversations"),
         ({"conversations": ["x"]}, "a turn is a str"),
-        ({"conversations": [{"from": "human"}]}, "no text"),
         ({"conversations": [{"from": "human", "value": None}]}, "no text"),
         ({"id": [1], "conversations": []}, "its id is a list"),
     ],
@@ -129,93 +115,60 @@ def test_records_that_are_no_conversation_are_named(value, message):
         conversation(value)
 
 
-ANSWER = (
-    '<div class="markdown prose"><p>Use <strong>this</strong>:</p><pre><div class="bg-black"><div>'
-    '<span>python</span><button>Copy code</button></div><div><code class="hljs language-python">'
-    '<span class="k">if</span> a &lt; b:\n\n\n    <span>go</span>()\n</code></div></div></pre>'
-    "<ol><li><p>One</p></li><li>Two <code>x</code><ul><li>a</li></ul></li></ol>"
-    "<table><tr><th>A</th><th>B</th></tr><tr><td>1</td><td>2</td></tr></table>"
-    '<blockquote><p>said</p></blockquote><h2>End</h2><p>See <a href="http://x">it</a><br>now.</p></div>'
-)
-MARKDOWN = """Use **this**:
-
-```python
-if a < b:
-
-
-    go()
-```
-
-1. One
-2. Two `x`
-   - a
-
-| A | B |
-| --- | --- |
-| 1 | 2 |
-
-> said
-
-## End
-
-See [it](http://x)
-now."""
-
-
-def user(text="What is the capital of France?"):
-    return Turn("user", text)
-
-
-def assistant(text="The capital is Paris."):
-    return Turn("assistant", text)
+user, assistant = partial(Turn, "user"), partial(Turn, "assistant")
+QUESTION, CAPITAL = PAIR = user("What is the capital of France?"), assistant("The capital is Paris.")
 
 
 def test_an_html_answer_becomes_markdown():
-    assert clean_text(assistant(ANSWER)).text == MARKDOWN
+    answer = (
+        '<div class="markdown prose"><p>Use <strong>this</strong>:</p><pre><div class="bg-black"><div>'
+        '<span>python</span><button>Copy code</button></div><div><code class="hljs language-python">'
+        '<span class="k">if</span> a &lt; b:\n\n\n    <span>go</span>()\n</code></div></div></pre>'
+        "<ol><li><p>One_*</p></li><li>Two <code>x</code><ul><li>a</li></ul></li></ol>"
+        '<h2>End</h2><p>See <a href="http://x">it</a><br>now.</p></div>'
+    )
+    assert clean_text(assistant(answer)).text == (
+        "Use **this**:\n\n```python\nif a < b:\n\n\n    go()\n```\n\n1. One_*\n2. Two `x`\n   - a\n\n"
+        "## End\n\nSee [it](http://x)\nnow."
+    )
     assert to_markdown("<pre>no code tag\n</pre>") == "```\nno code tag\n```"
-
-
-UNCHANGED = (
-    "Write `<div>` and close it with `</div>`.",
-    "```html\n<div><p>x</p></div>\n```",
-    "<b>bold</b> words",
-    "The half is 1 / 2 of it",
-    "Press Copy code to copy",
-)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("2 / 2\n\nHello", "Hello"),
         ("Hello\n 1 / 3 ", "Hello"),
         ("```pythonCopy code\nx = 1\n```", "```python\nx = 1\n```"),
         ("python\nCopy code\nx = 1", "python\nx = 1"),
         ("Hello\nCopy12 chars / 3 words", "Hello"),
-        *zip(UNCHANGED, UNCHANGED, strict=True),
+        ("Write `<div>` and close it with `</div>`.", None),
+        ("```html\n<div><p>x</p></div>\n```", None),
+        ("<b>bold</b> words", None),
+        ("The half is 1 / 2 of it", None),
+        ("Press Copy code to copy", None),
     ],
 )
-def test_what_the_page_wrote_itself_goes(text, expected):
+def test_what_the_page_wrote_itself_goes_and_nothing_else(text, expected):
+    expected = expected or text
     assert clean_text(assistant(text)).text == expected
     assert clean_text(user(f"<p>{expected}</p>")).text == f"<p>{expected}</p>"
-
-
-@given(st.text(alphabet="<>/divpreco ulabtr\n&;=\"'#123x", max_size=60))
-def test_no_html_is_too_broken_to_be_read(html):
-    assert isinstance(to_markdown(html), str)
 
 
 @pytest.mark.parametrize("inside", ["<![x", "<ol start=²><li>x</li></ol>", "<b>" * 2000])
 def test_html_that_its_parser_refuses_is_a_reason_to_leave_a_conversation_out(inside):
     with pytest.raises(Rejected, match="HTML that cannot be read"):
-        clean_turns([user(), assistant(f"<p>{inside}</p>")])
+        clean_turns([QUESTION, assistant(f"<p>{inside}</p>")])
 
 
-def test_ends_without_a_question_or_an_answer_go():
-    turns = [assistant("Welcome!"), user(), Turn("user", " \n"), assistant(), user("And of Spain?")]
-    assert clean_turns(turns) == (user(), assistant())
+def test_ends_without_a_question_or_an_answer_go_and_blocked_phrases_may_be_chosen():
+    turns = [assistant("Welcome!"), QUESTION, user(" \n"), CAPITAL, user("And of Spain?")]
+    assert clean_turns(turns) == PAIR
     system = Turn("system", "Be brief.")
-    assert clean_turns([system, *turns]) == (system, user(), assistant())
+    assert clean_turns([system, *turns]) == (system, *PAIR)
+    blocked = (user("Who made ChatGPT?"), CAPITAL)
+    assert clean_turns(blocked, blocked=()) == blocked
+    with pytest.raises(Rejected, match="a blocked phrase"):
+        clean_turns(blocked, blocked=("PARIS",))
 
 
 @pytest.mark.parametrize(
@@ -223,39 +176,33 @@ def test_ends_without_a_question_or_an_answer_go():
     [
         ([], "empty"),
         ([user(" "), assistant("1 / 2")], "empty"),
-        ([user(), user()], "no answer"),
-        ([assistant(), user()], "no answer"),
-        ([user(), assistant(), assistant()], "do not alternate"),
-        ([user(), Turn("system", "Be brief."), assistant()], "do not alternate"),
+        ([QUESTION, QUESTION], "no answer"),
+        ([CAPITAL, QUESTION], "no answer"),
+        ([*PAIR, CAPITAL], "do not alternate"),
+        ([QUESTION, Turn("system", "Be brief."), CAPITAL], "do not alternate"),
         ([user("Hi"), assistant("Hello")], "fewer than 16 characters"),
-        ([user(), assistant("I am ChatGPT, a model.")], "a blocked phrase"),
+        ([QUESTION, assistant("I am ChatGPT, a model.")], "a blocked phrase"),
     ],
 )
 def test_conversations_with_nothing_to_learn_are_rejected(turns, reason):
     with pytest.raises(Rejected, match=reason):
         clean_turns(turns)
-    turns = (user("Who made ChatGPT?"), assistant())
-    assert clean_turns(turns, blocked=()) == turns
-    with pytest.raises(Rejected, match="a blocked phrase"):
-        clean_turns(turns, blocked=("PARIS",))
 
 
 def test_ids_and_first_pairs_are_met_once():
     seen = Deduplicator()
-    first = (user(), assistant())
-    assert seen.check(Conversation("a", first)) == "a"
+    other = (user("x"), assistant("y"))
+    assert seen.check(Conversation("a", PAIR)) == "a"
     with pytest.raises(Rejected, match="a duplicate id"):
-        seen.check(Conversation("a", (user("x"), assistant("y"))))
+        seen.check(Conversation("a", other))
     with pytest.raises(Rejected, match="a duplicate first question and answer"):
-        seen.check(Conversation("b", (Turn("system", "s"), *first, user("more"), assistant("still"))))
-    assert seen.check(Conversation("c", (user(), assistant("Lyon, I say.")))) == "c"
-    unnamed = Conversation(None, (user("x"), assistant("y")))
-    key = seen.check(unnamed)
-    assert key == Deduplicator().check(unnamed)
+        seen.check(Conversation("b", (Turn("system", "s"), *PAIR, user("more"), assistant("still"))))
+    assert seen.check(Conversation("c", (QUESTION, assistant("Lyon, I say.")))) == "c"
+    assert seen.check(Conversation(None, other)) == Deduplicator().check(Conversation(None, other))
 
 
 def test_the_split_depends_on_the_id_alone_and_has_its_share():
     chosen = [str(number) for number in range(20_000) if is_test(str(number), 0.05)]
-    assert 0.045 < len(chosen) / 20_000 < 0.055
+    assert 900 < len(chosen) < 1100
     assert all(is_test(key, 0.1) for key in chosen), "a larger share keeps what the smaller had"
     assert not any(is_test(str(number), 0.0) for number in range(100))

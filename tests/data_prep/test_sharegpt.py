@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from agentic_ring.data.text.packing import PackedRows
-from agentic_ring.errors import ArgumentError, ConfigError, DataError, UnknownNameError
+from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from data_prep.conversations import is_test
 from data_prep.sharegpt import ConversationsConfig, length_table, main, prepare
 from tests.commands import exit_status
 from tests.data.text.tokenizers_for_tests import sentencepiece
-
-SYSTEM = "A chat between a curious user and an artificial intelligence assistant."
 
 
 def entry(key, *texts):
@@ -21,8 +19,7 @@ def entry(key, *texts):
     return {"id": key, "conversations": turns}
 
 
-def answer(number):
-    return f"The capital number {number} is Paris."
+answer = "The capital number {} is Paris.".format
 
 
 @pytest.fixture
@@ -40,13 +37,11 @@ def config(folder, *entries, **changes):
 
 def texts(path):
     """Every text of a file, and its answers."""
-    tokenizer = sentencepiece()
-    found = []
+    tokenizer, found = sentencepiece(), []
     with PackedRows.open(path) as rows:
         rows.verify()
         rows.check_tokenizer(tokenizer)
-        for index in range(len(rows)):
-            row = rows[index]
+        for row in map(rows.__getitem__, range(len(rows))):
             for segment in range(row.segment_ids.max() + 1):
                 inside = row.segment_ids == segment
                 ids = row.tokens[inside]
@@ -58,11 +53,20 @@ def texts(path):
 
 
 def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder):
+    """Unless it is rejected, which is counted by reason."""
     entries = [
         entry(f"id{number}", f"Which is number {number}?", answer(number), "And?", "No more of it.")
         for number in range(40)
     ]
-    summary = prepare(config(folder, *entries))
+    bad = {
+        "a duplicate id": entry("id0", "Which other?", answer(2)),
+        "a duplicate first question and answer": entry("again", "Which is number 0?", answer(0)),
+        "no answer": entry("question", "Which one, and no answer?"),
+        "a blocked phrase": entry("maker", "Who made you?", "It was OpenAI."),
+        "an unknown speaker": {"id": "tool", "conversations": [{"from": "tool", "value": "x"}]},
+    }
+    summary = prepare(config(folder, *entries, *bad.values()))
+    assert summary.rejected == dict.fromkeys(bad, 1)
     expected = {"train": {}, "test": {}}
     for number in range(40):
         split = "test" if is_test(f"id{number}", 0.2) else "train"
@@ -71,60 +75,36 @@ def test_every_conversation_arrives_in_its_split_with_loss_on_its_answers(folder
     for split, conversations in expected.items():
         found = texts(folder / "packed" / f"{split}.h5")
         assert len(found) == len(conversations) == summary.splits[split]["conversations"]
-        assert all(text.startswith(SYSTEM) for text, _ in found)
+        assert all(text.startswith("A chat between a curious user") for text, _ in found)
         by_question = {re.search(r"USER: (.*?) ASSISTANT:", text)[1]: said for text, said in found}
         assert by_question == conversations
-    assert not summary.rejected
     assert sum(summary.lengths) == sum(counts["tokens"] for counts in summary.splits.values())
 
 
-def test_rejected_conversations_are_counted_by_reason(folder):
-    good = entry("good", "Which one?", answer(1))
-    summary = prepare(
-        config(
-            folder,
-            good,
-            entry("good", "Which other?", answer(2)),
-            entry("again", "Which one?", answer(1)),
-            entry("question", "Which one, and no answer?"),
-            entry("maker", "Who made you?", "It was OpenAI."),
-            {"id": "tool", "conversations": [{"from": "tool", "value": "x"}]},
-            test_share=0,
-        )
-    )
-    assert summary.rejected == {
-        "a duplicate id": 1,
-        "a duplicate first question and answer": 1,
-        "no answer": 1,
-        "a blocked phrase": 1,
-        "an unknown speaker": 1,
-    }
-    ((_, said),) = texts(folder / "packed" / "train.h5")
-    assert said == [answer(1)]
-    assert texts(folder / "packed" / "test.h5") == []
-
-
 def test_conversations_longer_than_a_row_are_divided_or_cut_and_counted(folder):
+    """Inputs that are broken, or hold no conversation, leave these rows as they are."""
     question = "Which is the capital of all the capitals that there are in the world, as of now?"
-    many = [part for number in range(12) for part in (question, answer(number))]
-    summary = prepare(
-        config(
-            folder,
-            entry("many", *many),
-            entry("long", "Which one?", "Paris. " * 300),
-            entry("endless", "Why? " * 300, answer(1)),
-            test_share=0,
-        )
-    )
+    many = entry("many", *[part for number in range(12) for part in (question, answer(number))])
+    long, endless = entry("long", "Which one?", "Paris. " * 300), entry("endless", "Why? " * 300, answer(1))
+    settings = config(folder, many, long, endless, test_share=0)
+    summary = prepare(settings)
     assert (summary.divided, summary.cut) == (1, 1)  # a rejected conversation is not counted as cut
     assert summary.rejected == {"its questions alone fill a row": 1}
-    tokenizer = sentencepiece()
-    with PackedRows.open(folder / "packed" / "train.h5") as rows:
+    packed = folder / "packed" / "train.h5"
+    with PackedRows.open(packed) as rows:
         found = [rows[index] for index in range(len(rows))]
     assert max(int((row.segment_ids >= 0).sum()) for row in found) == 256
-    decoded = " ".join(tokenizer.decode(row.tokens) for row in found)
-    for number in range(12):
-        assert decoded.count(answer(number)) == 1
+    decoded = " ".join(sentencepiece().decode(row.tokens) for row in found)
+    assert [decoded.count(answer(number)) for number in range(12)] == [1] * 12
+
+    before, path = packed.read_bytes(), folder / "chats.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(DataError, match=r"chats\.json, line 1: .*repair it or fetch it again"):
+        prepare(settings)
+    with pytest.raises(DataError, match="no conversation is left to train on; 1 rejected: no answer"):
+        prepare(config(folder, entry("a", "Which one, and no answer?")))
+    assert packed.read_bytes() == before
+    assert sorted(file.name for file in packed.parent.iterdir()) == ["test.h5", "train.h5"]
 
 
 def test_the_command_names_bad_lines_and_packs_the_rest(folder, capsys):
@@ -145,33 +125,12 @@ def test_the_command_names_bad_lines_and_packs_the_rest(folder, capsys):
     assert sum(len(texts(folder / "packed" / f"{split}.h5")) for split in ("train", "test")) == 3
 
 
-def test_a_broken_array_or_one_without_conversations_leaves_the_old_rows(folder):
-    good = config(folder, *[entry(f"id{n}", f"Which is {n}?", answer(n)) for n in range(10)])
-    prepare(good)
-    before = (folder / "packed" / "train.h5").read_bytes()
-    path = folder / "chats.json"
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(DataError, match=r"chats\.json, line 1: .*repair it or fetch it again"):
-        prepare(good)
-    with pytest.raises(DataError, match="no conversation is left to train on; 1 rejected: no answer"):
-        prepare(config(folder, entry("a", "Which one, and no answer?")))
-    assert (folder / "packed" / "train.h5").read_bytes() == before
-    assert sorted(file.name for file in (folder / "packed").iterdir()) == ["test.h5", "train.h5"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"length": "many"}, ArgumentError, "'many'; give tokens as 4096"),
-        ({"length": "1"}, ConfigError, "at least 2 tokens"),
-        ({"test_share": 1.0}, ConfigError, "test_share is 1.0"),
-        ({"template": "alpaca"}, UnknownNameError, "alpaca"),
-        ({"template": "llama-3"}, DataError, "llama-3 writes"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(folder, changes, error, message):
-    with pytest.raises(error, match=message):
-        prepare(config(folder, entry("a", "Which one?", answer(1)), **changes))
+def test_settings_that_do_not_fit_are_refused(folder):
+    for name, value in (("length", "1"), ("test_share", 1.0), ("template", "alpaca")):
+        with pytest.raises((ConfigError, UnknownNameError), match=str(value)):
+            config(folder, **{name: value})
+    with pytest.raises(DataError, match="llama-3 writes"):
+        prepare(config(folder, template="llama-3"))
 
 
 def test_lengths_are_told_in_powers_of_two():

@@ -1,5 +1,6 @@
 """Chat templates: their exact strings, which parts are answers, and what is refused."""
 
+from contextlib import nullcontext
 from datetime import datetime
 
 import pytest
@@ -12,33 +13,25 @@ SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
     "detailed, and polite answers to the user's questions."
 )
+ROLES = "system", "user", "assistant"
 TURNS = [Turn("user", "Hi {you}"), Turn("assistant", "Hello"), Turn("user", "Why?"), Turn("assistant", "So.")]
 CHAT_ML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '</s>' + '\n' }}"
-    "{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '</s>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
 def test_builtin_templates_are_written_to_the_letter():
     vicuna = chat_template("vicuna_v1.1", byte_level())
-    question = f"{SYSTEM} USER: Hi {{you}} ASSISTANT:"
-    assert vicuna.prompt(TURNS[:1]) == question
-    assert vicuna.prompt(TURNS[:3]) == f"{question} Hello</s>USER: Why? ASSISTANT:"
-    assert vicuna.pieces(TURNS) == [
-        Piece(question, False),
-        Piece(" Hello</s>", True),
-        Piece("USER: Why? ASSISTANT:", False),
-        Piece(" So.</s>", True),
-    ]
+    questions = f"{SYSTEM} USER: Hi {{you}} ASSISTANT:", "USER: Why? ASSISTANT:"
+    assert vicuna.prompt(TURNS[:1]) == questions[0]
+    assert vicuna.prompt(TURNS[:3]) == f"{questions[0]} Hello</s>{questions[1]}"
+    texts = questions[0], " Hello</s>", questions[1], " So.</s>"
+    assert vicuna.pieces(TURNS) == [*map(Piece, texts, (False, True) * 2)]
     llama = chat_template("llama-3", byte_level())
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    system, user, answer = (f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ROLES)
     turns = [Turn("system", "Be brief."), Turn("user", " Hi\n"), Turn("assistant", "Hello")]
-    expected = (
-        "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>"
-        + header.format("user") + "Hi<|eot_id|>" + header.format("assistant")
-    )  # fmt: skip
+    expected = f"<|begin_of_text|>{system}Be brief.<|eot_id|>{user}Hi<|eot_id|>{answer}"
     assert llama.prompt(turns[:2]) == expected
     assert llama.pieces(turns) == [Piece(expected, False), Piece("Hello<|eot_id|>", True)]
     plain = chat_template("plain", byte_level())
@@ -48,10 +41,8 @@ def test_builtin_templates_are_written_to_the_letter():
 
 def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format():
     source = (
-        "{{ bos_token }}{% for message in messages %}"
-        "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
-        "{% generation %}{{ message.content | trim + '<|eot_id|>' }}{% endgeneration %}"
-        "{% endfor %}"
+        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+        "{% generation %}{{ m.content | trim + '<|eot_id|>' }}{% endgeneration %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     )
     tokenizer = byte_level(bos="<|begin_of_text|>", chat_template=source)
@@ -63,13 +54,10 @@ def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format(
 
 def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
     template = JinjaTemplate(CHAT_ML, byte_level())
-    assert template.pieces(TURNS) == [
-        Piece("<|im_start|>user\nHi {you}</s>\n<|im_start|>assistant\n", False),
-        Piece("Hello</s>", True),
-        Piece("\n<|im_start|>user\nWhy?</s>\n<|im_start|>assistant\n", False),
-        Piece("So.</s>", True),
-    ]
-    assert template.prompt(TURNS[:3]) == "".join(piece.text for piece in template.pieces(TURNS[:3]))
+    question = "<|im_start|>user\n{}</s>\n<|im_start|>assistant\n"
+    texts = question.format("Hi {you}"), "Hello</s>", "\n" + question.format("Why?"), "So.</s>"
+    assert template.pieces(TURNS) == [*map(Piece, texts, (False, True) * 2)]
+    assert template.prompt(TURNS[:3]) == "".join(texts[:3])
 
 
 def test_a_template_may_ask_for_the_date_and_for_json():
@@ -87,11 +75,11 @@ def test_a_template_that_rewrites_earlier_turns_cannot_be_trained_on_but_asked()
 
 
 CHAT_LLAMA_2 = (
-    "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>' + messages[0]['content'] %}"
-    "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
-    "{% for message in rest %}{% if message['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + (system if loop.first else '') + message['content'] | trim + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}{% for m in rest %}"
+    "{% if m.role == 'user' %}{{ bos_token + '[INST] ' }}"
+    "{% if loop.first and rest|length < messages|length %}<<SYS>>{{ messages[0].content }}{% endif %}"
+    "{{ m.content | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 NUMBERED = "{% for m in messages %}{{ loop.index }}. {{ m.content }}|{% endfor %}"
 
@@ -108,8 +96,7 @@ def test_long_conversations_have_the_pieces_of_their_beginnings(source, system):
         assert template.pieces(turns[:count]) == pieces[: count - system]
     assert "".join(piece.text for piece in pieces) == template.prompt(turns)
     assert [piece.is_answer for piece in pieces] == [False, True] * 16 + [False]
-    by_beginnings = template._pieces_from_beginnings(turns)
-    assert pieces == by_beginnings
+    assert pieces == template._pieces_from_beginnings(turns)
 
 
 def test_the_pieces_of_a_long_conversation_take_time_linear_in_it():
@@ -137,13 +124,13 @@ def test_templates_that_fail_are_named(source, message):
         JinjaTemplate(source, byte_level()).prompt(TURNS[:1])
 
 
-ROLES = ("", "system", "assistant", "user user", "user system", "user assistant assistant", "user tool")
+BAD_ORDERS = ("", "system", "assistant", "user user", "user system", "user assistant assistant", "user tool")
 
 
 @pytest.mark.parametrize("name", ["plain", "tokenizer"])
 def test_turns_out_of_order_are_refused(name):
     template = chat_template(name, byte_level(chat_template=CHAT_ML))
-    for roles in ROLES:
+    for roles in BAD_ORDERS:
         turns = [Turn(role, "x") for role in roles.split()]
         for write in (template.pieces, template.prompt):
             with pytest.raises(DataError, match="expected user and assistant in turn"):
@@ -170,23 +157,14 @@ def test_templates_that_do_not_fit_the_tokenizer_are_refused():
         ("{{ bos_token }}{{ messages[0].content }}", {"bos": None}, "writes bos_token, which .* do not name"),
         ("{{ bos_token + messages[0].content }}", {"bos": None}, "writes bos_token"),
         ("{{ messages[0].content + eos_token }}", {"eos": []}, "writes eos_token"),
+        (CHAT_ML, {"special": ("<s>", "</s>", "<|im_start|>")}, None),
+        ("{% if bos_token %}{{ bos_token }}{% endif %}{{ messages[0].content }}", {"bos": None}, None),
+        ("{{ tools }}{% if tools %}<|tool|>{% endif %}{{ messages[0].content }}", {}, None),
+        ("{{ raise_exception('begin with a system turn') }}", {}, None),
     ],
 )
-def test_a_folders_template_needs_its_special_tokens(source, settings, message):
+def test_a_folders_template_needs_the_special_tokens_that_it_writes(source, settings, message):
     tokenizer = byte_level(chat_template=source, **settings)
-    with pytest.raises(DataError, match=message):
-        check_special_tokens(chat_template("tokenizer", tokenizer), tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("source", "special"),
-    [
-        (CHAT_ML, ("<s>", "</s>", "<|im_start|>")),
-        ("{% if bos_token %}{{ bos_token }}{% endif %}{{ messages[0].content }}", ("</s>",)),
-        ("{{ tools }}{% if tools %}<|tool|>{% endif %}{{ messages[0].content }}", ("</s>",)),
-        ("{{ raise_exception('begin with a system turn') }}", ("</s>",)),
-    ],
-)
-def test_a_template_may_do_without_what_it_does_not_write(source, special):
-    tokenizer = byte_level(special, bos="<s>" if "<s>" in special else None, chat_template=source)
-    check_special_tokens(chat_template("tokenizer", tokenizer), tokenizer)
+    template = chat_template("tokenizer", tokenizer)
+    with pytest.raises(DataError, match=message) if message else nullcontext():
+        check_special_tokens(template, tokenizer)

@@ -12,11 +12,9 @@ from agentic_ring.data.text.chat import Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids, tokenize, tokenize_in_parts
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece, spelled
 
-TOKENIZERS = {
-    "byte level": byte_level,
-    "sentencepiece": sentencepiece,
-    "sentencepiece, first": partial(sentencepiece, "first"),
-}
+with_tokenizers = pytest.mark.parametrize(
+    "make", [byte_level, sentencepiece, partial(sentencepiece, "first")], ids=["bytes", "always", "first"]
+)
 WORDS = st.lists(
     st.sampled_from(["The", "capital", "USER:", "é", "4821", "\n", "is", "<x>", "a  b"]), min_size=1
 )
@@ -25,7 +23,7 @@ QUESTION = Turn("user", "What is the capital?")
 ANSWER = Turn("assistant", "The capital is Paris.")
 
 
-@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+@with_tokenizers
 @given(texts=st.lists(TEXTS.map(str.strip).filter(bool), min_size=1, max_size=5))
 def test_pieces_give_the_ids_of_the_whole_text(make, texts):
     tokenizer = make()
@@ -35,14 +33,17 @@ def test_pieces_give_the_ids_of_the_whole_text(make, texts):
     assert list(tokenize(tokenizer, template, turns).ids) == tokenizer.encode(text, bos=True)
 
 
-@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+@with_tokenizers
 @pytest.mark.parametrize("name", ["vicuna_v1.1", "plain"])
 def test_loss_counts_on_answers_and_their_end_alone(make, name):
     tokenizer = make()
     template = chat_template(name, tokenizer)
-    text = tokenize(tokenizer, template, [QUESTION, ANSWER, QUESTION, ANSWER])
+    turns = [QUESTION, ANSWER, QUESTION, ANSWER]
+    text = tokenize(tokenizer, template, turns)
     runs = np.split(text.ids, np.flatnonzero(np.diff(text.counts)) + 1)
     asked, answered, again, last = (spelled(tokenizer, run) for run in runs)
+    assert prompt_ids(tokenizer, template, turns[:3]) == list(np.concatenate(runs[:3]))
+    assert text.counts[-1]
     assert asked[0] == "<s>"
     assert "<s>" not in asked[1:] + answered + again + last
     assert answered == last
@@ -51,24 +52,10 @@ def test_loss_counts_on_answers_and_their_end_alone(make, name):
     assert tokenizer.decode(runs[0]).rstrip().endswith("ASSISTANT:" if name == "vicuna_v1.1" else "capital?")
 
 
-def test_a_prompt_has_the_ids_that_were_trained_on():
-    tokenizer = sentencepiece()
-    template = chat_template("vicuna_v1.1", tokenizer)
-    turns = [QUESTION, ANSWER, QUESTION, ANSWER]
-    prompt = prompt_ids(tokenizer, template, turns[:3])
-    trained = tokenize(tokenizer, template, turns)
-    assert prompt == list(trained.ids[: len(prompt)])
-    assert trained.counts[len(prompt) :].all()
-
-
-def test_bos_stands_in_front_once_whoever_writes_it():
-    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    for tokenizer in (byte_level(chat_template=source), sentencepiece(chat_template=source)):
-        ids = tokenize(tokenizer, chat_template("tokenizer", tokenizer), [QUESTION, ANSWER]).ids
-        assert np.flatnonzero(ids == tokenizer.bos_id).tolist() == [0]
-    without = byte_level(add_bos=False)
-    ids = tokenize(without, chat_template("plain", without), [QUESTION, ANSWER]).ids
-    assert without.bos_id not in ids
+def test_no_bos_stands_in_front_where_texts_have_none():
+    tokenizer = byte_level(add_bos=False)
+    ids = tokenize(tokenizer, chat_template("plain", tokenizer), [QUESTION, ANSWER]).ids
+    assert tokenizer.bos_id not in ids
 
 
 @given(
@@ -83,31 +70,19 @@ def test_long_conversations_are_divided_between_pairs(texts, length, system):
     spoken = [Turn(("user", "assistant")[n % 2], text) for n, text in enumerate(texts)]
     pairs = [tokenize(tokenizer, template, opening + spoken[n : n + 2]) for n in range(0, len(spoken), 2)]
     parts = list(tokenize_in_parts(tokenizer, template, opening + spoken, length))
-    assert all(len(part) <= length for part in parts)
     overhead = len(tokenizer.encode("Be brief.\n", bos=True)) if system else 1
-    if any(part.cut for part in parts):
-        assert any(len(pair) > length for pair in pairs)
-    else:
-        # Every token of every turn is there once; only what opens a part is written again.
-        assert sum(len(part) - overhead for part in parts) == sum(len(pair) - overhead for pair in pairs)
-        answers = [int(pair.counts.sum()) for pair in pairs]
-        assert sum(int(part.counts.sum()) for part in parts) == sum(answers)
+    # Every token of every turn is there once, or cut; only what opens a part is written again.
+    sizes = [len(part) + part.cut - overhead for part in parts]
+    assert sum(sizes) == sum(len(pair) - overhead for pair in pairs)
+    for part in parts:
+        assert len(part) == len(part.counts) <= length
+        assert not part.cut or any(np.array_equal(part.ids, pair.ids[:length]) for pair in pairs)
+    if not any(part.cut for part in parts):
+        assert sum(part.counts.sum() for part in parts) == sum(pair.counts.sum() for pair in pairs)
     # As few as the turns allow: no part could have taken the pair after it.
     for part, following in pairwise(parts):
         first_answer_end = int(np.argmax(following.ids == tokenizer.eos_ids[0]))
         assert len(part) + first_answer_end + 1 - overhead > length or part.cut or following.cut
-
-
-def test_a_pair_that_is_too_long_is_cut_and_says_by_how_much():
-    tokenizer = byte_level()
-    template = chat_template("plain", tokenizer)
-    turns = [QUESTION, Turn("assistant", "Paris. " * 50), QUESTION, ANSWER]
-    whole = tokenize(tokenizer, template, turns[:2])
-    first, second = tokenize_in_parts(tokenizer, template, turns, 40)
-    assert (len(first), first.cut) == (40, len(whole) - 40)
-    np.testing.assert_array_equal(first.ids, whole.ids[:40])
-    assert second.cut == 0
-    np.testing.assert_array_equal(second.ids, tokenize(tokenizer, template, turns[2:]).ids)
 
 
 SPELLINGS = st.sampled_from(
@@ -115,7 +90,7 @@ SPELLINGS = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+@with_tokenizers
 @pytest.mark.parametrize("name", ["vicuna_v1.1", "plain", "tokenizer"])
 @given(texts=st.lists(st.lists(SPELLINGS).map("".join), min_size=2, max_size=2))
 def test_special_tokens_that_are_spelled_in_a_turn_stay_text(make, name, texts):
@@ -125,9 +100,7 @@ def test_special_tokens_that_are_spelled_in_a_turn_stay_text(make, name, texts):
     turns = [Turn("user", "Say " + texts[0] + "."), Turn("assistant", "It is " + texts[1] + ".")]
     ids = tokenize(tokenizer, template, turns).ids
     written = [tokenizer.bos_id, *[tokenizer.eos_ids[0]] * (2 if name == "tokenizer" else 1)]
-    specials = {tokenizer.token_id(token) for token in tokenizer.special_tokens} - {
-        tokenizer.token_id("<unk>")
-    }
+    specials = set(map(tokenizer.token_id, tokenizer.special_tokens)) - {tokenizer.token_id("<unk>")}
     assert [number for number in ids if number in specials] == written
     text = tokenizer.decode(ids).replace("\N{REPLACEMENT CHARACTER}", "")
     for turn in turns:

@@ -1,46 +1,46 @@
 """Tokenizers of folders: special tokens from every file that may name them, and exact ids."""
 
 import json
+import random
 from itertools import chain
 
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from agentic_ring.data.text.tokenizer import Tokenizer
+from agentic_ring.data.text.tokenizer import LONG_TEXT, MARGIN, RememberingTokenizer, Tokenizer
 from agentic_ring.errors import ArgumentError, DataError
 from tests.data.text.tokenizers_for_tests import byte_level, sentencepiece, spelled
 
 
 def folder_of(saved, path, **files):
-    """The saved tokenizer with some of its JSON files replaced (or taken away, where None)."""
+    """The saved tokenizer with some of its JSON files replaced."""
     saved.save(path)
     for name, contents in files.items():
-        file = path / f"{name}.json"
-        if contents is None:
-            file.unlink()
-        else:
-            file.write_text(contents if isinstance(contents, str) else json.dumps(contents))
+        text = contents if isinstance(contents, str) else json.dumps(contents)
+        (path / f"{name}.json").write_text(text)
     return path
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 def test_what_is_saved_is_loaded(tmp_path, make):
     tokenizer = make(eos=["</s>", "<s>"], chat_template="{{ messages }} é")
+    settings = tmp_path / "generation_config.json"
+    settings.write_text('{"top_p": 0.9, "eos_token_id": 7}')
     loaded = Tokenizer.load(folder_of(tokenizer, tmp_path))
     for name in ("digest", "bos_id", "eos_ids", "chat_template", "vocab_size"):
         assert getattr(loaded, name) == getattr(tokenizer, name), name
+    ids = {"bos_token_id": tokenizer.token_id("<s>"), "eos_token_id": list(loaded.eos_ids)}
+    assert json.loads(settings.read_text()) == {"top_p": 0.9} | ids
     assert len(loaded.eos_ids) == 2
     assert loaded.add_bos is True
     text = "USER: What is the capital? \n</s>é"
     assert loaded.encode(text) == tokenizer.encode(text)
-
-
-def test_generation_is_told_what_ends_an_answer(tmp_path):
-    (tmp_path / "generation_config.json").write_text('{"top_p": 0.9, "eos_token_id": 7}')
-    tokenizer = byte_level()
-    tokenizer.save(tmp_path)
-    settings = json.loads((tmp_path / "generation_config.json").read_text())
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": [tokenizer.token_id("</s>")]}
-    assert settings == {"top_p": 0.9} | ids
+    # Truncation in the file is ignored.
+    path = tmp_path / "tokenizer.json"
+    how = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": how}))
+    assert Tokenizer.load(tmp_path).encode(text) == tokenizer.encode(text)
 
 
 def test_no_token_is_added_that_was_not_asked_for():
@@ -51,26 +51,14 @@ def test_no_token_is_added_that_was_not_asked_for():
     assert tokenizer.encode("") == []
 
 
-def test_truncation_and_padding_of_the_file_are_ignored(tmp_path):
-    tokenizer = byte_level()
-    plain = tokenizer.encode("The capital of France")
-    path = folder_of(tokenizer, tmp_path) / "tokenizer.json"
-    contents = json.loads(path.read_text())
-    how = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    path.write_text(json.dumps(contents | {"truncation": how}))
-    assert Tokenizer.load(tmp_path).encode("The capital of France") == plain
-
-
 def test_a_text_that_goes_on_gets_no_space_of_its_own():
+    texts = "USER: What ASSISTANT:", " The capital</s>", "USER: What"
     for prepend in ("always", "first"):
         tokenizer = sentencepiece(prepend)
-        texts = ("USER: What ASSISTANT:", " The capital</s>", "USER: What")
-        before = ("", *texts)
-        pieces = [tokenizer.encode(text, after=after) for text, after in zip(texts, before, strict=False)]
-        alone = [tokenizer.encode(text) for text in texts]
+        pieces = map(tokenizer.encode, texts, [False] * 3, ("", *texts))
         whole = tokenizer.encode("".join(texts))
         assert list(chain(*pieces)) == whole
-        assert list(chain(*alone)) != whole, "it matters what stands before"
+        assert list(chain(*map(tokenizer.encode, texts))) != whole, "it matters what stands before"
 
 
 @pytest.mark.parametrize(
@@ -78,32 +66,25 @@ def test_a_text_that_goes_on_gets_no_space_of_its_own():
     [
         ({}, "<s>", ["</s>"]),
         ({"tokenizer_config": {"bos_token": {"content": "</s>"}, "eos_token": "<s>"}}, "</s>", ["<s>"]),
-        ({"tokenizer_config": None, "special_tokens_map": {"bos_token": "<s>"}}, "<s>", []),
+        ({"tokenizer_config": {}, "special_tokens_map": {"bos_token": "<s>"}}, "<s>", []),
         ({"tokenizer_config": {"bos_token": None}, "config": {"eos_token_id": 5}}, None, [5]),
-        (
-            {"config": {"bos_token_id": 1, "eos_token_id": 0}, "generation_config": {"eos_token_id": [3, 2]}},
-            "<s>",
-            ["</s>", 3, 2],
-        ),
+        ({"config": {"eos_token_id": 0}, "generation_config": {"eos_token_id": [3]}}, "<s>", ["</s>", 3]),
         ({"config": {"eos_token_id": [10_000, 4]}}, "<s>", ["</s>", 4]),
     ],
 )
 def test_special_tokens_are_found_in_whichever_file_names_them(tmp_path, files, bos, eos):
     # Only the files named here speak; the one that saving writes as well would go before config.json.
-    files = {"generation_config": None, **files}
+    files = {"generation_config": {}, **files}
     tokenizer = Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
     assert tokenizer.bos == bos
-    assert tokenizer.eos_ids == tuple(
-        tokenizer.token_id(token) if isinstance(token, str) else token for token in eos
-    )
+    ids = (tokenizer.token_id(token) if isinstance(token, str) else token for token in eos)
+    assert tokenizer.eos_ids == tuple(ids)
 
 
 def test_the_configuration_decides_about_bos_before_the_post_processor(tmp_path):
-    tokenizer = sentencepiece()
-    assert tokenizer.add_bos
-    config = {"bos_token": "<s>", "add_bos_token": False}
-    assert not Tokenizer.load(folder_of(tokenizer, tmp_path, tokenizer_config=config)).add_bos
-    assert Tokenizer.load(folder_of(tokenizer, tmp_path, tokenizer_config={"bos_token": "<s>"})).add_bos
+    for config, expected in (({"add_bos_token": False}, False), ({}, True)):
+        folder_of(sentencepiece(), tmp_path, tokenizer_config={"bos_token": "<s>"} | config)
+        assert Tokenizer.load(tmp_path).add_bos is expected
 
 
 def test_chat_templates_are_found_in_their_places(tmp_path):
@@ -118,7 +99,6 @@ def test_chat_templates_are_found_in_their_places(tmp_path):
     ("files", "message"),
     [
         ({"tokenizer": "{"}, r"tokenizer\.json is not JSON"),
-        ({"tokenizer": None}, r"has no tokenizer\.json; fetch it"),
         ({"tokenizer_config": "{"}, r"tokenizer_config\.json is not JSON"),
         ({"tokenizer_config": []}, r"has its content = \[\]: Input should be an object"),
         ({"tokenizer_config": {"eos_token": "<|end|>"}}, r"'<\|end\|>' is not in the tokenizer's vocabulary"),
@@ -130,14 +110,14 @@ def test_chat_templates_are_found_in_their_places(tmp_path):
 def test_broken_folders_are_named(tmp_path, files, message):
     with pytest.raises(DataError, match=message):
         Tokenizer.load(folder_of(byte_level(), tmp_path, **files))
-
-
-def test_a_folder_without_a_tokenizer_says_how_to_get_one(tmp_path):
+    with pytest.raises(DataError, match="there is no folder"):
+        Tokenizer.load(tmp_path / "none")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"has no tokenizer\.json; fetch it"):
+        Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(DataError, match=r"convert it once[^$]*save_pretrained"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(DataError, match="there is no folder"):
-        Tokenizer.load(tmp_path / "none")
 
 
 def test_a_prompt_begins_once_with_the_token_that_begins_texts():
@@ -151,3 +131,53 @@ def test_a_prompt_begins_once_with_the_token_that_begins_texts():
     tokenizer.check_fits(tokenizer.vocab_size)
     with pytest.raises(DataError, match=f"go up to {tokenizer.vocab_size - 1} .* has 300 entries"):
         tokenizer.check_fits(300)
+
+
+WORDS = ["the", "user", "assistant,", "lines:", "<12345>\n", "records", "éàü", "日本", "don't", "", "x-y"]
+
+
+def text_of(words, seed):
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+LLAMA_3 = tokenizers.Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+BYTES = pre_tokenizers.ByteLevel(False, use_regex=False)
+SPACES = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+# Each with its pre-tokenizer and normalizer. A word of roberta has a space put before it where a text
+# begins; llama2 divides no text into words.
+KINDS = {
+    "gpt2": (pre_tokenizers.ByteLevel(False), None),
+    "llama3": (pre_tokenizers.Sequence([pre_tokenizers.Split(LLAMA_3, "isolated"), BYTES]), None),
+    "metaspace": (pre_tokenizers.Metaspace(prepend_scheme="first"), normalizers.NFKC()),
+    "whitespace": (pre_tokenizers.Whitespace(), normalizers.Lowercase()),
+    "roberta": (pre_tokenizers.ByteLevel(True), None),
+    "llama2": (None, normalizers.Sequence(SPACES)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_begins_like_an_earlier_one_has_the_tokens_of_the_whole(kind):
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer, backend.normalizer = KINDS[kind]
+    if kind == "gpt2":
+        backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>"], show_progress=False)
+    backend.train_from_iterator([text_of(300, seed) for seed in range(8)], trainer)
+    plain, remembering = Tokenizer(backend), RememberingTokenizer(backend)
+    record = text_of(4500, 100)
+    assert len(record) > LONG_TEXT + MARGIN
+    # Questions that share the record, its first half, words and parts of words of each other, and nothing.
+    ends = [" who?", "", " whom", "<s> who <s>", "日", text_of(300, 1), "e" * 50, " " * 9, "\n"]
+    texts = [record + end for end in ends]
+    texts += [record[: len(record) // 2 + cut] + "who?" for cut in range(4)]
+    texts += [record[:-3], "x" + record, record[1:], record]
+    # Another text is remembered instead, and so is one of which little is shared.
+    other = text_of(5000, 7)
+    remembered = []
+    for each in (*texts, other, other[: LONG_TEXT + 100] + record):
+        assert remembering.encode(each) == plain.encode(each)
+        remembered.append(remembering._encoding)
+    # Only the end is encoded where the tokenizer divides texts into words.
+    if kind != "roberta":
+        assert (remembered[1] is remembered[0]) == (kind != "llama2")
+    assert remembered[-3] is not remembered[-2] is not remembered[-1]

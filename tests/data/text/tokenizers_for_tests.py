@@ -1,6 +1,5 @@
 """Small tokenizers of each kind, trained on a few sentences."""
 
-import json
 from functools import cache
 
 import tokenizers
@@ -17,12 +16,9 @@ SENTENCES = (
 LLAMA_3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def _trained(backend: tokenizers.Tokenizer, special: tuple[str, ...], **options) -> tokenizers.Tokenizer:
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(special), show_progress=False, **options
-    )
-    backend.train_from_iterator(SENTENCES * 4, trainer)
-    return backend
+def _train(backend: tokenizers.Tokenizer, special: tuple[str, ...], alphabet: list[str]) -> None:
+    options = {"special_tokens": list(special), "initial_alphabet": alphabet, "show_progress": False}
+    backend.train_from_iterator(SENTENCES * 4, trainers.BpeTrainer(vocab_size=400, **options))
 
 
 @cache
@@ -30,8 +26,8 @@ def _byte_level(special: tuple[str, ...]) -> str:
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(backend, special, initial_alphabet=alphabet).to_str()
+    _train(backend, special, pre_tokenizers.ByteLevel.alphabet())
+    return backend.to_str()
 
 
 def byte_level(special: tuple[str, ...] = ("<s>", "</s>", *LLAMA_3_TOKENS), **options) -> Tokenizer:
@@ -45,17 +41,15 @@ def _sentencepiece(prepend: str) -> str:
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
-    _trained(backend, ("<unk>", "<s>", "</s>"), initial_alphabet=[*map(chr, range(32, 127)), "\n", "é"])
+    _train(backend, ("<unk>", "<s>", "</s>"), [*map(chr, range(32, 127)), "\n", "é"])
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
     )
-    contents = json.loads(backend.to_str())
     if prepend == "always":
         parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         backend.normalizer = normalizers.Sequence(parts)
-        contents["normalizer"] = json.loads(backend.to_str())["normalizer"]
-        contents["pre_tokenizer"] = None
-    return json.dumps(contents)
+        backend.pre_tokenizer = None
+    return backend.to_str()
 
 
 def sentencepiece(prepend: str = "always", **options) -> Tokenizer:
