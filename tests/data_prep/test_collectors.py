@@ -135,6 +135,39 @@ def test_diayn_rewards_a_skill_that_can_be_told():
     np.testing.assert_allclose(loss, -np.log(odds).mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_diayn_comes_to_act_so_that_its_skill_can_be_told():
+    """The action is what can be seen next: two skills end at actions far apart."""
+    # Smaller batches leave the distance of the actions to chance: it then differs with the compiler.
+    config = TD3Config(hidden=32, batch=256, horizon=1, discount=0.0)
+    diayn, one_hot = DIAYN(skills=2, hidden=32), np.eye(2, dtype=np.float32)
+    learner = IntrinsicRewardLearner(diayn, config, 1 + 2, 1, seeds=[0, 1], skills=2)
+    generator = np.random.default_rng(0)
+    learner.begin_round(np.zeros((10, 3), np.float32))
+    for _ in range(25):
+        shape = learner.batch_shape(40)
+        skill = one_hot[generator.integers(2, size=shape)]
+        observation = np.concatenate([np.zeros((*shape, 1), np.float32), skill], -1)
+        action = np.stack(
+            [learner.act(learner.state, step) for step in observation.reshape(-1, *shape[2:], 3)]
+        )
+        action = np.clip(action + generator.normal(0, 0.3, action.shape), -1, 1).reshape(*shape, 1)
+        learner.update(
+            {
+                "observation": observation,
+                "action": action.astype(np.float32),
+                "next_observation": np.concatenate([action, skill], -1).astype(np.float32),
+                "reward": np.zeros((*shape, 0), np.float32),
+            }
+        )
+    asked = np.concatenate([np.zeros((2, 1), np.float32), one_hot], -1)
+    actions = learner.act(learner.state, np.stack([asked, asked]))
+    assert (np.abs(actions[:, 0] - actions[:, 1]) > 0.5).all()
+    followed = {"next_observation": learner._normalise(actions), "skill": np.stack([one_hot, one_hot])}
+    _, reward = jax.vmap(diayn.loss_and_reward)(learner.state.parameters, followed)
+    assert (reward > np.log(2) / 2).all()  # a guess is worth 0, certainty log 2
+
+
 class CountingLearner:
     """A learner whose state counts its updates, and whose actions are that count in thousandths."""
 
