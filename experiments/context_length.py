@@ -31,7 +31,8 @@ from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import checkpoint_step, load_params
 from agentic_ring.results.intervals import mean_interval
-from agentic_ring.results.results_file import Figure, Results, figure_table, write_results, write_rows
+from agentic_ring.results.results_file import Figure, Results, figure_table, write_results
+from agentic_ring.results.rows import write_rows
 from agentic_ring.rollouts.policies import context_bytes, in_context_policies, rollout_plan
 from agentic_ring.rollouts.returns import roll_out
 from agentic_ring.run import RunConfig, load_config

@@ -25,7 +25,7 @@ from agentic_ring.files.atomic import replacing
 from agentic_ring.files.run_folder import only_writer
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.provenance import provenance
-from agentic_ring.results.results_file import write_rows
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
 from evals.compile.llama_step import LlamaStep, Method, Precision

@@ -15,7 +15,7 @@ import jax
 
 from agentic_ring.errors import AgenticRingError, ArgumentError, UnknownNameError
 from agentic_ring.provenance import provenance
-from agentic_ring.results.results_file import origin_columns, read_rows, write_rows
+from agentic_ring.results.rows import origin_columns, read_rows, write_rows
 from agentic_ring.results.timing import Spread
 from agentic_ring.terminal.tables import TextTable
 

@@ -14,7 +14,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from agentic_ring.errors import DataError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import Interval
-from agentic_ring.results.results_file import Figure, write_rows
+from agentic_ring.results.results_file import Figure
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import parse_tokens, short_tokens
 from evals.plots import BLUE, ORANGE, draw_intervals, save, titled_canvas

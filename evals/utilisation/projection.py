@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.models.transformer_config import TransformerConfig
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile.machines import HARDWARE
 
 BACKWARD = 2

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 
 from agentic_ring.data.families.bodies import family_named
 from agentic_ring.results.intervals import Interval, hierarchical_interval
-from agentic_ring.results.results_file import Figure, Results, write_results, write_rows
+from agentic_ring.results.results_file import Figure, Results, write_results
+from agentic_ring.results.rows import write_rows
 from evals import plots
 from evals.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from experiments.hidden_tasks import rollouts

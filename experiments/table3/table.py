@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from agentic_ring.files.atomic import replacing
-from agentic_ring.results.results_file import write_rows
+from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
 from evals.compile.llama_step import CHUNK, HEADS_PER_GROUP, Method

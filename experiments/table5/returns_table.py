@@ -18,7 +18,8 @@ from agentic_ring.results.intervals import (
     interquartile_mean_interval,
     mean_interval,
 )
-from agentic_ring.results.results_file import Results, origin_columns, write_rows
+from agentic_ring.results.results_file import Results
+from agentic_ring.results.rows import origin_columns, write_rows
 from agentic_ring.terminal.tables import TextTable
 from evals.plots import BLUE, GREY, ORANGE, PALETTE, draw_intervals, legend_below, save, titled_canvas
 from experiments import paper

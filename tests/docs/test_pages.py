@@ -4,7 +4,7 @@ import importlib
 import re
 import tomllib
 
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, anchors, inline_code, links, prose, text
 
 OUR_PATH = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests|docs|\.ci)/[\w./-]+")

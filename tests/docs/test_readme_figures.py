@@ -6,7 +6,8 @@ import re
 import pytest
 
 from agentic_ring.results.intervals import CONFIDENCE, mean_interval
-from agentic_ring.results.results_file import read_results, read_rows, short_number
+from agentic_ring.results.results_file import read_results, short_number
+from agentic_ring.results.rows import read_rows
 from agentic_ring.token_units import thousands
 from tests.docs.pages import ROOT, blocks, prose
 

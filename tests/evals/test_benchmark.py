@@ -22,7 +22,7 @@ from agentic_ring.attention.kernels.xla import XlaKernel
 from agentic_ring.errors import ArgumentError, UnknownNameError
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.results import timing
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from agentic_ring.results.timing import Spread, time_interleaved
 from evals import benchmark
 from evals.benchmarks.attention import Contender, Problem, compare, packed_row, ringattention

@@ -10,7 +10,8 @@ from agentic_ring import device_memory
 from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.run_folder import read_config, write_config
-from agentic_ring.results.results_file import read_results, read_rows
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from experiments import context_length
 from experiments.context_length import TrainedRun
 

@@ -11,7 +11,8 @@ from agentic_ring.data.families.exploration import ExplorationStore
 from agentic_ring.data.families.ranked_trials import RankingConfig, rank_trials
 from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.run_folder import write_config
-from agentic_ring.results.results_file import read_results, read_rows
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from data_prep.explore import ExploreConfig, explore
 from experiments import in_context
 from experiments.hidden_tasks.variants import N32, N128, ORACLE, PRESETS, resolve_variant, run_cell

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile.machines import machine
 from evals.compile.maximum_context import ContextCell, Finding
 from experiments import paper, table3_max_context

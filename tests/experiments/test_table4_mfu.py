@@ -5,7 +5,7 @@ import pytest
 
 from agentic_ring.errors import UnknownNameError
 from agentic_ring.results import timing
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.compile import llama_step
 from evals.compile.machines import MACHINES
 from evals.utilisation.projection import PUBLISHED

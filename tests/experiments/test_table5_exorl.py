@@ -12,7 +12,8 @@ import pytest
 
 from agentic_ring.errors import ConfigError, DataError, UnknownNameError
 from agentic_ring.results.intervals import Interval
-from agentic_ring.results.results_file import Figure, Results, read_rows
+from agentic_ring.results.results_file import Figure, Results
+from agentic_ring.results.rows import read_rows
 from evals.compile.llama_step import Method
 from evals.compile.machines import CompilerMissingError
 from evals.compile.maximum_context import Finding

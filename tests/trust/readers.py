@@ -27,7 +27,8 @@ from agentic_ring.mesh import make_mesh
 from agentic_ring.models.llama.config_file import read_config as read_llama_config
 from agentic_ring.models.llama.config_file import usable_context
 from agentic_ring.models.llama.pretrained import INDEX, SINGLE, TensorFiles
-from agentic_ring.results.results_file import Figure, Results, read_results, write_results, write_rows
+from agentic_ring.results.results_file import Figure, Results, read_results, write_results
+from agentic_ring.results.rows import write_rows
 from agentic_ring.rollouts.returns import EvaluationRecord, Rollout, read_record, write_record
 from agentic_ring.run import load_config
 from agentic_ring.training.loop import MetricsLog, read_metrics

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
-from agentic_ring.results.results_file import read_results, read_rows
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from evals import ladder
 from evals.retrieval.answers import Answer
 from evals.retrieval.documents import HEADER, KINDS

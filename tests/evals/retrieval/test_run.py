@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentic_ring.errors import ConfigError, DataError
-from agentic_ring.results.results_file import read_results, read_rows
+from agentic_ring.results.results_file import read_results
+from agentic_ring.results.rows import read_rows
 from evals import line_retrieval
 from evals.retrieval.answers import Answer, PredictionLog, asked_questions
 from evals.retrieval.documents import plan_lines, read_cases, write_cases

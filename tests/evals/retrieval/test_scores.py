@@ -7,7 +7,7 @@ import pytest
 
 from agentic_ring.errors import DataError
 from agentic_ring.results.intervals import wilson_interval
-from agentic_ring.results.results_file import read_rows
+from agentic_ring.results.rows import read_rows
 from evals.retrieval.answers import Prediction, SetScore
 from evals.retrieval.reports import (
     LineReport,

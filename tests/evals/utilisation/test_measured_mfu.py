@@ -10,7 +10,7 @@ from agentic_ring.attention import order
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import ArgumentError, DataError
 from agentic_ring.results import timing
-from agentic_ring.results.results_file import write_rows
+from agentic_ring.results.rows import write_rows
 from agentic_ring.results.timing import Spread
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
