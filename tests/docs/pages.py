@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = tuple(
-    str(path.relative_to(ROOT))
-    for path in (
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted(
-            path for name in ("agentic_ring", "data_prep", "evals") for path in (ROOT / name).rglob("*.md")
-        ),
-        ROOT / "experiments/README.md",
-    )
-)
-NOTEBOOKS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")))
+
+
+def _found(*patterns: str) -> tuple[str, ...]:
+    return tuple(str(path.relative_to(ROOT)) for each in patterns for path in sorted(ROOT.glob(each)))
+
+
+FOLDERS = ("docs", "agentic_ring", "data_prep", "evals")
+PAGES = _found("*.md", *(f"{folder}/**/*.md" for folder in FOLDERS), "experiments/README.md")
+NOTEBOOKS = _found("docs/notebooks/*.ipynb")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -44,10 +40,8 @@ def text(page: str) -> str:
 
 
 def blocks(page: str) -> list[Block]:
-    return [
-        Block(match[1], match[2], text(page).count("\n", 0, match.start(2)) + 1)
-        for match in _FENCE.finditer(text(page))
-    ]
+    found = _FENCE.finditer(text(page))
+    return [Block(match[1], match[2], text(page).count("\n", 0, match.start(2)) + 1) for match in found]
 
 
 def prose(page: str) -> str:
@@ -65,5 +59,5 @@ def links(page: str) -> list[str]:
 
 def anchors(page: str) -> list[str]:
     """What a link may name after ``#``, by the rule of GitHub."""
-    headings = [_LINK.sub("]", heading) for heading in _HEADING.findall(prose(page))]
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", _LINK.sub("]", each).lower()).replace(" ", "-") for each in headings]

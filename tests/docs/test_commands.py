@@ -31,15 +31,9 @@ def commands(page: str) -> list[str]:
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
 
-def make(targets: list[str]) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def pip(arguments: list[str]) -> None:
-    assert arguments[0] == "install"
-    *options, project = arguments[1:]
+def check_pip(install: str, *arguments: str) -> None:
+    assert install == "install"
+    *options, project = arguments
     assert options in ([], ["-e"], ["-c", "constraints.txt"], ["-c", "constraints.txt", "-e"])
     named = re.fullmatch(r"\.(?:\[(.+)\])?", project)
     assert named is not None
@@ -47,15 +41,11 @@ def pip(arguments: list[str]) -> None:
     assert set((named[1] or "").split(",")) <= {"", *known}
 
 
-def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def start_python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts the script as ``__main__``; tyro or argparse parses its flags, as patched, and calls nothing."""
     as_module = arguments[0] == "-m"
     target, *flags = arguments[as_module:]
-    if target == "pytest":
-        assert flags[:2] in ([], ["-m", "slow"])
-        assert all((ROOT / tests).exists() for tests in flags[2:])
-        return
-    sys.argv = [target, *flags]
+    monkeypatch.setattr(sys, "argv", [target, *flags])
     if as_module:
         started = f"{target}.__main__" if (ROOT / target.replace(".", "/")).is_dir() else target
         monkeypatch.delitem(sys.modules, started, raising=False)  # runpy warns where a test has imported it
@@ -66,7 +56,7 @@ def python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_understood(command, monkeypatch, capsys):
-    real, real_argparse = tyro.cli, argparse.ArgumentParser.parse_args
+    real, real_argparse, parsed = tyro.cli, argparse.ArgumentParser.parse_args, []
 
     def parse_only(main, **options):
         parsed.append(main)
@@ -77,24 +67,28 @@ def test_a_command_is_understood(command, monkeypatch, capsys):
         real_argparse(parser, arguments)
         parser.exit()
 
-    parsed: list = []
     monkeypatch.setattr(tyro, "cli", parse_only)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_exit)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
     program, *arguments = shlex.split(re.sub(r"^XLA_\w+=\S+ ", "", command), comments=True)
     program = program.removeprefix(".venv/bin/")
-    parsers = {"make": make, "pip": pip, "python": functools.partial(python, monkeypatch=monkeypatch)}
-    status = None
-    try:
-        parsers[program](arguments)
-    except SystemExit as stopped:
-        status = stopped.code
-    assert not status, capsys.readouterr().err
-    if program == "python" and "pytest" not in arguments:
+    if program == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in arguments)
+    elif program == "pip":
+        check_pip(*arguments)
+    elif arguments[:2] == ["-m", "pytest"]:
+        assert arguments[2:4] in ([], ["-m", "slow"])
+        assert all((ROOT / tests).exists() for tests in arguments[4:])
+    else:
+        status = None
+        try:
+            start_python(arguments, monkeypatch)
+        except SystemExit as stopped:
+            status = stopped.code
+        assert not status, capsys.readouterr().err
         assert len(parsed) == 1
 
 
 def test_commands_are_found():
     assert len(COMMANDS) > 40
-    for command in ("make demo", "python evals/line_retrieval.py --ctx 512k"):
-        assert command in COMMANDS
+    assert {"make demo", "python evals/line_retrieval.py --ctx 512k"} <= set(COMMANDS)

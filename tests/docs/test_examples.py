@@ -17,28 +17,24 @@ from tests.commands import exit_status
 from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, blocks
 from tests.models.tiny_llama import write_tiny_model
 
-WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
+LANGUAGES = {page: {block.language for block in blocks(page)} for page in PAGES}
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON)
+@pytest.mark.parametrize("page", [page for page in PAGES if "python" in LANGUAGES[page]])
 def test_the_python_blocks_run(page, tmp_path, monkeypatch):
     """``FOLDER`` is a small LLaMA with its tokenizer."""
     monkeypatch.chdir(tmp_path)
-    if "FOLDER" in "".join(block.code for block in blocks(page)):
+    assert set().union(*LANGUAGES.values()) == {"", "python"}
+    python = [block for block in blocks(page) if block.language == "python"]
+    if any("FOLDER" in block.code for block in python):
         write_tiny_model(tmp_path / "FOLDER", 4096)
     namespace: dict = {}
-    for block in blocks(page):
-        if block.language == "python":
-            code = "\n" * (block.line - 1) + block.code  # a traceback then names the page's own line
-            exec(compile(code, page, "exec"), namespace)
+    for block in python:
+        code = "\n" * (block.line - 1) + block.code  # a traceback then names the page's own line
+        exec(compile(code, page, "exec"), namespace)
     arrays = [namespace[name] for name in ("output", "sharded", "inside") if name in namespace]
     for array in arrays:  # README and the page on attention say that these are the same
         np.testing.assert_allclose(jax.device_get(array), jax.device_get(arrays[0]), atol=2e-5)
-
-
-def test_every_block_names_a_known_language():
-    for page in PAGES:
-        assert {block.language for block in blocks(page)} <= {"", "python"}
 
 
 def test_the_explained_choice_is_what_the_command_prints(capsys):
@@ -51,9 +47,6 @@ def test_the_explained_choice_is_what_the_command_prints(capsys):
             assert line in printed, line  # in this order
 
 
-notebooks = pytest.mark.parametrize("path", [ROOT / name for name in NOTEBOOKS], ids=lambda path: path.stem)
-
-
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -64,17 +57,17 @@ def printed(notebook: nbformat.NotebookNode) -> list[list[str]]:
     return [re.sub(r"[\d.,]+", "#", text).split() for text in texts]
 
 
-@notebooks
-def test_the_committed_notebook_has_run_once_from_the_top(path):
-    cells = code_cells(nbformat.read(path, 4))
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert path.stat().st_size < 200_000
+def test_committed_notebooks_have_run_once_from_the_top():
+    for name in NOTEBOOKS:
+        cells = code_cells(nbformat.read(ROOT / name, 4))
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), name
+        assert (ROOT / name).stat().st_size < 200_000
 
 
 @pytest.mark.slow
-@notebooks
-def test_the_notebook_runs_and_prints_what_it_shows(path, tmp_path):
-    shown = nbformat.read(path, 4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs_and_prints_what_it_shows(name, tmp_path):
+    shown = nbformat.read(ROOT / name, 4)
     again = copy.deepcopy(shown)
     nbclient.NotebookClient(again, timeout=900, resources={"metadata": {"path": tmp_path}}).execute()
     assert printed(again) == printed(shown)

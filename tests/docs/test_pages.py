@@ -1,6 +1,6 @@
 """Links, paths and names in the documentation exist, pages keep their limits, and a table its sources."""
 
-import importlib
+import pkgutil
 import re
 import tomllib
 
@@ -11,36 +11,23 @@ OUR_PATH = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests|docs|\
 OUR_NAME = re.compile(r"(?:agentic_ring|data_prep|evals|experiments|tests)(?:\.\w+)+")
 
 
-def resolve(name: str) -> object:
-    """The module or attribute of a dotted name."""
-    parts = name.split(".")
-    for split in range(len(parts), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[split:]:
-            found = getattr(found, part)
-        return found
-    raise ModuleNotFoundError(name)
-
-
-def dead_links(page: str) -> list[str]:
-    """Links to files and headings that do not exist."""
-    dead = []
-    for link in links(page):
-        path, _, anchor = link.partition("#")
-        target = ((ROOT / page).parent / path if path else ROOT / page).resolve()
-        if re.match(r"https?://", link):
-            continue
-        exists = target.is_relative_to(ROOT) and target.exists()
-        if not exists or (anchor and anchor not in anchors(str(target.relative_to(ROOT)))):
-            dead.append(link)
-    return dead
+def is_dead(page: str, link: str) -> bool:
+    """Whether a link leads to a file or heading that does not exist."""
+    path, _, anchor = link.partition("#")
+    target = ((ROOT / page).parent / path if path else ROOT / page).resolve()
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return True
+    return bool(anchor) and anchor not in anchors(str(target.relative_to(ROOT)))
 
 
 def test_links_lead_to_files_and_headings():
-    assert {page: dead for page in (*PAGES, *NOTEBOOKS) if (dead := dead_links(page))} == {}
+    ours = [
+        (page, link)
+        for page in (*PAGES, *NOTEBOOKS)
+        for link in links(page)
+        if not re.match(r"https?://", link)
+    ]
+    assert [(page, link) for page, link in ours if is_dead(page, link)] == []
 
 
 def is_missing(code: str) -> bool:
@@ -50,7 +37,7 @@ def is_missing(code: str) -> bool:
     if not OUR_NAME.fullmatch(code) or (ROOT / code).exists():
         return False
     try:
-        resolve(code)
+        pkgutil.resolve_name(code)
     except (ModuleNotFoundError, AttributeError):
         return True
     return False
@@ -67,26 +54,22 @@ def test_documented_names_exist():
         documented = re.findall(rf"^::: ([\w.]+){options}", text(page), re.MULTILINE)
         assert len(documented) == text(page).count(":::")
         for name, members in documented:
+            documented_object = pkgutil.resolve_name(name)
             for member in filter(None, members.split(", ")):
-                assert hasattr(resolve(name), member), f"{name}.{member}"
-            resolve(name)
+                assert hasattr(documented_object, member), f"{name}.{member}"
 
 
 def test_the_site_has_every_page_once():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     wanted = [page for page in PAGES if page.startswith("docs/") or "/" not in page]
-    converted = [notebook.replace(".ipynb", ".md") for notebook in NOTEBOOKS]
-    assert sorted(listed) == sorted([*wanted, *converted])
+    assert sorted(listed) == sorted([*wanted, *(name.replace(".ipynb", ".md") for name in NOTEBOOKS)])
 
 
-def test_readme_and_contributing_are_short():
+def test_pages_keep_their_limits():
     assert text("README.md").count("\n") <= 150
     assert len(text("README.md").encode()) <= 12_288
     assert text("CONTRIBUTING.md").count("\n") <= 60
-
-
-def test_prose_has_no_commits():
-    for page in PAGES:
+    for page in PAGES:  # prose names no commits
         if page not in ("docs/notebook.md", "CHANGELOG.md"):
             assert not re.findall(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b", prose(page)), page
 
@@ -94,20 +77,15 @@ def test_prose_has_no_commits():
 def test_the_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     citation = (ROOT / "CITATION.cff").read_text()
-    cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", citation, re.MULTILINE)
+    cited = re.search(rf"^version: {re.escape(version)}\ndate-released: (\S+)$", citation, re.MULTILINE)
     assert cited is not None
-    assert cited[1] == version
-    assert f"## [{version}] - {cited[2]}" in text("CHANGELOG.md")
-
-
-COMPARISON = "docs/attention-comparison.md"
+    assert f"## [{version}] - {cited[1]}" in text("CHANGELOG.md")
 
 
 def tables(first_column: str) -> list[dict[str, str]]:
-    """The rows of all tables of the page whose first column has this heading, every cell as text."""
-    found = []
-    pattern = rf"^\| {first_column} \|.*?(?=\n\n|\Z)"
-    for lines in re.findall(pattern, text(COMPARISON), re.MULTILINE | re.DOTALL):
+    """The rows of all tables of the comparison whose first column has this heading, every cell as text."""
+    found, page = [], text("docs/attention-comparison.md")
+    for lines in re.findall(rf"^\| {first_column} \|.*?(?=\n\n|\Z)", page, re.MULTILINE | re.DOTALL):
         rows = lines.strip().splitlines()
         header, _, *body = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
         found += [dict(zip(header, row, strict=True)) for row in body]
@@ -117,15 +95,10 @@ def tables(first_column: str) -> list[dict[str, str]]:
 
 def test_known_bugs_are_the_measured_rows():
     measured = read_rows(ROOT / "experiments/results/attention_known_bugs.csv")
-    columns = {
-        "bug": "bug",
-        "number": "measured",
-        "bound": "bound",
-        "this library": "this library",
-        "`ringattention`": "ringattention",
-    }
     for shown, row in zip(tables("bug"), measured, strict=True):
-        assert {name: shown[name] for name in columns} == {name: row[key] for name, key in columns.items()}
+        shown |= {"measured": shown["number"], "ringattention": shown["`ringattention`"]}
+        for name in ("bug", "measured", "bound", "this library", "ringattention"):
+            assert shown[name] == row[name]
         for thread in row["thread"].split():
             assert f"](https://github.com/{thread.replace('#', '/issues/')})" in shown["thread"]
 

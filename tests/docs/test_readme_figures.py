@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from agentic_ring.results.intervals import CONFIDENCE, mean_interval
 from agentic_ring.results.results_file import read_results, short_number
 from agentic_ring.results.rows import read_rows
@@ -21,18 +19,16 @@ def figure(file, name):
     return next(each for each in read_results(RESULTS / file).figures if each.name == name)
 
 
-def row(file, **fields):
-    (found,) = (
-        each for each in read_rows(RESULTS / file) if all(each[key] == value for key, value in fields.items())
-    )
-    return found
+def rows(file, **fields):
+    return [each for each in read_rows(RESULTS / file) if fields.items() <= each.items()]
 
 
-def spread(estimate, digits=0):
-    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+def spread(estimate):
+    return f"{estimate.value:.0f} ({estimate.low:.0f} to {estimate.high:.0f})"
 
 
-def ratio(found, name, unit=""):
+def ratio(file, name, unit="", **fields):
+    (found,) = rows(file, **fields)
     value, low, high = (float(found[name + end]) for end in ("", "_low", "_high"))
     return f"{value:.2f}{unit} ({low:.2f} to {high:.2f})"
 
@@ -40,82 +36,70 @@ def ratio(found, name, unit=""):
 def interquartile_means(file):
     lines = [re.split(r" ?\| ?", line)[1:-1] for line in (RESULTS / file).read_text().splitlines()]
     (means,) = (dict(zip(lines[2][1:], line[1:], strict=True)) for line in lines if line[:1] == ["IQM"])
-    best = max(means, key=lambda name: float(means[name].split()[0]))
-    assert best == "TD3"
-    return f"{means['AT ring, 4']} / {means[best]}"
+    assert max(means, key=lambda name: float(means[name].split()[0])) == "TD3"
+    return f"{means['AT ring, 4']} / {means['TD3']}"
 
 
 def last_trials(file):
     return " / ".join(f"{figure(file, f'return/n{n}/last16').value:.2f}" for n in (128, 32, 4))
 
 
-def longest_rollout(file):
-    found = [float(r["return"]) for r in read_rows(RESULTS / file) if r["tokens"] == "512000"]
-    return spread(mean_interval(found))
-
-
 def contexts(machine, of=""):
-    found = row("table3.csv", machine=machine, model="7B")
+    (found,) = rows("table3.csv", machine=machine, model="7B")
     return " / ".join(thousands(int(found[of + method])) for method in ("ring", "blockwise"))
 
 
-def step_time(file):
-    return ratio(row(file, method="ring", ring="2"), "over_blockwise_rate")
-
-
-def prefill_speed(file):
-    return ratio(row(file, phase="prefill", tokens="16384"), "ratio", "x")
-
-
 def attention_speed(file):
-    found = row(file, contender="ours ring", direction="forward+backward", tokens="32768")
+    (found,) = rows(file, contender="ours ring", direction="forward+backward", tokens="32768")
     return f"{1 / float(found['ratio_to_ringattention']):.2f}x"
 
 
 def retrieval(file):
-    found = [row(file, Tasks=f"lines_{length}") for length in ("64k", "512k")]
-    assert {each["Nulls"] for each in found} == {"0/50"}
-    return " / ".join(f"{float(each['Score']) / 2:.0f}" for each in found) + " of 50"
+    ((short,), (long,)) = (rows(file, Tasks=f"lines_{length}", Nulls="0/50") for length in ("64k", "512k"))
+    return f"{float(short['Score']) / 2:.0f} / {float(long['Score']) / 2:.0f} of 50"
 
 
 ROWS = {
     "walker_run, ": ("walker_run-demo.json", lambda file: spread(figure(file, "return/last_trial"))),
     "Table 5 at demo size": ("table5_demo.md", interquartile_means),
     "unseen hidden tasks": ("in_context-point_mass-full/results.json", last_trials),
-    "512,000 tokens in context": ("context_length_walker_run_512k.csv", longest_rollout),
+    "512,000 tokens in context": (
+        "context_length_walker_run_512k.csv",
+        lambda file: spread(mean_interval([float(row["return"]) for row in rows(file, tokens="512000")])),
+    ),
     "maximum context, 7B on 8xA100: ": ("table3.csv", lambda _: contexts("8xA100")),
     "maximum context, 7B on TPUv4-1024: ": ("table3.csv", lambda _: contexts("TPUv4-1024")),
-    "step time of a ring of 2": ("table4_measured_cpu.csv", step_time),
+    "step time of a ring of 2": (
+        "table4_measured_cpu.csv",
+        lambda file: ratio(file, "over_blockwise_rate", method="ring", ring="2"),
+    ),
     "attention, 32768 tokens": ("attention_speed_cpu.csv", attention_speed),
-    "LLaMA prefill of 16K tokens": ("text_speed.csv", prefill_speed),
+    "LLaMA prefill of 16K tokens": (
+        "text_speed.csv",
+        lambda file: ratio(file, "ratio", "x", phase="prefill", tokens="16384"),
+    ),
     "line retrieval, embedded retriever": ("line_retrieval_embedded.csv", retrieval),
 }
 """Beginnings of the labels, with the file of each number and how it is formatted."""
 
 
-def cells():
-    """The table of results: label -> the other cells."""
+def test_each_row_has_the_number_of_its_file():
     lines = [line.split("|")[1:-1] for line in prose("README.md").splitlines() if line.startswith("| ")]
-    return {label.strip(): [cell.strip() for cell in rest] for label, *rest in lines[1:]}
-
-
-@pytest.mark.parametrize("begin", ROWS)
-def test_a_row_has_the_number_of_its_file(begin):
-    file, value = ROWS[begin]
-    ((label, (here, paper, details)),) = (row for row in cells().items() if row[0].startswith(begin))
-    assert here == value(file)
-    assert f"](experiments/results/{file})" in details
-    if "7B on" in label:
-        assert paper == contexts(re.search(r"7B on (\S+):", label)[1], "paper ")
-    elif "line retrieval" in label:
-        curves = json.loads((ROOT / "experiments/paper/tables.json").read_text())["figure3_line_retrieval"]
-        assert curves["read_off_the_plot"]["Ring Attention-13B (512K)"].startswith(paper)
-    else:
-        assert not re.search(r"\d", re.sub(NO_MEASUREMENT, "", paper + " "))
-
-
-def test_every_row_is_read():
-    assert len(cells()) == len(ROWS)
+    assert len(lines) == 1 + len(ROWS)
+    for begin, (file, value) in ROWS.items():
+        ((label, *cells),) = (line for line in lines if line[0].strip().startswith(begin.strip()))
+        here, paper, details = (cell.strip() for cell in cells)
+        assert here == value(file), begin
+        assert f"](experiments/results/{file})" in details
+        if "7B on" in label:
+            assert paper == contexts(re.search(r"7B on (\S+):", label)[1], "paper ")
+        elif "line retrieval" in label:
+            curves = json.loads((ROOT / "experiments/paper/tables.json").read_text())[
+                "figure3_line_retrieval"
+            ]
+            assert curves["read_off_the_plot"]["Ring Attention-13B (512K)"].startswith(paper)
+        else:
+            assert not re.search(r"\d", re.sub(NO_MEASUREMENT, "", paper + " "))
 
 
 def test_what_the_demo_prints():

@@ -22,18 +22,16 @@ def test_a_window_holds_the_last_decisions_of_its_own_trial():
         policy.begin_trial()
         actions = []
         for step in range(4):
-            seen = np.full((2, 2), float(step), np.float32)
+            seen, present = np.full((2, 2), float(step), np.float32), min(step + 1, 3)
             actions.append(policy.act(seen))
             windows = policy._windows
-            present = min(step + 1, 3)
             assert windows.present.sum(axis=1).tolist() == [present, present]
             assert windows.timestep[0, -present:].tolist() == list(range(step + 1 - present, step + 1))
             np.testing.assert_allclose(windows.observation[:, -1], SCALING.observation(seen))
             policy.receive(np.array([10.0, 0.0], np.float32), last=step == 3)
         # The return-to-go decreases by the reward of each environment.
         np.testing.assert_allclose(windows.return_to_go, [[0.4, 0.3, 0.2], [0.5, 0.5, 0.5]], rtol=1e-6)
-        np.testing.assert_allclose(windows.action[:, -1], actions[-1])
-        np.testing.assert_allclose(windows.action[:, -2], actions[-2])
+        np.testing.assert_allclose(windows.action[:, -2:], np.stack(actions[-2:], axis=1))
 
 
 def test_a_reactive_policy_acts_on_normalised_observations():

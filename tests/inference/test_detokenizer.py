@@ -42,21 +42,26 @@ def test_a_character_comes_whole_with_the_last_of_its_tokens():
     assert broken.rest() == tokenizer.decode(tokens[:2]) == "\ufffd"
 
 
-def test_an_answer_continues_its_prompt_with_the_space_between():
+def test_an_answer_continues_its_prompt_and_ends_as_soon_as_the_text_has_a_stop_string():
+    """Also one that begins with the space between prompt and answer, which the answer alone would lack."""
     tokenizer = sentencepiece("first")
-    whole = tokenizer.encode("The capital of France is Paris.")
     prompt = tokenizer.encode("The capital of France")
-    assert whole[: len(prompt)] == prompt
+    tokens = tokenizer.encode("The capital of France is Paris.")[len(prompt) :]
 
-    def text(before):
-        answer = AnswerText(tokenizer.decode, before, ())
-        for token in whole[len(prompt) :]:
-            answer.add(token)
-        answer.rest()
-        return answer.text
+    class Engine:
+        def generate(self, prompts, max_new_tokens, *, on_token, on_end, **options):
+            for count, token in enumerate(tokens, start=1):
+                if on_token(0, token):
+                    return [Completion(tokens[:count], [], "stop")]
+            on_end(0, Completion(tokens, [], "length"))
+            return [Completion(tokens, [], "length")]
 
-    assert text(prompt) == " is Paris."
-    assert text(()) == "is Paris."
+    for before, strings, text in ((prompt, (), " is Paris."), ((), (), "is Paris."), (prompt, [" is"], "")):
+        answer = AnswerText(tokenizer.decode, before, strings)
+        (completion,) = generate_answers(Engine(), tokenizer, [prompt], [answer], 99, Sampling())
+        assert (answer.text, answer.stopped) == (text, bool(strings))
+        assert completion.ended == ("stop" if strings else "length")
+        assert (len(completion.tokens) < len(tokens)) == bool(strings)
 
 
 @given(
@@ -65,9 +70,7 @@ def test_an_answer_continues_its_prompt_with_the_space_between():
     st.lists(st.integers(0, 12), max_size=5),
 )
 def test_text_is_passed_on_up_to_the_first_stop_string(text, strings, cuts):
-    ends = (
-        (end, string) for end in range(len(text) + 1) for string in strings if text[:end].endswith(string)
-    )
+    ends = ((text.find(string) + len(string), string) for string in strings if string in text)
     met = min(ends, key=lambda each: (each[0], -len(each[1])), default=None)
     expected = text if met is None else text[: met[0] - len(met[1])]
     until, shown = StopStringFilter(strings), ""
@@ -75,53 +78,22 @@ def test_text_is_passed_on_up_to_the_first_stop_string(text, strings, cuts):
     for start, end in itertools.pairwise(edges):
         shown += until.add(text[start:end])
         assert expected.startswith(shown)
-    assert shown + until.rest() == expected
-    assert until.stopped == (met is not None)
+    assert (shown + until.rest(), until.stopped) == (expected, met is not None)
 
 
 def test_the_possible_beginning_of_a_stop_string_is_held_back():
     until = StopStringFilter(["\n\nUser", "###"])
-    shown = [until.add(piece) for piece in ("one", "\n", "\n", "two#", "#", "x##")]
-    assert shown == ["one", "", "", "\n\ntwo", "", "##x"]
-    assert until.add("#more") == ""
-    assert until.stopped
-    assert until.rest() == ""
+    shown = [until.add(piece) for piece in ("one", "\n", "\n", "two#", "#", "x##", "#more")]
+    assert shown == ["one", "", "", "\n\ntwo", "", "##x", ""]
+    assert (until.stopped, until.rest()) == (True, "")
 
 
-def test_stop_strings_take_time_linear_in_the_answer():
-    # Every character continues a beginning of all 64 strings, and every 255th breaks it off.
-    strings = ["a" * 255 + chr(ord("A") + number) for number in range(64)]
-    text = ("a" * 254 + "b") * 400
-    until = StopStringFilter(strings)
-    started = time.process_time()
-    shown = [until.add(letter) for letter in text]
-    assert time.process_time() - started < 5
-    assert "".join(shown) + until.rest() == text
-
-
-def test_answers_share_what_their_stop_strings_need():
+def test_stop_strings_take_time_linear_in_the_answer_and_answers_share_what_they_need():
+    # Every character continues a beginning of all 64 strings, and every 1023rd breaks it off.
     strings = ["a" * 1023 + chr(ord("A") + number) for number in range(64)]
+    text = ("a" * 1022 + "b") * 100
     started = time.process_time()
-    assert not any(StopStringFilter(strings).stopped for _ in range(1000))
+    filters = [StopStringFilter(strings) for _ in range(1000)]
+    shown = [filters[0].add(letter) for letter in text]
     assert time.process_time() - started < 5
-
-
-def test_a_stop_string_ends_the_answer_as_soon_as_the_text_has_it():
-    """Also one that begins with the space between prompt and answer, which the answer alone would lack."""
-    tokenizer = sentencepiece("first")
-    prompt = tokenizer.encode("The capital of France")
-    tokens = tokenizer.encode("The capital of France is Paris.")[len(prompt) :]
-    made = []
-
-    class Engine:
-        def generate(self, prompts, max_new_tokens, *, on_token, **options):
-            for token in tokens:
-                made.append(token)
-                if on_token(0, token):
-                    return [Completion(made, [], "stop")]
-            return [Completion(made, [], "length")]
-
-    answer = AnswerText(tokenizer.decode, prompt, [" is"])
-    (completion,) = generate_answers(Engine(), tokenizer, [prompt], [answer], len(tokens), Sampling())
-    assert (answer.text, answer.stopped, completion.ended) == ("", True, "stop")
-    assert len(made) < len(tokens)
+    assert "".join(shown) + filters[0].rest() == text

@@ -1,9 +1,7 @@
 """Decoding with the cache gives the same actions as encoding the whole context again."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import jax
 import numpy as np
@@ -60,19 +58,15 @@ def roll_out(policy: InContextPolicy, trials: int = TRIALS, target: float | None
     return jax.tree.map(lambda *steps: np.stack(steps, axis=1), *columns)
 
 
-def make_policy(shape, decisions, prompt=None, config=None, target=TARGET, **options):
+def make_policy(shape: Mesh | MeshShape, decisions, prompt=None, config=None, target=TARGET, **options):
     """A policy with a fresh model on a mesh, and the same model encoding whole contexts."""
-    model, params, encode = fresh_model(config or tiny_config())
+    model, params, encode = fresh_model(config or tiny_config(layers=1))
     mesh = shape if isinstance(shape, Mesh) else mesh_on_first_devices(shape)
     policy = InContextPolicy(model, params, mesh, SCALING, target, ENVIRONMENTS, decisions, prompt, **options)
     return policy, encode
 
 
-def own_axes() -> tuple[Mesh, ShardingRules]:
-    """A mesh and rules that name its axes."""
-    devices = np.array(jax.devices()[:8]).reshape(2, 2, 2)
-    rules = ShardingRules(("rows",), ("outer", "inner"), embed=("outer",), heads=(), ffn=(), vocab=())
-    return Mesh(devices, ("rows", "outer", "inner"), axis_types=(AxisType.Auto,) * 3), rules
+OWN_AXES = ShardingRules(("rows",), ("outer", "inner"), embed=("outer",), heads=(), ffn=(), vocab=())
 
 
 @pytest.mark.parametrize(
@@ -89,10 +83,12 @@ def own_axes() -> tuple[Mesh, ShardingRules]:
 def test_cached_decoding_equals_encoding_the_whole_context(shape, rows, length, valid, prompt_chunk):
     """After a prompt that all environments share, one for each of them, or none."""
     layers = 2 if prompt_chunk is None and rows < ENVIRONMENTS else 1
-    mesh, rules = own_axes() if shape == "own axes" else (mesh_on_first_devices(shape), ShardingRules())
     prompt = random_steps(rows, length, valid) if rows else None
-    config = tiny_config(layers=layers, rules=rules)
-    policy, encode = make_policy(mesh, TRIALS * MAX_TIMESTEP, prompt, config, prompt_chunk=prompt_chunk)
+    config = tiny_config(layers=layers)
+    if shape == "own axes":
+        shape = jax.make_mesh((2, 2, 2), ("rows", "outer", "inner"), (AxisType.Auto,) * 3)
+        config = tiny_config(layers=layers, rules=OWN_AXES)
+    policy, encode = make_policy(shape, TRIALS * MAX_TIMESTEP, prompt, config, prompt_chunk=prompt_chunk)
     first = roll_out(policy).action
     assert first.shape == (ENVIRONMENTS, TRIALS * MAX_TIMESTEP, ACTION_DIM)
     # The context matters: actions of a model that forgot the first trial would differ by far more.
@@ -111,9 +107,7 @@ def test_cached_decoding_equals_encoding_the_whole_context(shape, rows, length, 
 
 @pytest.mark.parametrize(("hold", "target"), [(2, TARGET), (8, None)])
 def test_a_held_action_is_chosen_with_all_steps_in_context(hold, target):
-    policy, encode = make_policy(
-        MeshShape(ring=2), TRIALS * MAX_TIMESTEP + 1, config=tiny_config(layers=1), target=target, hold=hold
-    )
+    policy, encode = make_policy(MeshShape(ring=2), TRIALS * MAX_TIMESTEP + 1, target=target, hold=hold)
     steps = roll_out(policy, target=target)
     assert steps.return_to_go.any() == steps.completion.any() == (target is not None)
     chosen = steps.timestep[0] % hold == 0
@@ -129,16 +123,9 @@ def test_a_held_action_is_chosen_with_all_steps_in_context(hold, target):
         policy.begin_trial()
 
 
-@cache
-def hidden_task_policy() -> tuple[InContextPolicy, Callable[[ChainSteps], jax.Array]]:
-    """A policy with all options of hidden tasks, and the same model encoding whole contexts."""
-    config = replace(tiny_config(layers=1), paired_tokens=True, action_modes=3)
-    return make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=config)
-
-
 def test_paired_tokens_are_decoded_as_they_are_encoded_and_starting_over_discards_everything():
-    policy, encode = hidden_task_policy()
-    policy.start_over(None)
+    config = replace(tiny_config(layers=1), paired_tokens=True, action_modes=3)
+    policy, encode = make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=config)
     steps = roll_out(policy)
     np.testing.assert_allclose(steps.action, encode(steps), atol=1e-4)
     policy.start_over(random_steps(batch=1, length=20, valid=17))
@@ -150,6 +137,10 @@ def test_paired_tokens_are_decoded_as_they_are_encoded_and_starting_over_discard
     np.testing.assert_array_equal(roll_out(other).action, behind_prompt)
     policy.start_over(None)
     np.testing.assert_array_equal(roll_out(policy).action, steps.action)
+    # Prompts that fit neither one environment nor all.
+    for lengths in ([8, 8, 8], [8, 8, 7, 8]):
+        with pytest.raises(ConfigError, match=f"has {len(lengths)} rows of {re.escape(str(lengths))}"):
+            policy.start_over(random_steps(len(lengths), 8, np.array(lengths)[:, None]))
 
 
 @pytest.mark.parametrize(
@@ -157,18 +148,11 @@ def test_paired_tokens_are_decoded_as_they_are_encoded_and_starting_over_discard
 )
 def test_a_cache_that_grows_keeps_its_tokens(shape):
     trials = 9 * shape.ring
-    policy, encode = make_policy(shape, trials * MAX_TIMESTEP, config=tiny_config(layers=1))
+    policy, encode = make_policy(shape, trials * MAX_TIMESTEP)
     slots = policy._cache.positions.shape[1]
     steps = roll_out(policy, trials)
     assert policy._cache.positions.shape[1] > slots
     np.testing.assert_allclose(steps.action, encode(steps), atol=1e-4)
-
-
-@pytest.mark.parametrize("lengths", [[8, 8, 8], [8, 8, 7, 8]], ids=str)
-def test_prompts_that_do_not_fit_are_refused(lengths):
-    policy, _ = hidden_task_policy()
-    with pytest.raises(ConfigError, match=f"the prompt has {len(lengths)} rows of {re.escape(str(lengths))}"):
-        policy.start_over(random_steps(len(lengths), 8, np.array(lengths)[:, None]))
 
 
 def test_draws_depend_on_seed_environment_and_decision_only():
@@ -177,8 +161,8 @@ def test_draws_depend_on_seed_environment_and_decision_only():
     random = np.random.default_rng(3)
     observation = random.normal(size=(8, ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
 
-    def policy(shape: MeshShape, count: int, sampling=Sampling(1.0, seed=5)):
-        mesh = mesh_on_first_devices(shape)
+    def policy(shape: MeshShape, count: int, seed: int = 5):
+        mesh, sampling = mesh_on_first_devices(shape), Sampling(1.0, seed=seed)
         return InContextPolicy(model, params, mesh, SCALING, TARGET, count, 8, sampling=sampling)
 
     def acted(policy: InContextPolicy, first: int = 0) -> np.ndarray:
@@ -190,39 +174,29 @@ def test_draws_depend_on_seed_environment_and_decision_only():
             policy.receive(np.ones(count, np.float32), last=False)
         return np.stack(actions, axis=1)
 
-    one = MeshShape(ring=1)
-    drawn = acted(policy(one, 4))
-    np.testing.assert_allclose(acted(policy(MeshShape(data=2, ring=2), 4)), drawn, atol=1e-4)
-    half = policy(one, 2)
+    drawn, half = acted(policy(MeshShape(data=2, ring=2), 4)), policy(MeshShape(ring=1), 2)
     shared = acted(half), acted(half.fresh_copy(2), 2)
     np.testing.assert_allclose(np.concatenate(shared), drawn, atol=1e-4)
-    for sampling in (Sampling(1.0, seed=6), Sampling()):
-        assert np.abs(acted(policy(one, 4, sampling=sampling)) - drawn).max() > 1e-2
+    assert np.abs(acted(policy(MeshShape(ring=1), 2, seed=6)) - shared[0]).max() > 1e-2
 
 
-@cache
-def first_actions(**options):
-    """The first actions of a policy with a prompt, its cache of the prompt, and the progress of encoding."""
-    policy, _ = make_policy(MeshShape(data=2, ring=2), 4, config=tiny_config(layers=1), **options)
-    read: list[int] = []
-    policy.start_over(random_steps(batch=1, length=20, valid=17), read.append)
-    policy.begin_trial()
-    return policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)), policy._prefix, read
+def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes():
+    def first_actions(progress: list[int], **options) -> np.ndarray:
+        policy, _ = make_policy(MeshShape(data=2, ring=2), 4, **options)
+        read: list[int] = []
+        policy.start_over(random_steps(batch=1, length=20, valid=17), read.append)
+        assert read == progress
+        prefix = policy._prefix
+        assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
+        # Each device holds only its share of the one row.
+        assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
+        policy.begin_trial()
+        return np.asarray(policy.act(np.ones((ENVIRONMENTS, OBSERVATION_DIM), np.float32)))
 
-
-@pytest.mark.parametrize(
-    ("options", "tolerance"), [({"prompt_chunk": 8}, 2e-6), ({"cache_dtype": "int8"}, 5e-3)], ids=str
-)
-def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes(options, tolerance):
-    expected, _, read_at_once = first_actions()
-    actions, prefix, read = first_actions(**options)
-    assert read_at_once == [20]
-    assert read == ([8, 16, 20] if "prompt_chunk" in options else [20])
-    np.testing.assert_allclose(actions, expected, atol=tolerance)
-    assert np.abs(np.diff(actions, axis=1)).max() > 0.01
-    assert {entries.numbers.shape[0] for entries in (*prefix.keys, *prefix.values)} == {1}
-    # Each device holds only its share of the one row.
-    assert {shard.data.shape[2] for shard in prefix.keys[0].numbers.addressable_shards} == {40}
+    expected = first_actions([20])
+    assert np.abs(np.diff(expected, axis=1)).max() > 0.01
+    np.testing.assert_allclose(first_actions([8, 16, 20], prompt_chunk=8), expected, atol=2e-6)
+    np.testing.assert_allclose(first_actions([20], cache_dtype="int8"), expected, atol=5e-3)
 
 
 @pytest.mark.usefixtures("full_compiler")
@@ -231,23 +205,19 @@ def test_a_step_copies_no_cache(shape, layers):
     """The keys and values of each layer are read and written in place."""
     policy, _ = make_policy(shape, 100, config=tiny_config(layers=layers))
     policy.begin_trial()
-    step = policy._steps(position=0)
-    programs = policy._programs
+    programs, step = policy._programs, policy._steps(position=0)
+    state = programs.weights, step, step, policy._cache, None
     with jax.set_mesh(mesh_on_first_devices(shape)):
-        compiled = programs.act.lower(
-            programs.weights, step, step, policy._cache, None, policy._sampling, policy._numbers, np.int32(0)
-        )
-        compiled = compiled.compile().as_text()
-    slots = policy._cache.positions.shape[1] // shape.ring
-    own = rf"f32\[{ENVIRONMENTS},2,{slots},8\]"
+        lowered = programs.act.lower(*state, policy._sampling, policy._numbers, np.int32(0))
+    compiled = lowered.compile().as_text()
+    own = rf"f32\[{ENVIRONMENTS},2,{policy._cache.positions.shape[1] // shape.ring},8\]"
     assert re.search(rf"{own}\S* parameter\(", compiled)
     assert not re.search(rf"{own}\S* copy\(", compiled)
 
 
 def test_the_bytes_of_a_context_are_known_before_it_is_made():
-    prompt = random_steps(batch=1, length=24, valid=20)
-    config = tiny_config(layers=1)
-    policy, _ = make_policy(MeshShape(data=2, ring=2), 10, prompt, config, cache_dtype="int8")
+    prompt, config = random_steps(batch=1, length=24, valid=20), tiny_config(layers=1)
+    policy, _ = make_policy(MeshShape(data=2, ring=2), 10, prompt, cache_dtype="int8")
     planned = ContextBytes.planned(config, ENVIRONMENTS, 10, 24, ring=2, cache_dtype="int8")
     assert policy.context_bytes == planned
     # One layer of two heads of 8 numbers and a scale, keys and values; a position; fill marks and calls.
@@ -255,15 +225,13 @@ def test_the_bytes_of_a_context_are_known_before_it_is_made():
     assert ContextBytes.planned(tiny_config(layers=3), 4, 10).environments > 2 * planned.environments
 
 
-@pytest.mark.parametrize(
-    ("environments", "chunk", "named"),
-    [
+def test_sizes_that_do_not_divide_over_the_mesh_are_refused():
+    mesh = make_mesh(MeshShape(data=2, ring=4))
+    for environments, chunk, named in (
         (4, 6, "prompt_chunk 6 is not a positive multiple of the ring of 4"),
         (4, 0, "prompt_chunk 0 is not"),
         (3, None, "3 environments do not divide over data x fsdp x stage = 2"),
-    ],
-)
-def test_sizes_that_do_not_divide_over_the_mesh_are_refused(environments, chunk, named):
-    mesh = make_mesh(MeshShape(data=2, ring=4))
-    with pytest.raises(ConfigError, match=named):
-        InContextPolicy(Model(tiny_config()), {}, mesh, SCALING, TARGET, environments, 10, prompt_chunk=chunk)
+    ):
+        settings = TARGET, environments, 10, None, chunk
+        with pytest.raises(ConfigError, match=named):
+            InContextPolicy(Model(tiny_config()), {}, mesh, SCALING, *settings)

@@ -34,8 +34,6 @@ BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-
-
 CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
 """What each kind changes of ``BASE``."""
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "gemma3_text", "gemma2")
@@ -70,15 +68,13 @@ def config_json(case: str) -> dict[str, Any]:
 def weights(case: str) -> dict[str, np.ndarray]:
     """The tensors of each kind: the first rows and columns of one shared set."""
     fields, shared = config_json(case), load_file(GOLDEN / "weights.safetensors")
-    family = fields["model_type"]
-    query, keys = HEADS * fields["head_dim"], fields["num_key_value_heads"] * fields["head_dim"]
-
-    rows = {"q_proj": query, "k_proj": keys, "v_proj": keys}
-    rows |= dict.fromkeys(("q_norm", "k_norm"), fields["head_dim"])
+    family, head_dim = fields["model_type"], fields["head_dim"]
+    query, keys = HEADS * head_dim, fields["num_key_value_heads"] * head_dim
+    rows = {"q_proj": query, "k_proj": keys, "v_proj": keys, "q_norm": head_dim, "k_norm": head_dim}
 
     def cut(name: str, tensor: np.ndarray) -> np.ndarray:
         part = name.split(".")[-2]
-        return tensor[:, :query] if part == "o_proj" else tensor[: rows.get(part)]
+        return np.ascontiguousarray(tensor[:, :query] if part == "o_proj" else tensor[: rows.get(part)])
 
     if family in ("qwen2", "qwen3", "gemma3_text"):
         more = load_file(GOLDEN / "weights_of_families.safetensors")
@@ -86,26 +82,21 @@ def weights(case: str) -> dict[str, np.ndarray]:
         shared |= {name: tensor for name, tensor in more.items() if name.endswith(wanted)}
     if family.startswith("gemma"):
         shared = deepened(with_gemma_norms(shared), fields["num_hidden_layers"])
-    found = {
-        name: np.ascontiguousarray(cut(name, tensor))
-        for name, tensor in shared.items()
-        if not (fields["tie_word_embeddings"] and name == "lm_head.weight")
-    }
+    if fields["tie_word_embeddings"]:
+        del shared["lm_head.weight"]
+    found = {name: cut(name, tensor) for name, tensor in shared.items()}
     return fused(found) if family == "phi3" else found
 
 
 def with_gemma_norms(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors with norms of what is added, and with 1 taken off the scales of all norms."""
-    more = {
-        name.replace(old, new): np.roll(tensor, 1)
-        for name, tensor in tensors.items()
-        for old, new in (
-            ("input_layernorm", "pre_feedforward_layernorm"),
-            ("post_attention_layernorm", "post_feedforward_layernorm"),
-        )
-        if old in name
-    }
-    return {name: x - 1 if "norm" in name else x for name, x in (tensors | more).items()}
+    more = dict(tensors)
+    for name, tensor in tensors.items():
+        for old in ("input", "post_attention"):
+            if f"{old}_layernorm" in name:
+                new = {"input": "pre_feedforward", "post_attention": "post_feedforward"}[old]
+                more[name.replace(old, new)] = np.roll(tensor, 1)
+    return {name: x - 1 if "norm" in name else x for name, x in more.items()}
 
 
 def deepened(tensors: dict[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
@@ -119,8 +110,7 @@ def deepened(tensors: dict[str, np.ndarray], layers: int) -> dict[str, np.ndarra
 
 
 def fused(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors with those of queries, keys and values as one, and those of gate and up."""
-    tensors = dict(tensors)
+    """The tensors with those of queries, keys and values as one, and those of gate and up; in place."""
     for layer in range(LAYERS):
         for module, parts, name in (("self_attn", "qkv", "qkv"), ("mlp", ("gate", "up"), "gate_up")):
             prefix = f"model.layers.{layer}.{module}."

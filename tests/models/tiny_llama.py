@@ -20,11 +20,9 @@ def tiny_tokenizer() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     backend.normalizer = normalizers.Lowercase()
     backend.decoder = decoders.Fuse()
+    special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=["<unk>", "<s>", "</s>"],
-        initial_alphabet=ALPHABET,
-        show_progress=False,
+        vocab_size=VOCAB, special_tokens=special, initial_alphabet=ALPHABET, show_progress=False
     )
     backend.train_from_iterator(["the user and the assistant, and the other one"] * 4, trainer)
     return Tokenizer(backend, "<s>", ["</s>"], add_bos=True, chat_template=CHAT_TEMPLATE)

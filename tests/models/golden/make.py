@@ -1,7 +1,6 @@
 """Writes the logits and answers that lie beside this file, from its weights; needs torch and transformers.
 
-python tests/models/golden/make.py
-python tests/models/golden/make.py qwen2 qwen3
+python tests/models/golden/make.py [qwen2 ...]
 """
 
 import sys
@@ -17,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.models.llama_cases import ANSWER, CASES, FAMILIES, GOLDEN, PROMPT, tokens, write_model
 
 
-def main() -> None:
+if __name__ == "__main__":
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for case in sys.argv[1:] or CASES:
         with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +31,3 @@ def main() -> None:
                     np.save(GOLDEN / f"{case}_answer.npy", answer[0, PROMPT:].numpy().astype(np.int32))
         np.save(GOLDEN / f"{case}.npy", logits.numpy())
         print(case, f"{logits.std():.3f}")
-
-
-if __name__ == "__main__":
-    main()
