@@ -29,9 +29,8 @@ def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path)
         episodes = tuple(int(e) for e in np.argsort(returns))
         fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
         lengths = store.lengths[list(episodes)]
-        np.testing.assert_array_equal(
-            fields["timestep"][:12], np.concatenate([np.arange(n) for n in lengths])
-        )
+        timesteps = np.concatenate([np.arange(n) for n in lengths])
+        np.testing.assert_array_equal(fields["timestep"][:12], timesteps)
         np.testing.assert_array_equal(fields["trajectory"][:12], np.repeat([0, 1, 2], lengths))
         starts = np.concatenate([[0], np.cumsum(lengths)])
         for start, episode in zip(starts, episodes, strict=False):
@@ -77,9 +76,8 @@ def test_noise_and_all_but_demonstrations_bear_no_loss(tmp_path, extent, demonst
 @given(st.data())
 def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=5))
-    repeat = data.draw(st.sampled_from([1, 2]))
-    ring = data.draw(st.sampled_from([1, 2, 4]))
-    layout = data.draw(st.sampled_from(["zigzag", "contiguous"]))
+    choices = ([1, 2], [1, 2, 4], ["zigzag", "contiguous"])
+    repeat, ring, layout = (data.draw(st.sampled_from(each)) for each in choices)
     path = random_store(tmp_path_factory.mktemp("store") / "s.h5", lengths, action_repeat=repeat)
     with TrajectoryStore.open(path) as store:
         plan = ChainPlan(tuple(range(len(lengths))), 5.0)
@@ -95,49 +93,34 @@ def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
             np.testing.assert_array_equal(joined[:steps], whole[name][:steps])
 
 
-def test_batches_do_not_depend_on_the_mesh(tmp_path):
-    shape = MeshShape(data=2, fsdp=2, ring=2)
+def test_batches_do_not_depend_on_the_mesh_and_go_on_from_a_state(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [16, 16, 16, 16])) as store:
 
-        def first_batches(shape: MeshShape, devices) -> list[dict]:
+        def next_batches(shape: MeshShape, devices, state=None) -> list:
             mesh = make_mesh(shape, devices)
             loader = ChainLoader(store, config(2), UNSCALED, mesh.shape["ring"])
             sampler = StratifiedSampler(store.returns(TASK), store.learnable, 2, 0.5, seed=3)
             batches = ChainPipeline(loader, sampler, 4, mesh)
-            undo = np.argsort(loader.order)
-            return [jax.tree.map(lambda x: np.asarray(x)[:, undo], next(batches)) for _ in range(3)]
+            if state is not None:
+                batches.set_state(state)
+            undo, made = np.argsort(loader.order), []
+            for _ in range(3):
+                states.append(json.loads(json.dumps(batches.get_state())))
+                made.append(jax.tree.map(lambda x: np.asarray(x)[:, undo], next(batches)))
+            return made
 
-        expected = first_batches(MeshShape(), jax.devices()[:1])
-        for ours, theirs in zip(first_batches(shape, jax.devices()), expected, strict=True):
-            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-def test_the_iterator_goes_on_from_its_state(tmp_path):
-    with TrajectoryStore.open(random_store(tmp_path / "s.h5", [4] * 6)) as store:
-        mesh = make_mesh(MeshShape())
-
-        def pipeline() -> ChainPipeline:
-            loader = ChainLoader(store, config(2), UNSCALED, 8)
-            sampler = StratifiedSampler(store.returns(TASK), store.learnable, 2, 0.5, seed=0)
-            return ChainPipeline(loader, sampler, 2, mesh)
-
-        batches = pipeline()
-        next(batches)
-        state = json.loads(json.dumps(batches.get_state()))
-        expected = [next(batches) for _ in range(3)]
-        resumed = pipeline()
-        resumed.set_state(state)
-        for batch in expected:
-            jax.tree.map(np.testing.assert_array_equal, batch, next(resumed))
+        states, devices = [], jax.devices()
+        expected = next_batches(MeshShape(), devices[:1])
+        ours = next_batches(MeshShape(data=2, fsdp=2, ring=2), devices)
+        resumed = next_batches(MeshShape(), devices[:1], states[1])
+        jax.tree.map(np.testing.assert_array_equal, ours + resumed[:2], expected + expected[1:])
 
 
 def test_scaling_brings_observations_to_order_one(tmp_path):
     with TrajectoryStore.open(random_store(tmp_path / "s.h5", [300, 200])) as store:
         scaling = measure_scaling(store, TASK, action_repeat=1)
-        observations = np.concatenate(
-            [store.steps(e, 0, int(n), TASK).observation for e, n in enumerate(store.lengths)]
-        )
-        scaled = scaling.observation(observations)
+        steps = [store.steps(e, 0, int(n), TASK).observation for e, n in enumerate(store.lengths)]
+        scaled = scaling.observation(np.concatenate(steps))
         np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-5)
         assert scaling.return_scale == store.returns(TASK).max()

@@ -40,15 +40,6 @@ def test_domain_describes_its_environments(domain):
             assert time_step.discount == 1  # the time limit is no end of the task
 
 
-def test_seed_fixes_the_initial_state():
-    task = parse_task("walker_run")
-    first, same, other = (
-        flatten_observation(load_environment(task, seed).reset().observation) for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(first, same)
-    assert not np.array_equal(first, other)
-
-
 def test_names_are_parsed_back_and_unknown_ones_list_the_known_ones():
     assert [parse_task(task.full_name) for task in ALL_TASKS] == ALL_TASKS
     with pytest.raises(UnknownNameError, match=r"'walker_fly'.*walker_run"):
@@ -57,11 +48,6 @@ def test_names_are_parsed_back_and_unknown_ones_list_the_known_ones():
         domain_named("humanoid")
     with pytest.raises(UnknownNameError, match=r"task of cheetah 'stand'.*run"):
         task_named(DOMAINS["cheetah"], "stand")
-
-
-def test_flattening_keeps_the_order_of_the_entries():
-    observation = {"b": np.array([[1.0, 2.0]]), "a": 3.0}
-    np.testing.assert_array_equal(flatten_observation(observation), [1, 2, 3])
 
 
 def test_what_dm_control_says_of_itself_is_not_repeated(caplog):

@@ -55,8 +55,7 @@ def test_trials_take_place_in_shimmys_registered_environment():
     ours = make_environment(WALKER, seed=0, action_repeat=1)
     theirs = gymnasium.make("dm_control/walker-run-v0", environment_kwargs={"flat_observation": True})
     observation, _ = ours.reset()
-    state = np.random.SeedSequence((0, 0)).generate_state(1)
-    same, _ = theirs.reset(seed=int(state[0]))
+    same, _ = theirs.reset(seed=int(np.random.SeedSequence((0, 0)).generate_state(1)[0]))
     for action in np.random.default_rng(0).uniform(-1, 1, (10, 6)).astype(np.float32):
         assert observation.dtype == np.float32
         np.testing.assert_array_equal(observation, same["observations"].astype(np.float32))

@@ -1,5 +1,7 @@
 """Our own environments, compared with dm_control's where it has the same."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from dm_control import manipulation, suite
@@ -7,11 +9,7 @@ from dm_control.suite.wrappers import action_scale
 
 from agentic_ring.data.domains import flatten_observation, load_environment, parse_task
 
-FOUR_SPOTS = ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right")
-
-
-def random_actions(count, dim):
-    return np.random.default_rng(0).uniform(-1, 1, (count, dim)).astype(np.float32)
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (30, 12)).astype(np.float32)
 
 
 def test_jaco_moves_and_observes_as_dm_controls_reach_site():
@@ -25,7 +23,7 @@ def test_jaco_moves_and_observes_as_dm_controls_reach_site():
         ours.physics.set_state(start)
     with theirs.physics.reset_context():
         theirs.physics.set_state(start)
-    for action in random_actions(20, 9):
+    for action in ACTIONS[:20, :9]:
         got, expected = ours.step(action), theirs.step(action)
         np.testing.assert_array_equal(ours.physics.get_state(), theirs.physics.get_state())
         named = dict(expected.observation)
@@ -33,25 +31,21 @@ def test_jaco_moves_and_observes_as_dm_controls_reach_site():
         assert list(got.observation) == list(named)
         for name, entry in named.items():
             np.testing.assert_array_equal(got.observation[name], entry[0])
+    starts = [ours.reset().observation["jaco_arm/jaco_hand/pinch_site_pos"] for _ in range(12)]
+    assert (np.min(starts, axis=0) >= [-0.21, -0.21, 0.01]).all()
+    assert (np.max(starts, axis=0) <= [0.21, 0.21, 0.41]).all()
+    assert (np.ptp(starts, axis=0) > 0.1).all()
 
 
-def test_jacos_hand_starts_where_dm_controls_does():
-    environment = load_environment(parse_task("jaco_reach_top_left"), seed=0)
-    positions = [environment.reset().observation["jaco_arm/jaco_hand/pinch_site_pos"] for _ in range(12)]
-    assert (np.min(positions, axis=0) >= [-0.21, -0.21, 0.01]).all()
-    assert (np.max(positions, axis=0) <= [0.21, 0.21, 0.41]).all()
-    assert (np.ptp(positions, axis=0) > 0.1).all()
-
-
-@pytest.mark.parametrize("name", FOUR_SPOTS)
-def test_jaco_is_rewarded_for_its_hand_within_five_centimetres_of_the_spot(name):
-    environment = load_environment(parse_task(f"jaco_{name}"), seed=0)
+@pytest.mark.parametrize("right", [-0.09, 0.09])
+@pytest.mark.parametrize("top", [-0.09, 0.09])
+def test_jaco_is_rewarded_for_its_hand_within_five_centimetres_of_the_spot(top, right):
+    name = f"jaco_reach_{'top' if top > 0 else 'bottom'}_{'right' if right > 0 else 'left'}"
+    environment = load_environment(parse_task(name), seed=0)
     environment.reset()
     physics, task = environment.physics, environment.task
     hand = physics.named.data.site_xpos["jaco_arm/jaco_hand/pinchsite"]
-    sides = {"left": -0.09, "right": 0.09, "bottom": -0.09, "top": 0.09}
-    _, vertical, horizontal = name.split("_")
-    target = np.array([sides[horizontal], sides[vertical], 0.001])
+    target = np.array([right, top, 0.001])
     for distance, expected in ((0, 1), (0.049, 1), (0.1, 0.1), (0.3, 0)):
         hand[:] = target + np.array([0, 0, distance])
         assert task.get_reward(physics) == pytest.approx(expected, abs=1e-6)
@@ -59,41 +53,42 @@ def test_jaco_is_rewarded_for_its_hand_within_five_centimetres_of_the_spot(name)
 
 @pytest.mark.parametrize("name", ["walk", "run"])
 def test_quadruped_is_dm_controls_with_actions_scaled(name):
-    task = parse_task(f"quadruped_{name}")
-    ours = load_environment(task, seed=5)
+    ours = load_environment(parse_task(f"quadruped_{name}"), seed=5)
     theirs = suite.load("quadruped", name, task_kwargs={"random": 5})
     theirs = action_scale.Wrapper(theirs, minimum=-1, maximum=1)
     steps = [(ours.reset(), theirs.reset())]
-    steps += [(ours.step(action), theirs.step(action)) for action in random_actions(30, 12)]
+    steps += [(ours.step(action), theirs.step(action)) for action in ACTIONS]
     for got, expected in steps:
         assert got.reward == expected.reward
-        np.testing.assert_array_equal(
-            flatten_observation(got.observation), flatten_observation(expected.observation)
-        )
+        observed = (flatten_observation(each.observation) for each in (got, expected))
+        np.testing.assert_array_equal(*observed)
 
 
-def settled_quadruped(task, height, quaternion=(1, 0, 0, 0)):
-    environment = load_environment(parse_task(f"quadruped_{task}"), seed=0)
+def reward_at(task, position=None, **velocities):
+    environment = load_environment(parse_task(task), seed=0)
     with environment.physics.reset_context():
-        environment.physics.named.data.qpos["root"] = [0, 0, height, *quaternion]
+        if position is not None:
+            environment.physics.named.data.qpos["root"] = [0, 0, *position]
+        for joint, velocity in velocities.items():
+            environment.physics.named.data.qvel[joint] = velocity
     return environment.task.get_reward(environment.physics)
 
 
 def test_quadruped_stands_upright_and_jumps_up():
-    assert settled_quadruped("stand", 0.6) == pytest.approx(1)
-    assert settled_quadruped("stand", 0.6, (0.5**0.5, 0.5**0.5, 0, 0)) == pytest.approx(0.5)
-    assert settled_quadruped("jump", 2.0) == pytest.approx(1)
-    assert settled_quadruped("jump", 2.0, (0, 1, 0, 0)) == pytest.approx(0)
-    assert 0.5 < settled_quadruped("jump", 0.6) < settled_quadruped("jump", 0.9) < 1
+    upright, half, fallen = (1, 0, 0, 0), (0.5**0.5, 0.5**0.5, 0, 0), (0, 1, 0, 0)
+    stand, jump = (partial(reward_at, f"quadruped_{name}") for name in ("stand", "jump"))
+    assert (stand((0.6, *upright)), stand((0.6, *half))) == pytest.approx((1, 0.5))
+    assert (jump((2.0, *upright)), jump((2.0, *fallen))) == pytest.approx((1, 0))
+    assert 0.5 < jump((0.6, *upright)) < jump((0.9, *upright)) < 1
 
 
-def pushed(actions, start=(-0.15, 0.15)):
-    """Where the ball of the maze is after holding each of the actions for six seconds."""
+def pushed(actions, start=(-0.15, 0.15), steps=300):
+    """Where the ball of the maze is after holding each of the actions, and its last reward."""
     environment = load_environment(parse_task("point_mass_maze_reach_bottom_right"), seed=0)
     environment.reset()
     environment.physics.data.qpos[:] = start
     for action in actions:
-        for _ in range(300):
+        for _ in range(steps):
             time_step = environment.step(np.array(action, np.float64))
     return time_step.observation["position"], time_step.reward
 
@@ -110,14 +105,9 @@ def test_mazes_walls_part_the_rooms_and_leave_a_passage_at_each_end():
 
 
 def test_maze_rewards_closeness_to_the_spot_and_small_controls():
-    _, resting = pushed([(0, 0)], start=(0.15, -0.15))
-    _, away = pushed([(0, 0)], start=(0.15, -0.25))
-    environment = load_environment(parse_task("point_mass_maze_reach_bottom_right"), seed=0)
-    environment.reset()
-    environment.physics.data.qpos[:] = (0.15, -0.15)
-    assert resting == pytest.approx(1)
-    assert away < 1e-6
-    assert environment.step(np.ones(2)).reward == pytest.approx(0.8)
+    assert pushed([(0, 0)], start=(0.15, -0.15), steps=1)[1] == pytest.approx(1)
+    assert pushed([(0, 0)], start=(0.15, -0.25), steps=1)[1] < 1e-6
+    assert pushed([(1, 1)], start=(0.15, -0.15), steps=1)[1] == pytest.approx(0.8)
 
 
 def test_maze_starts_in_the_upper_left_room_by_its_seed():
@@ -130,25 +120,16 @@ def test_maze_starts_in_the_upper_left_room_by_its_seed():
     np.testing.assert_array_equal(again.reset().observation["position"], starts[0])
 
 
-def reward_moving(task, **velocities):
-    environment = load_environment(parse_task(task), seed=0)
-    with environment.physics.reset_context():
-        for joint, velocity in velocities.items():
-            environment.physics.named.data.qvel[joint] = velocity
-    return environment.task.get_reward(environment.physics)
-
-
 @pytest.mark.parametrize("body", ["walker", "cheetah"])
 def test_running_backward_is_running_the_other_way(body):
     for speed in (-12, -3, 0, 3, 12):
-        forward = reward_moving(f"{body}_run", rootx=speed)
-        assert reward_moving(f"{body}_run_backward", rootx=-speed) == pytest.approx(forward)
-    assert reward_moving(f"{body}_run_backward", rootx=-12) > reward_moving(f"{body}_run_backward", rootx=12)
+        forward = reward_at(f"{body}_run", rootx=speed)
+        assert reward_at(f"{body}_run_backward", rootx=-speed) == pytest.approx(forward)
+    assert reward_at(f"{body}_run_backward", rootx=-12) > reward_at(f"{body}_run_backward", rootx=12)
 
 
 def test_flips_turn_one_way_and_the_other():
-    assert reward_moving("cheetah_flip", rooty=20) == 1
-    assert reward_moving("cheetah_flip", rooty=-20) == 0
-    assert reward_moving("cheetah_flip_backward", rooty=-20) == 1
-    assert reward_moving("cheetah_flip_backward", rooty=20) == 0
-    assert reward_moving("walker_flip", rooty=20) > reward_moving("walker_flip", rooty=-20) + 0.5
+    for speed, expected in ((20, 1), (-20, 0)):
+        assert reward_at("cheetah_flip", rooty=speed) == expected
+        assert reward_at("cheetah_flip_backward", rooty=-speed) == expected
+    assert reward_at("walker_flip", rooty=20) > reward_at("walker_flip", rooty=-20) + 0.5

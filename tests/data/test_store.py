@@ -3,9 +3,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -37,13 +35,8 @@ def assert_same(stored, expected):
         assert getattr(stored, name) == getattr(expected, name)
 
 
-episode_sets = st.lists(
-    st.tuples(
-        st.integers(1, 40), st.sampled_from(["td3", "rnd", "ou", "random", "größer"]), st.integers(1, 9)
-    ),
-    min_size=1,
-    max_size=8,
-)
+algorithms = st.sampled_from(["td3", "rnd", "ou", "random", "größer"])
+episode_sets = st.lists(st.tuples(st.integers(1, 40), algorithms, st.integers(1, 9)), min_size=1, max_size=8)
 
 
 @given(contents=episode_sets, seed=st.integers(0, 2**32 - 1))
@@ -91,12 +84,10 @@ def test_merging_keeps_every_episode_in_order(tmp_path):
 def store_bytes(tmp_path_factory):
     path = tmp_path_factory.mktemp("bytes") / "store.h5"
     write_store(path, DESCRIPTION, random_episodes([30, 20]))
-    return path.read_bytes()
-
-
-def test_header_is_plain_text_that_says_what_the_file_is(store_bytes):
-    header = json.loads(store_bytes[:HEADER_BYTES].rstrip(b"\0"))
-    assert (header["format"], header["bytes"]) == (STORE.name, len(store_bytes))
+    content = path.read_bytes()
+    header = json.loads(content[:HEADER_BYTES].rstrip(b"\0"))
+    assert (header["format"], header["bytes"]) == (STORE.name, len(content))
+    return content
 
 
 @pytest.fixture
@@ -119,15 +110,11 @@ def test_any_flipped_bit_is_found(data, store_bytes, tmp_path_factory):
         store.verify()
 
 
-def test_damaged_rows_name_the_array_and_the_episode(tmp_path):
-    path = tmp_path / "store.h5"
-    episodes = random_episodes([30, 20])
-    write_store(path, DESCRIPTION, episodes)
-    contents = bytearray(path.read_bytes())
-    position = contents.index(episodes[1].episode.physics[3].tobytes())
-    contents[position] ^= 1
-    path.write_bytes(contents)
-    with TrajectoryStore.open(path) as store:
+def test_damaged_rows_name_the_array_and_the_episode(store_path, store_bytes):
+    contents = bytearray(store_bytes)
+    contents[contents.index(random_episodes([30, 20])[1].episode.physics[3].tobytes())] ^= 1
+    store_path.write_bytes(contents)
+    with TrajectoryStore.open(store_path) as store:
         store.steps(1, 0, 20, "swingup")  # other arrays stay readable
         with pytest.raises(StoreError, match=r"physics is damaged in the rows of episode"):
             store.episode(1)
@@ -195,44 +182,41 @@ def test_failed_write_leaves_the_old_store_and_nothing_else(tmp_path):
 
     with pytest.raises(RuntimeError, match=r"the source broke"):
         write_store(path, DESCRIPTION, failing())
-    with pytest.raises(StoreError, match=r"two episodes come from e1"):
-        write_store(path, DESCRIPTION, [*episodes, episodes[1]])
-    with pytest.raises(StoreError, match=r"no episode"):
-        write_store(path, DESCRIPTION, [])
-    with pytest.raises(StoreError, match=r"no reward of .'swingup_sparse'"):
-        write_store(path, DESCRIPTION, [replace(episodes[0], rewards={"swingup": np.zeros(4, np.float32)})])
+    unrewarded = replace(episodes[0], rewards={"swingup": np.zeros(4, np.float32)})
+    for bad, message in (
+        ([*episodes, episodes[1]], "two episodes come from e1"),
+        ([], "no episode"),
+        ([unrewarded], "no reward of .'swingup_sparse'"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            write_store(path, DESCRIPTION, bad)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
+FULL_DISK = """
+import sys
+from pathlib import Path
+from tests.data.test_store import DESCRIPTION, random_episodes, write_store
+
+path = Path(sys.argv[1]) / "store.h5"
+write_store(path, DESCRIPTION, random_episodes([3, 4]))
+before = path.read_bytes()
+try:
+    write_store(path, DESCRIPTION, random_episodes([1000] * 600))
+except OSError as error:
+    print("refused", error)
+assert path.read_bytes() == before
+assert list(path.parent.iterdir()) == [path]
+"""
+
+
 def test_full_disk_leaves_the_old_store_and_nothing_else(tmp_path):
     """The disk has room for the first part of the store and what HDF5 has yet to write."""
-    command = ["unshare", "-rm", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=67m tmpfs {tmp_path}"
+    command, mount = ["unshare", "-rm", "sh", "-c"], f"mount -t tmpfs -o size=67m tmpfs {tmp_path}"
     if shutil.which("unshare") is None or subprocess.run([*command, mount], capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk in a namespace")
-    script = """
-        import sys
-        from pathlib import Path
-        sys.path[:0] = [""]
-        from tests.data.test_store import DESCRIPTION, random_episodes, write_store
-
-        path = Path(sys.argv[1]) / "store.h5"
-        write_store(path, DESCRIPTION, random_episodes([3, 4]))
-        before = path.read_bytes()
-        try:
-            write_store(path, DESCRIPTION, random_episodes([1000] * 600))
-        except OSError as error:
-            print("refused", error)
-        assert path.read_bytes() == before
-        assert list(path.parent.iterdir()) == [path]
-    """
-    python = f'{mount} && exec "$0" -c "$1" "$2"'
-    result = subprocess.run(
-        [*command, python, sys.executable, textwrap.dedent(script), tmp_path],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("refused [Errno 28] No space left on device"), result
+    python = [f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, FULL_DISK, str(tmp_path)]
+    ended = subprocess.run([*command, *python], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("refused [Errno 28] No space left on device"), ended

@@ -21,43 +21,34 @@ def arrays(length=6):
     }
 
 
-def with_nan(array):
-    array[3, 0] = np.nan
-    return array
-
-
-def replaced(name, change):
-    def damage(contents):
-        contents[name] = change(contents[name])
-
-    return damage
-
-
-BAD = {
-    "missing": (lambda c: c.pop("physics"), "missing: .'physics'"),
-    "unknown": (lambda c: c.update(pixels=np.zeros(3)), "unknown: .'pixels'"),
-    "dtype": (replaced("physics", lambda a: a.astype(np.float32)), "physics is float32 .* expected float64"),
-    "rank": (replaced("reward", lambda a: a[:, 0]), r"reward is float32 \(7,\), expected float32 \(7, 1\)"),
-    "scalar": (replaced("observation", lambda a: np.float32(1)), r"observation is float32 \(\), .*\(0, 5\)"),
-    "shorter": (
-        replaced("action", lambda a: a[1:]),
-        r"action is float32 \(6, 1\), .*\(7, 1\)",
-    ),
-    "other domain": (replaced("physics", lambda a: np.zeros((7, 18))), r"physics is .* \(7, 18\).*cartpole"),
-    "nan observation": (replaced("observation", with_nan), "observation is not finite in row 3 of 7"),
-    "infinite": (replaced("reward", lambda a: a + np.float32(np.inf)), "reward is not finite in row 0"),
-    "action range": (replaced("action", lambda a: a * 3), r"action reaches .*expected values in \[-1, 1\]"),
-    "length 0": (lambda c: c.update({name: array[:1] for name, array in c.items()}), "length 0"),
-    "no rows": (lambda c: c.update({name: array[:0] for name, array in c.items()}), "length 0"),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_arrays_are_named(damage, message):
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("pixels", lambda _: np.zeros(3), "unknown: .'pixels'"),
+        ("physics", lambda a: a.astype(np.float32), "physics is float32 .* expected float64"),
+        ("physics", lambda a: np.zeros((7, 18)), r"physics is .* \(7, 18\).*cartpole"),
+        ("reward", lambda a: a[:, 0], r"reward is float32 \(7,\), expected float32 \(7, 1\)"),
+        ("reward", lambda a: a + np.float32(np.inf), "reward is not finite in row 0"),
+        ("action", lambda a: a[1:], r"action is float32 \(6, 1\), .*\(7, 1\)"),
+        ("action", lambda a: a * 3, r"action reaches .*expected values in \[-1, 1\]"),
+        ("observation", lambda a: np.float32(1), r"observation is float32 \(\), .*\(0, 5\)"),
+        ("observation", lambda a: np.insert(a[1:], 3, np.nan, 0), "observation is not finite in row 3 of 7"),
+    ],
+)
+def test_bad_arrays_are_named(name, change, message):
     contents = arrays(6)
     assert len(make_episode(contents, DOMAIN)) == 6
-    damage(contents)
     with pytest.raises(DataError, match=message):
+        make_episode(contents | {name: change(contents.get(name))}, DOMAIN)
+
+
+def test_missing_arrays_and_episodes_without_a_step_are_named():
+    contents = arrays(6)
+    for rows in (1, 0):
+        with pytest.raises(DataError, match="length 0"):
+            make_episode({name: array[:rows] for name, array in contents.items()}, DOMAIN)
+    del contents["physics"]
+    with pytest.raises(DataError, match=r"missing: .'physics'"):
         make_episode(contents, DOMAIN)
 
 

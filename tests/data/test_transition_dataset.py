@@ -34,16 +34,11 @@ def test_rows_are_the_decisions_of_the_chosen_episodes(store, decisions):
             row = first + decision
             earned = rewards[start : start + REPEAT].sum()
             np.testing.assert_allclose(decisions.reward[row] * scaling.reward_scale, earned, rtol=1e-5)
-            to_go = rewards[start:].sum()
-            np.testing.assert_allclose(
-                decisions.return_to_go[row] * scaling.return_scale, to_go, rtol=1e-4, atol=1e-5
-            )
+            to_go = decisions.return_to_go[row] * scaling.return_scale
+            np.testing.assert_allclose(to_go, rewards[start:].sum(), rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(decisions.action[row], stored.episode.action[start + 1])
-            np.testing.assert_allclose(
-                decisions.observation[row + 1],
-                scaling.observation(stored.episode.observation[min(start + REPEAT, length)]),
-                rtol=1e-6,
-            )
+            after = scaling.observation(stored.episode.observation[min(start + REPEAT, length)])
+            np.testing.assert_allclose(decisions.observation[row + 1], after, rtol=1e-6)
             assert decisions.timestep[row] == decision
 
 

@@ -1,5 +1,6 @@
 """Data and sizes that the tests of several scripts share."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ TINY: dict[str, Any] = {
     "transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32),
     "trials": 2,
 }
-"""Settings of a preset that trains in seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,22 @@ def data(request, tmp_path_factory) -> Path:
         (own / name).unlink()
     own.rename(own.with_name("rnd"))
     return folder
+
+
+@pytest.fixture
+def cells_run(monkeypatch) -> list[Any]:
+    """The cells that ran: in this process, as others would not see a small preset."""
+    ran = []
+
+    def run_here(cells, output, workers, environment):
+        for cell in cells:
+            if not (cell.folder(output) / "results.json").exists():
+                import_module(type(cell).__module__).run_cell(cell, output)
+                ran.append(cell)
+            yield cell
+
+    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
+    return ran
 
 
 def has_compiler(name: str) -> bool:

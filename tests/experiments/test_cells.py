@@ -49,11 +49,8 @@ def test_a_cell_that_fails_is_named_after_the_others_and_finished_ones_are_kept(
 
 
 def test_a_request_to_stop_reaches_the_processes_which_save_their_work(tmp_path):
-    finished, waiting, later = cells = [
-        ScriptCell("finished", FINISH),
-        ScriptCell("waiting", WAIT),
-        ScriptCell("later", FINISH),
-    ]
+    scripts = {"finished": FINISH, "waiting": WAIT, "later": FINISH}
+    finished, waiting, later = cells = [ScriptCell(*each) for each in scripts.items()]
     finished.folder(tmp_path).mkdir()
     (finished.folder(tmp_path) / RESULTS_FILE).touch()
     running = run_cells(cells, tmp_path, workers=1)

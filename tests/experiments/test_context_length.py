@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,18 +25,18 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
         return "".join(capsys.readouterr())
 
     assert "EXTRAPOLATION" not in measure(1)
-    first = (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns
+    point = output / "points" / f"{folder.name}-1.json"
+    first = point.stat().st_mtime_ns
     printed = measure(6, 1)
-    assert (output / "points" / f"{folder.name}-1.json").stat().st_mtime_ns == first
+    assert point.stat().st_mtime_ns == first
     assert "6 trajectories: 480 tokens" in printed
     assert "EXTRAPOLATION: the model was trained on chains of 5" in printed
     results = read_results(output / "results.json")
     names = [f"return/{folder.name}/{count}_trajectories" for count in (1, 6)]
     assert [figure.name for figure in results.figures] == names
     rows = read_rows(output / "context_length.csv")
-    assert [(row["trajectories"], row["environment_seed"]) for row in rows] == [
-        *(("1", "20000"), ("1", "20001"), ("6", "20000"), ("6", "20001"))
-    ]
+    keys = [(row["trajectories"], row["environment_seed"]) for row in rows]
+    assert keys == list(product(("1", "6"), ("20000", "20001")))
     means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
     np.testing.assert_allclose(means, [figure.value for figure in results.figures])
     assert means[0] != means[1]  # the prompt matters
@@ -51,12 +52,14 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
     write_config(another, replace(small_run.config, target=1.0))
     with pytest.raises(ConfigError, match="models"):
         context_length.main((another,), (1,), environments=2, output=output)
-    (output / "points" / f"{folder.name}-1.json").write_text("{}")
+    point.write_text("{}")
     with pytest.raises(DataError, match="has no run; delete it to measure it again"):
         measure(1)
 
 
-def test_bytes_are_planned_before_anything_is_allocated(small_run, tmp_path, monkeypatch, capsys):
+def test_bytes_and_settings_are_checked_before_anything_is_allocated(
+    small_run, tmp_path, monkeypatch, capsys
+):
     """Of 128 trajectories of 1,000 decisions: what a run with an action repeat of 1 takes."""
     config = read_config(small_run.directory, type(small_run.config))
     write_config(tmp_path / "run", replace(config, chains=replace(config.chains, action_repeat=1)))
@@ -66,13 +69,7 @@ def test_bytes_are_planned_before_anything_is_allocated(small_run, tmp_path, mon
     monkeypatch.setattr(device_memory, "HOST_SHARE", 1e-9)
     with pytest.raises(DoesNotFitError, match="needs"):
         context_length.main((small_run.directory,), (4,), environments=2, output=output)
+    for runs, counts, message in ((1, (0, 4), "trajectories is"), (2, (4,), "by name")):
+        with pytest.raises(ConfigError, match=message):
+            context_length.main((small_run.directory,) * runs, counts, output=output)
     assert not output.exists()
-
-
-@pytest.mark.parametrize(
-    ("runs", "counts", "message"),
-    [(1, (0, 4), "trajectories is"), (2, (4,), "by name")],
-)
-def test_settings_that_mean_nothing_are_refused(small_run, tmp_path, runs, counts, message):
-    with pytest.raises(ConfigError, match=message):
-        context_length.main((small_run.directory,) * runs, counts, output=tmp_path)

@@ -2,7 +2,6 @@
 
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,8 @@ from agentic_ring.errors import ConfigError, DataError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.results.results_file import read_results
 from agentic_ring.results.rows import read_rows
-from data_prep.explore import ExploreConfig, explore
 from experiments import in_context
-from experiments.hidden_tasks.variants import N32, N128, ORACLE, PRESETS, resolve_variant, run_cell
+from experiments.hidden_tasks.variants import N32, N128, ORACLE, PRESETS, resolve_variant
 from tests.experiments.conftest import TINY
 
 SMALL = replace(
@@ -30,38 +28,13 @@ SMALL = replace(
     trials=16,
     measured=2,
 )
-"""The demo with chains, models and rollouts for tests."""
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    explore(ExploreConfig("point_mass", trials=SMALL.explored, data=folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def store(data):
+def store(tmp_path_factory):
+    data = tmp_path_factory.mktemp("data")
     with ExplorationStore.open(in_context.prepare_exploration(SMALL, "point_mass", data)) as opened:
         yield opened
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """Variants and cells in this process: others would not see the small preset."""
-    variants = replace(N128, trials=4, first_trials=2), replace(N32, trials=2), ORACLE
-    monkeypatch.setitem(PRESETS, "demo", replace(SMALL, variants=variants))
-    ran = []
-
-    def run_here(cells, output, workers, environment):
-        for cell in cells:
-            if not (cell.folder(output) / "results.json").exists():
-                run_cell(cell, output)
-                ran.append(cell.variant)
-            yield cell
-
-    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
-    return ran
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
@@ -89,16 +62,20 @@ def test_all_variants_train_on_equally_many_tokens(preset, store):
 
 
 @pytest.mark.slow
-def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tiny, tmp_path, capsys):
-    run = tmp_path / "run"
+def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(
+    store, cells_run, tmp_path, capsys, monkeypatch
+):
+    variants = replace(N128, trials=4, first_trials=2), replace(N32, trials=2), ORACLE
+    monkeypatch.setitem(PRESETS, "demo", replace(SMALL, variants=variants))
+    data, run = store.path.parents[1], tmp_path / "run"
     in_context.main(data=data, output=run)
-    assert tiny == ["n128", "n32", "oracle"]
+    assert [cell.variant for cell in cells_run] == ["n128", "n32", "oracle"]
     assert "verdict: NOT shown" in capsys.readouterr().out
     results = read_results(run / "results.json")
+    last = ("n128", "n32", "n128/unseen", "n32/cues4", "n128/likeliest")
     for name in (
-        *("return/n128/last16", "return/n32/last16", "return/random", "return/oracle"),
-        *("return/n128/unseen/last16", "return/n32/cues4/last16"),
-        *("return/n128/likeliest/last16", "return/n128/window_32/first16"),
+        *(f"return/{name}/last16" for name in last),
+        *("return/random", "return/oracle", "return/n128/window_32/first16"),
         *(f"control/{name}" for name in ("right_pay", "another_task", "zeroed", "shuffled", "nothing")),
     ):
         figure = results.figure(name)
@@ -110,11 +87,11 @@ def test_it_writes_figures_rows_and_plots_and_goes_on_where_it_stopped(data, tin
     for plot in ("learning_curves", "by_cues", "controls"):
         assert (run / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
 
-    tiny.clear()
+    cells_run.clear()
     cell = run / "variants" / "n32-seed0"
     (cell / "results.json").unlink()
     in_context.main(data=data, output=run)
-    assert tiny == ["n32"]
+    assert [cell.variant for cell in cells_run] == ["n32"]
     assert read_results(run / "results.json").figures == results.figures
 
     (cell / "returns" / "cues16-online-seen.npz").unlink()
@@ -132,14 +109,11 @@ def test_a_cell_is_computed_by_its_command(store, tmp_path):
     assert read_results(cell.folder(tmp_path) / "results.json").figure("oracle/16/online/seen").n == 2
 
 
-def test_chains_longer_than_the_data_are_refused_before_anything_is_trained(store, tmp_path):
+def test_bad_settings_are_refused_before_anything_is_trained(store, tmp_path):
     preset = replace(SMALL, variants=(replace(N128, trials=SMALL.explored + 1),))
     with pytest.raises(ConfigError, match="2001 trials"):
         in_context.prepare_cells(preset, 1, store.path, tmp_path)
+    for flags in ({"workers": 0}, {"seeds": 0}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            in_context.main(output=tmp_path, **flags)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("flags", [{"workers": 0}, {"seeds": 0}])
-def test_numbers_below_1_are_refused(flags, tmp_path):
-    with pytest.raises(ConfigError, match="at least 1"):
-        in_context.main(output=tmp_path, **flags)

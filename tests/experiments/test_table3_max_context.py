@@ -1,5 +1,7 @@
 """Table 3 from flags to files, with findings in place of compilers."""
 
+from itertools import product
+
 import pytest
 
 from agentic_ring.results.rows import read_rows
@@ -17,18 +19,13 @@ MOST = {"ring": 2**19, "blockwise": 2**16, "memory_efficient": 2**15, "vanilla":
 
 @pytest.fixture
 def done():
-    cells = [
-        ContextCell(hardware, model, column.method, paper_precision(hardware), column.remat)
-        for hardware, model in ROWS
-        for column in COLUMNS
-    ]
-
-    def found(cell: ContextCell) -> list[Finding]:
+    found = {}
+    for (hardware, model), column in product(ROWS, COLUMNS):
+        cell = ContextCell(hardware, model, column.method, paper_precision(hardware), column.remat)
         most = MOST[cell.method] * (4 if cell.remat == "offload" else 1)
         too_much = Finding(2 * most, "does not fit", 9e9 if cell.method == "ring" else None, 8e9)
-        return [Finding(most, "fits", 5e9, 8e9, state=10**9), too_much]
-
-    return {cell: found(cell) for cell in cells}
+        found[cell] = [Finding(most, "fits", 5e9, 8e9, state=10**9), too_much]
+    return found
 
 
 def test_every_row_of_the_paper_is_there():
@@ -37,7 +34,7 @@ def test_every_row_of_the_paper_is_there():
     assert len(rows) == 13 < len(all_rows())
 
 
-def test_the_table_says_how_far_it_is_from_the_paper(done):
+def test_the_table_says_how_far_it_is_from_the_paper_and_what_crashed(done):
     first, second, third = table_rows(ROWS, done)
     assert first.paper["ring"] == 256 * 1024
     assert first.ratios() == (2**21 / 2**18, 8, 8)
@@ -47,11 +44,8 @@ def test_the_table_says_how_far_it_is_from_the_paper(done):
     assert "| 8xA100 | 7B | 512K (256K) | 2048K | 64K (32K) | 32K (16K) | 4K (2K) | 8x | 8x (8x) |" in text
     assert "| 8xH200 | 7B | 512K | 2048K | 64K | 32K | 4K |  | 8x |" in text
     assert "TPUv5e-256: 256 devices v5e" in text
-
-
-def test_a_cell_that_crashed_is_marked_and_its_message_kept(done):
-    cell = next(cell for cell in done if cell.method == "vanilla")
-    done[cell] = [*done[cell][:1], Finding(2**13, "error", None, 8e9, message="Check failed: x")]
+    crashed = next(cell for cell in done if cell.method == "vanilla")
+    done[crashed][1] = Finding(2**13, "error", None, 8e9, message="Check failed: x")
     text = text_table(table_rows(ROWS, done)).markdown()
     assert "4K (error) (2K)" in text
     assert "Check failed: x" in text
@@ -60,16 +54,16 @@ def test_a_cell_that_crashed_is_marked_and_its_message_kept(done):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--hardware", "9xB200"], "9xB200"),
-        (["--model", "9B"], "9B"),
-        (["--method", "flash"], "flash"),
-        (["--check", "2048k"], "--check"),
-        (["--hardware", "8xA100", "--model", "7B", "--method", "ring", "--check", "2g"], "2g"),
-        (["--workers", "0"], "workers is 0"),
+        ("--hardware 9xB200", "9xB200"),
+        ("--model 9B", "9B"),
+        ("--method flash", "flash"),
+        ("--check 2048k", "--check"),
+        ("--hardware 8xA100 --model 7B --method ring --check 2g", "2g"),
+        ("--workers 0", "workers is 0"),
     ],
 )
 def test_wrong_flags(flags, message, capsys, tmp_path):
-    assert exit_status(table3_max_context.main, *flags, "--output", tmp_path) == 1
+    assert exit_status(table3_max_context.main, *flags.split(), "--output", tmp_path) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -80,12 +74,11 @@ def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, tmp
     for cell, known in done.items():
         for finding in known:
             context_program(cell, finding.context).keep(tmp_path, finding)
-    # Only known contexts, where the search would start from the formula.
-    monkeypatch.setattr(
-        table3_max_context,
-        "search",
-        lambda cell, compile_at: [compile_at(finding.context) for finding in done[cell]],
-    )
+
+    def search_known(cell, compile_at) -> list[Finding]:  # where the search would start from the formula
+        return [compile_at(finding.context) for finding in done[cell]]
+
+    monkeypatch.setattr(table3_max_context, "search", search_known)
     flags = ("--hardware", "8xA100", "8xH200", "--model", "7B", "--output", tmp_path)
     assert exit_status(table3_max_context.main, *flags) == 0
     assert "| 512K (256K) | 2048K |" in (tmp_path / "table.md").read_text()

@@ -20,7 +20,7 @@ from evals.compile.maximum_context import Finding
 from experiments import paper, table5_exorl
 from experiments.exorl import pipeline
 from experiments.table5 import methods, presets
-from experiments.table5.cells import TableCell, chain_program, memory_cells, run_cell
+from experiments.table5.cells import TableCell, chain_program, memory_cells
 from experiments.table5.methods import METHODS
 from experiments.table5.presets import TABLE_PRESETS
 from experiments.table5.returns_table import ReturnsTable, write_table
@@ -39,11 +39,10 @@ def tiny_demo(monkeypatch) -> None:
     demo = TABLE_PRESETS["demo"]
     windows = {"steps": 4, "batch_size": 4, "checkpoint_every": 2}
     learner = replace(demo.values.learner, hidden=8, batch=8)
+    repeat = {DOMAIN[0]: DOMAIN[1]}
     tiny = replace(
         demo,
-        chains=replace(
-            demo.chains, **TINY, updates=2, checkpoint_every=1, action_repeat={DOMAIN[0]: DOMAIN[1]}
-        ),
+        chains=replace(demo.chains, **TINY, updates=2, checkpoint_every=1, action_repeat=repeat),
         cloning=replace(demo.cloning, **windows),
         decision=replace(demo.decision, **windows),
         values=replace(demo.values, learner=learner, updates=4, updates_per_call=2, checkpoint_every=2),
@@ -55,22 +54,6 @@ def tiny_demo(monkeypatch) -> None:
     two_environments = partial(methods.EvaluationConfig, environments=2)
     for module in (methods, pipeline):
         monkeypatch.setattr(module, "EvaluationConfig", two_environments)
-
-
-@pytest.fixture
-def cells_run(monkeypatch) -> list[TableCell]:
-    """The cells that ran: in this process, as others would not see the tiny preset."""
-    ran: list[TableCell] = []
-
-    def run_here(cells, output, workers, environment):
-        for cell in cells:
-            if cell.results(output) is None:
-                run_cell(cell, output)
-                ran.append(cell)
-            yield cell
-
-    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
-    return ran
 
 
 @pytest.mark.slow
@@ -93,7 +76,7 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
         (method, trial) for method in ("random", *learners) for trial in ("1", "2", "best_of_trials")
     }
     assert 0 < float(rows[0]["return"]) < 300
-    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+
     assert "| cartpole_swingup |" in (tmp_path / "table.md").read_text()
     curves = read_rows(tmp_path / "learning_curves.csv")
     assert [(row["method"], row["share"]) for row in curves] == [
@@ -102,7 +85,8 @@ def test_every_method_fills_its_cell_and_a_second_run_fills_none(
     for row in curves[1::2]:
         (last,) = (r for r in rows if r["method"] == row["method"] and r["trial"] == "2")
         assert float(row["normalised"]) == pytest.approx(float(last["normalised"]))
-    assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    for plot in ("table.png", "learning_curves.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
 
     cells_run.clear()
     # A cell that lost its results goes on from its checkpoint; the others stay.
@@ -140,9 +124,7 @@ def test_ways_to_attend_differ_in_memory_alone():
     assert len({replace(each, **plain) for each in ways.values()}) == 1
 
 
-@pytest.fixture(scope="module")
-def demo_table() -> ReturnsTable:
-    """The table of the docs, from its rows."""
+def test_the_table_of_the_docs_is_rendered_again_from_its_rows_and_its_scores_follow(tmp_path):
     found = {}
     for row in read_rows(RESULTS / "table5_demo.csv"):
         name = f"trial_{row['trial']}" if row["trial"].isdigit() else row["trial"]
@@ -159,31 +141,20 @@ def demo_table() -> ReturnsTable:
         config, figures = {"data": {"target": float(row["reference"])}}, (*figures, replace(last, name=LAST))
         cells[cell] = Results(**origin, config=config, wall_seconds={}, figures=figures)
     tasks, names = (list(dict.fromkeys(getattr(cell, of) for cell in cells)) for of in ("task", "method"))
-    return ReturnsTable(tasks, names, 3, cells)
-
-
-def test_the_table_of_the_docs_is_rendered_again_from_its_rows(demo_table, tmp_path):
+    demo_table = ReturnsTable(tasks, names, 3, cells)
     write_table(tmp_path, demo_table, {}, "8xA100")
     for kind in ("md", "csv"):
         assert (tmp_path / f"table.{kind}").read_bytes() == (RESULTS / f"table5_demo.{kind}").read_bytes()
 
-
-def test_normalised_returns_and_the_order(demo_table, tmp_path):
-    tasks, cell = demo_table.tasks, TableCell(TASK, "dt", 2)
-    random = np.mean(
-        [
-            demo_table.results[TableCell(TASK, "random", seed)].figure(f"return/trial_{n}").value
-            for seed in range(3)
-            for n in range(1, 5)
-        ]
-    )
-    reference = demo_table.results[TableCell(TASK, "random", 2)].config["data"]["target"]
-    expected = 100 * (demo_table.results[cell].figure(LAST).value - random) / (reference - random)
+    trials = [(seed, f"return/trial_{n}") for seed in range(3) for n in range(1, 5)]
+    random = np.mean([cells[TableCell(TASK, "random", seed)].figure(name).value for seed, name in trials])
+    reference = cells[TableCell(TASK, "random", 2)].config["data"]["target"]
+    expected = 100 * (cells[TableCell(TASK, "dt", 2)].figure(LAST).value - random) / (reference - random)
     assert demo_table.scores("dt")[2, tasks.index(TASK)] == pytest.approx(expected)
     means = [mean.value for _, mean in demo_table.order]
     assert means == sorted(means, reverse=True)
 
-    first = {cell: results for cell, results in demo_table.results.items() if cell.seed == 0}
+    first = {cell: results for cell, results in cells.items() if cell.seed == 0}
     one_seed = replace(demo_table, seeds=1, results=first)
     texts = write_table(tmp_path, one_seed, {"at_vanilla_128": "oom"}, "8xA100")
     assert texts[0].rows[0]["BC"] == f"{one_seed.scores('bc')[0, 0]:.1f}", "no interval"

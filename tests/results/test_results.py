@@ -1,7 +1,7 @@
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -16,32 +16,20 @@ FIGURES = (
     Figure("loss/final", 0.0123456, "mean squared error"),
     Figure("bytes_per_device", 123_456_789, "bytes"),
 )
+RESULTS = Results.of_this_process(CONFIG, {"train": 12.5}, FIGURES)
 
 
-@pytest.fixture
-def results() -> Results:
-    return Results.of_this_process(CONFIG, {"train": 12.5}, FIGURES)
-
-
-def test_the_file_is_the_contract_and_reads_back(tmp_path, results):
+def test_the_file_is_the_contract_and_reads_back(tmp_path):
     path = tmp_path / "run" / "results.json"
-    write_results(path, results)
+    write_results(path, RESULTS)
     content = json.loads(path.read_text())
     assert list(content) == [
         "command", "commit", "hardware", "versions", "config", "wall_seconds", "figures", "digest",
     ]  # fmt: skip
     assert content["hardware"]["devices"] == 8
     assert "jax" in content["versions"]
-    assert content["figures"][0] == {
-        "name": "return/last_trial",
-        "value": 75.0,
-        "low": results.figures[0].low,
-        "high": results.figures[0].high,
-        "unit": "return",
-        "n": 3,
-        "paper": 110.3,
-    }
-    assert read_results(path) == results
+    assert content["figures"][0] == asdict(FIGURES[0])
+    assert read_results(path) == RESULTS
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -63,24 +51,24 @@ def test_a_figure_is_finite_with_two_bounds_in_order_or_none(numbers, named):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, {1, 2}])
-def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, results, bad):
+def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, bad):
     path = tmp_path / "results.json"
-    write_results(path, results)
+    write_results(path, RESULTS)
     before = path.read_bytes()
-    broken = Results(**(vars(results) | {"config": {"learning_rate": bad}}))
+    broken = Results(**(vars(RESULTS) | {"config": {"learning_rate": bad}}))
     with pytest.raises(ArgumentError, match="cannot be written as JSON"):
         write_results(path, broken)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_one_name_one_figure(tmp_path, results):
-    twice = Results(**(vars(results) | {"figures": FIGURES + FIGURES[:1]}))
+def test_one_name_one_figure(tmp_path):
+    twice = Results(**(vars(RESULTS) | {"figures": FIGURES + FIGURES[:1]}))
     with pytest.raises(ArgumentError, match="more than once: return/last_trial"):
         write_results(tmp_path / "results.json", twice)
     with pytest.raises(ArgumentError, match=r"'return/first'.*return/last_trial"):
-        results.figure("return/first")
-    assert results.figure("loss/final") is FIGURES[1]
+        RESULTS.figure("return/first")
+    assert RESULTS.figure("loss/final") is FIGURES[1]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +90,9 @@ def test_a_bad_file_is_named(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("figure", [{"name": "loss"}, {"name": "loss", "value": 1, "unit": "", "mean": 1}])
-def test_a_bad_figure_in_a_file_is_named(tmp_path, results, figure):
+def test_a_bad_figure_in_a_file_is_named(tmp_path, figure):
     path = tmp_path / "results.json"
-    write_results(path, results)
+    write_results(path, RESULTS)
     content = json.loads(path.read_text()) | {"figures": [figure]}
     with pytest.raises(DataError, match="was changed after it was written"):
         path.write_text(json.dumps(content))

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agentic_ring.data.families.bodies import FAMILIES, family_named
+from agentic_ring.data.families.bodies import family_named
 from agentic_ring.data.families.cue_task import CueTask, draw_cue_task
 from agentic_ring.data.families.environments import CueEnvironments
 from agentic_ring.data.families.exploration import ExplorationStore, ExploredTrials, write_exploration
-from agentic_ring.data.families.family import Family, RewardKind
 from agentic_ring.data.families.ranked_trials import BANDS, RankingConfig, rank_trials
 from agentic_ring.errors import AgenticRingError
 from data_prep.explore import ExploreConfig, draw_actions, explore, explore_parts
@@ -18,16 +17,10 @@ from tests.data.families.exploration import explored, ranked
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"),
-    [
-        (FAMILIES["reacher"], "dense"),
-        (FAMILIES["point_mass"], "sparse"),
-        (family_named("point_mass-16"), "dense"),
-    ],
-    ids=lambda each: getattr(each, "name", each),
+    ("name", "kind"), [("reacher", "dense"), ("point_mass", "sparse"), ("point_mass-16", "dense")]
 )
-def test_relabelled_rewards_equal_those_of_the_environments(family: Family, kind: RewardKind, monkeypatch):
-    store = explored(family.name)
+def test_relabelled_rewards_equal_those_of_the_environments(name, kind, monkeypatch):
+    store, family = explored(name), family_named(name)
     # Goals that the trials come near, where the reward changes with the state.
     trials, goals = ranked(family.name).graded[:16, 3, 0], ranked(family.name).goals[:16]
     codes = draw_cue_task(family, 1, 0).codes
@@ -35,16 +28,12 @@ def test_relabelled_rewards_equal_those_of_the_environments(family: Family, kind
     starts = iter(store.physics[trials, 0])
     monkeypatch.setattr(CueTask, "start", lambda task, trial: next(starts))
     environments = CueEnvironments(tasks, kind)
-    observed = [environments.reset()[0]]
-    rewards = []
-    for actions in store.actions[trials].swapaxes(0, 1):
-        observation, reward, *_ = environments.step(actions)
-        observed.append(observation)
-        rewards.append(reward)
+    first, _ = environments.reset()
+    steps = [environments.step(actions) for actions in store.actions[trials].swapaxes(0, 1)]
     relabelled = store.rewards(trials, goals, kind)
-    np.testing.assert_array_equal(relabelled, np.stack(rewards, 1))
+    np.testing.assert_array_equal(relabelled, np.stack([step[1] for step in steps], 1))
     assert 0 < relabelled.mean() < 1
-    bodies = np.stack(observed[:-1], 1)[..., : family.body_dim]
+    bodies = np.stack([first, *(step[0] for step in steps[:-1])], 1)[..., : family.body_dim]
     np.testing.assert_array_equal(store.observations(trials), bodies)
     np.testing.assert_array_equal(environments.physics_states(), store.physics[trials, -1])
 
@@ -126,10 +115,6 @@ def test_stores_that_cannot_serve_are_refused(tmp_path: Path):
     write_exploration(tmp_path / "s.h5", stranger, 2, 0, [part])  # pyright: ignore[reportArgumentType]
     with pytest.raises(AgenticRingError, match=r"physics have shape \(2, 25, 6\)"):
         ExplorationStore.open(tmp_path / "s.h5")
-    for settings in (
-        {"family": "ant"},
-        {"family": "point_mass", "trials": 0},
-        {"family": "point_mass", "seed": -1},
-    ):
+    for settings in ({"family": "ant"}, {"trials": 0}, {"seed": -1}):
         with pytest.raises(AgenticRingError):
-            ExploreConfig(**settings)
+            ExploreConfig(**{"family": "point_mass"} | settings)

@@ -5,7 +5,7 @@ import pytest
 
 from agentic_ring.errors import ArgumentError
 from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
-from experiments.hidden_tasks.verdict import TARGETS, Case, Verdict, judge
+from experiments.hidden_tasks.verdict import TARGETS, Case, judge
 
 SEEDS, TASKS, TRIALS = 3, 32, 128
 ORACLE = 4.0
@@ -37,14 +37,10 @@ def made_up(**changes: float) -> dict[Case, np.ndarray]:
     return found
 
 
-def missed(verdict: Verdict) -> set[str]:
-    return {check.target.name for check in verdict.checks if not check.met}
-
-
 def test_returns_that_meet_every_target_are_claimed():
     verdict = judge(made_up())
     assert verdict.claimed
-    assert not missed(verdict)
+    assert all(check.met for check in verdict.checks)
     assert {check.result for check in verdict.checks} == {"pass"}
     (last,) = (check.found for check in verdict.checks if check.target.name == LAST)
     assert last.value == pytest.approx(0.9086, abs=0.01)
@@ -64,18 +60,15 @@ def test_returns_that_meet_every_target_are_claimed():
         ({"nothing": 0.08}, {CORRUPTED}),
         ({"unseen": -0.6}, {"unseen over seen regions"}),
         ({"n128": -0.2}, {LAST, "n=128 minus n=4"}),
+        ({}, {"last 16 minus first 16 trials", "last 16 minus trials 49-64", "n=128 minus n=32, worst seed"}),
     ],
 )
 def test_each_target_can_be_missed(changes, names):
-    assert names <= missed(judge(made_up(**changes)))
-
-
-def test_a_flat_curve_and_one_bad_seed_are_seen():
-    found = made_up()
-    found[Case("n128", 16)] = np.full((SEEDS, TASKS, TRIALS), 0.9 * ORACLE)
-    found[Case("n128", 16)][1] = found[Case("n32", 16)][1] - 0.1
-    names = {"last 16 minus first 16 trials", "last 16 minus trials 49-64", "n=128 minus n=32, worst seed"}
-    assert names <= missed(judge(found))
+    found = made_up(**changes)
+    if not changes:  # a flat curve, and one bad seed
+        found[Case("n128", 16)] = np.full((SEEDS, TASKS, TRIALS), 0.9 * ORACLE)
+        found[Case("n128", 16)][1] = found[Case("n32", 16)][1] - 0.1
+    assert names <= {check.target.name for check in judge(found).checks if not check.met}
 
 
 def test_variants_and_seeds_that_are_missing_are_not_a_pass():
@@ -114,13 +107,11 @@ def test_the_hierarchical_interval_has_the_chance_of_seeds():
 
     assert width(between=0.0, within=1.0) < 0.4
     assert width(between=1.0, within=0.01) > 0.5
-
-
-def test_the_hierarchical_interval_pairs_quantities():
-    scores = np.random.default_rng(0).standard_normal((1, 2, 8)) * 10
+    # Quantities are drawn in pairs.
+    scores = random.standard_normal((1, 2, 8)) * 10
+    both = np.concatenate([scores + 1, scores])
     found = hierarchical_interval(
-        np.concatenate([scores + 1, scores]),
-        lambda drawn: (drawn[..., 0, :, :] - drawn[..., 1, :, :]).mean(axis=(-2, -1)),
+        both, lambda drawn: (drawn[..., 0, :, :] - drawn[..., 1, :, :]).mean((-2, -1))
     )
     assert (found.low, found.high) == pytest.approx((1, 1))
     with pytest.raises(ArgumentError, match="quantities"):

@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.models.llama_cases import ANSWER, CASES, FAMILIES, GOLDEN, PROMPT, tokens, write_model
 
-
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for case in sys.argv[1:] or CASES:
