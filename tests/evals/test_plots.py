@@ -27,8 +27,6 @@ def test_the_loss_falls_from_left_to_right(tmp_path):
     curve = drawn[drawn[:, 0] < 700]  # left of the legend
     assert np.corrcoef(curve[:, 0], curve[:, 1])[0, 1] > 0.99
     assert list(path.parent.iterdir()) == [path]
-    plot_loss(tmp_path / "few.png", "walker_run", rows[:2])  # without a running mean
-    assert (tmp_path / "few.png").stat().st_size > 5000
     with pytest.raises(ArgumentError, match="none of 1 "):
         plot_loss(tmp_path / "none.png", "walker_run", [{"step": 3}])
     assert not (tmp_path / "none.png").exists()

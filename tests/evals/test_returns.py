@@ -60,9 +60,6 @@ def test_the_context_helps_if_the_lower_bound_of_its_gain_exceeds_the_margin(sma
     assert gain in verdict
     assert ("it helps" in verdict, "it is not shown to help" in verdict) == (helps, not helps)
     assert "more than 5.0, which is 5% of the target" in verdict
-
-
-def test_one_trial_alone_gains_nothing(small_run):
-    made = report([[7.0]], [[7.0]], small_run.report.rollout)
-    assert made.context_gain == replace(made.context_gain, value=0.0, low=None, high=None, n=1)
-    assert "return 0.0 more" in made.verdict()
+    single = report([[7.0]], [[7.0]], small_run.report.rollout)
+    assert single.context_gain == replace(single.context_gain, value=0.0, low=None, high=None, n=1)
+    assert "return 0.0 more" in single.verdict()

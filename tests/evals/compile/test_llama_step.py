@@ -53,19 +53,16 @@ def test_each_method_needs_less_than_the_one_before(monkeypatch):
     assert memory_efficient - blockwise > 4 * shape.ffn_width * context, "the hidden activations"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sequences", "error", "named"),
-    [
+def test_impossible_steps_are_refused():
+    for arguments, sequences, error, named in (
         (("9B", "ring", 128), None, UnknownNameError, "9B"),
         (("7B", "flash", 128), None, UnknownNameError, "flash"),
         (("7B", "ring", 100), None, ArgumentError, "100"),
         (("7B", "ring", 0), None, ArgumentError, "0 tokens"),
         (("7B", "blockwise", 128), 12, ArgumentError, "12 sequences"),
-    ],
-)
-def test_impossible_steps_are_refused(arguments, sequences, error, named):
-    with pytest.raises(error, match=named):
-        LlamaStep(*arguments, tuple(range(8)), sequences=sequences)
+    ):
+        with pytest.raises(error, match=named):
+            LlamaStep(*arguments, tuple(range(8)), sequences=sequences)
 
 
 def formula(name: str = "7B", method: str = "ring", remat: str = "full", devices: int = 8) -> MemoryFormula:

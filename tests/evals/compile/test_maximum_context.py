@@ -36,13 +36,10 @@ def test_the_search_finds_the_longest_from_any_side(most):
         assert len(found) <= 3, "the formula saves compilations"
 
 
-def test_nothing_fits():
+def test_where_nothing_fits_or_a_compiler_fails_shorter_contexts_are_tried_until_it_fails_twice():
     found = list(search(CELL, Compiler(0)))
     assert longest(found) is None
     assert min(f.context for f in found) == 1024
-
-
-def test_where_a_compiler_fails_shorter_contexts_are_tried_until_it_fails_twice():
     found = list(search(CELL, Compiler(2**30, broken=2**19)))
     assert [f.verdict for f in found if f.context == 2**19] == ["error"]
     assert longest(found).context == 2**18
@@ -52,14 +49,9 @@ def test_where_a_compiler_fails_shorter_contexts_are_tried_until_it_fails_twice(
 
 
 def test_every_program_has_a_finding_of_its_own(tmp_path):
-    changes = (
-        {"method": "blockwise"},
-        {"remat": "offload"},
-        {"precision": "bfloat16"},
-        {"hardware": "8xH100"},
-    )
-    programs = [PROGRAM, context_program(CELL, 4096)]
-    programs += [context_program(replace(CELL, **change), 2048) for change in changes]
+    changes = {"method": "blockwise", "remat": "offload", "precision": "bfloat16", "hardware": "8xH100"}
+    cells = [replace(CELL, **{name: value}) for name, value in changes.items()]
+    programs = [PROGRAM, context_program(CELL, 4096), *(context_program(cell, 2048) for cell in cells)]
     assert len({program.folder(tmp_path) for program in programs}) == len(programs)
 
 

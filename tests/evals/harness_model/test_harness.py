@@ -19,30 +19,25 @@ from tests.models.tiny_llama import write_tiny_model
 
 CONTEXT, CHUNK = 128, 32
 QUESTION = "the other one and the user"
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {file}}}
-test_split: test
-output_type: {kind}
-doc_to_text: "{{{{question}}}}"
-{more}
-"""
-CHOICES = """
-doc_to_target: 0
-doc_to_choice: [" yes", " no", " maybe"]
-metric_list: [{metric: acc}]
-"""
-ANSWERS = """
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["z"], max_gen_toks: 8, do_sample: false}
-metric_list: [{metric: exact_match}]
-"""
-TEXTS = """
-doc_to_target: "{{question}}"
-metric_list: [{metric: word_perplexity}]
-"""
+TASKS = {
+    "our_choices": {
+        "output_type": "multiple_choice",
+        "doc_to_target": 0,
+        "doc_to_choice": [" yes", " no", " maybe"],
+        "metric_list": [{"metric": "acc"}],
+    },
+    "our_answers": {
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["z"], "max_gen_toks": 8, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "our_texts": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_target": "{{question}}",
+        "metric_list": [{"metric": "word_perplexity"}],
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,25 +89,23 @@ def test_settings_of_tasks_are_understood_or_refused():
         read_settings({"num_beams": 4}, 0)
 
 
-@pytest.mark.parametrize("name", ["vicuna_v1.1", "llama-3", "plain"])
-def test_a_chat_goes_on_where_an_answer_was_begun(name):
-    template = chat_template(name, byte_level())
-    question = Turn("user", "How many?")
-    asked = chat_prompt(template, [question])
-    assert asked == template.prompt([question])
-    begun = chat_prompt(template, [question, Turn("assistant", "There are")])
-    assert begun.startswith(asked)
-    assert begun.endswith("There are")
-
-
-def test_without_the_package_it_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[harness\]'"):
-        harness.main(folder, "anything")
+def test_a_chat_goes_on_where_an_answer_was_begun():
+    for name in ("vicuna_v1.1", "llama-3", "plain"):
+        template = chat_template(name, byte_level())
+        question = Turn("user", "How many?")
+        asked = chat_prompt(template, [question])
+        assert asked == template.prompt([question])
+        begun = chat_prompt(template, [question, Turn("assistant", "There are")])
+        assert begun.startswith(asked)
+        assert begun.endswith("There are")
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
+def test_the_harness_finds_what_the_engine_says(folder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "lm_eval", None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'agentic_ring\[harness\]'"):
+            harness.main(folder, "anything")
     pytest.importorskip("lm_eval")
     with pytest.raises(ConfigError, match="the harness has no tasks not_there"):
         harness.main(folder, "not_there")
@@ -121,21 +114,16 @@ def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
     prompts = [tokenizer.encode(question, bos=True) for question in questions]
     written = [tokenizer.decode(each.tokens) for each in engine.generate(prompts, 8)]
     file = tmp_path / "questions.jsonl"
-    rows = [
-        {"question": question, "answer": text.split("z")[0]}
-        for question, text in zip(questions, written, strict=True)
-    ]
-    rows[1]["answer"] += "."  # which is wrong
+    answers = [text.split("z")[0] for text in written]
+    answers[1] += "."  # which is wrong
+    rows = [{"question": q, "answer": a} for q, a in zip(questions, answers, strict=True)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tasks = {
-        "our_choices": ("multiple_choice", CHOICES),
-        "our_answers": ("generate_until", ANSWERS),
-        "our_texts": ("loglikelihood_rolling", TEXTS),
-    }
-    for name, (kind, more) in tasks.items():
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, file=file, kind=kind, more=more))
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}}}
+    source |= {"test_split": "test", "doc_to_text": "{{question}}"}
+    for name, task in TASKS.items():  # JSON is YAML
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **source, **task}))
     output = tmp_path / "results.json"
-    harness.main(folder, ",".join(tasks), include_path=tmp_path, output=output)
+    harness.main(folder, ",".join(TASKS), include_path=tmp_path, output=output)
     results = json.loads(output.read_text())["results"]
     assert results["our_answers"]["exact_match,none"] == 0.5
     chosen = []
@@ -149,9 +137,7 @@ def test_the_harness_finds_what_the_engine_says(folder, tmp_path):
     assert results["our_texts"]["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("asked", "max_length", "lengths"),
-    [(None, 4096 + 256, [4096]), (None, 4096 + 255, [2048]), ("4k, 512k", 10, [4096, 524288])],
-)
-def test_prompts_of_ruler_leave_room_unless_lengths_are_given(asked, max_length, lengths):
-    assert harness._ruler_lengths(asked, max_length) == lengths
+def test_prompts_of_ruler_leave_room_unless_lengths_are_given():
+    assert harness._ruler_lengths(None, 4096 + 256) == [4096]
+    assert harness._ruler_lengths(None, 4096 + 255) == [2048]
+    assert harness._ruler_lengths("4k, 512k", 10) == [4096, 524288]

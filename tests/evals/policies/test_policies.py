@@ -10,9 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-import agentic_ring
 from agentic_ring import Policy, load_policy, play
-from agentic_ring.data.domains import parse_task
 from agentic_ring.errors import ArgumentError, CheckpointError, ConfigError, DataError, UnknownNameError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.policies.policy import SHIPPED, WEIGHTS, shipped_policies
@@ -24,26 +22,27 @@ from tests.commands import exit_status
 
 
 @pytest.fixture(scope="module")
-def exported(finished_run, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policies") / "cartpole"
-    export_policy.main(finished_run, folder)
+def run(small_run, tmp_path_factory) -> Path:
+    """The small run as one without a prompt; its record is still that of trials after one."""
+    folder = Path(shutil.copytree(small_run.directory, tmp_path_factory.mktemp("runs") / "run"))
+    config = small_run.config
+    write_config(folder, replace(config, evaluation=replace(config.evaluation, prompt_trajectories=0)))
     return folder
 
 
-@pytest.fixture
-def copied(exported, tmp_path) -> Path:
-    return Path(shutil.copytree(exported, tmp_path / "copied"))
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory) -> Path:
+    """The run's policy, rolled out again: the folder that is written is a policy and a run for a report."""
+    folder = tmp_path_factory.mktemp("policies")
+    export_policy.main(run, folder / "first")
+    dmc_returns.main(folder / "first", output=folder / "again")
+    export_policy.main(folder / "again", folder / "cartpole")
+    return folder / "cartpole"
 
 
 @pytest.fixture(scope="module")
-def loaded(exported) -> Policy:
+def policy(exported) -> Policy:
     return load_policy(exported)
-
-
-@pytest.fixture
-def policy(loaded) -> Policy:
-    loaded.reset()
-    return loaded
 
 
 def actions_on_record(policy: Policy, folder: Path, decisions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,14 +60,33 @@ def actions_on_record(policy: Policy, folder: Path, decisions: int) -> tuple[np.
     return found, rollout.action[:, :decisions]
 
 
-def test_run_folder_policy_folder_and_file_act_alike(finished_run, exported, policy):
-    policies = [policy, *(load_policy(path) for path in (finished_run, str(exported / WEIGHTS)))]
+def test_run_folder_policy_folder_and_file_act_alike(run, exported, policy):
     first, recorded = actions_on_record(policy, exported, 20)
-    for other in policies[1:]:
+    for path in (run, str(exported / WEIGHTS)):
+        other = load_policy(path)
         jax.tree.map(np.testing.assert_array_equal, other._params, policy._params)
         np.testing.assert_array_equal(actions_on_record(other, exported, 1)[0][0], first[0, :1])
     np.testing.assert_allclose(first, recorded, atol=2e-5)  # which were taken in two environments at once
     assert np.ptp(recorded) > 0.01
+
+
+def test_returns_of_a_policy_are_those_of_its_run_but_for_the_prompt(small_run, exported, tmp_path):
+    found, expected = (read_results(folder / "results.json") for folder in (exported, small_run.directory))
+    for name in ("return/random_policy", "return/data_median"):
+        assert found.figure(name).value == pytest.approx(expected.figure(name).value, rel=1e-5)
+    records = [read_record(folder) for folder in (exported, small_run.directory)]
+    starts = [record.rollout.observation[:, 0] for record in records]
+    np.testing.assert_array_equal(*starts)
+    assert records[0].data_algorithms.tolist() == ["td3"] * 8 + ["ou"] * 4
+    with pytest.raises(ConfigError, match="is the folder of the policy"):
+        dmc_returns.main(exported, output=exported)
+    with pytest.raises(ConfigError, match="holds a trained run"):
+        dmc_returns.main(exported, output=small_run.directory)
+    with pytest.raises(ConfigError, match="exists"):
+        export_policy.main(small_run.directory, exported)
+    for refuse in (load_policy, lambda folder: export_policy.main(folder, tmp_path / "new")):
+        with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
+            refuse(small_run.directory)
 
 
 def test_a_reset_forgets_and_a_target_is_obeyed(exported, policy):
@@ -104,60 +122,48 @@ def test_a_shipped_policy_acts_as_its_card_says(name):
     card = (folder / "README.md").read_text()
     results = read_results(folder / "results.json")
     last = results.figure("return/last_trial")
-    for shown in (
-        f"| last trial, earlier ones in context | {last.value:.4g} |",
-        f"| commit | {results.commit} |",
-        f"`{results.command}`",
-        f'load_policy("{name}")',
-    ):
+    assert f"| last trial, earlier ones in context | {last.value:.4g} |" in card
+    for shown in (f"| commit | {results.commit} |", f"`{results.command}`", f'load_policy("{name}")'):
         assert shown in card
     row = f"| {name} | {last.value:.0f} ({last.low:.0f} to {last.high:.0f}) |"
     assert row in (SHIPPED.parents[1] / "docs/in-context-rl.md").read_text()
     assert sum(file.stat().st_size for file in folder.iterdir()) < 3e6
 
 
-def test_walker_run_is_shipped_and_all_are_tasks():
-    assert [parse_task(name).full_name for name in shipped_policies()] == list(shipped_policies())
-    assert agentic_ring.load_policy is load_policy
-    with pytest.raises(UnknownNameError, match=r"'walker_flip'; choose one of: .*walker_run"):
-        load_policy("walker_flip")
-
-
-@pytest.mark.parametrize("place", [-1, 300])
-def test_a_damaged_file_is_named(copied, place):
-    content = bytearray((copied / WEIGHTS).read_bytes())
-    content[place] ^= 1
-    (copied / WEIGHTS).write_bytes(content)
-    with pytest.raises(DataError, match=WEIGHTS):
-        load_policy(copied)
-
-
-def test_short_absent_or_other_weights_are_refused(copied, exported):
-    whole = (copied / WEIGHTS).read_bytes()
-    (copied / WEIGHTS).write_bytes(whole[:-8])
+def test_damaged_absent_or_other_weights_are_refused(exported, tmp_path):
+    copied = Path(shutil.copytree(exported, tmp_path / "copied"))
+    weights = copied / WEIGHTS
+    whole = weights.read_bytes()
+    for place in (-1, 300):
+        content = bytearray(whole)
+        content[place] ^= 1
+        weights.write_bytes(content)
+        with pytest.raises(DataError, match=WEIGHTS):
+            load_policy(copied)
+    weights.write_bytes(whole[:-8])
     with pytest.raises(DataError, match="cannot be read as safetensors"):
         load_policy(copied)
-    (copied / WEIGHTS).unlink()
+    weights.unlink()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load_policy(copied)
+    weights.write_bytes(whole)
     with pytest.raises(CheckpointError, match="one set of weights"):
-        dmc_returns.main(exported, checkpoint="best")
-    (copied / WEIGHTS).write_bytes(whole)
+        dmc_returns.main(copied, checkpoint="best")
     config = json.loads((copied / "config.json").read_text())
     config.pop("digest")
     config["model"]["transformer"]["ffn_width"] = 32
     (copied / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"does not fit .*config.json: .* is float32"):
         load_policy(copied)
+    with pytest.raises(UnknownNameError, match=r"'walker_flip'; choose one of: .*walker_run"):
+        load_policy("walker_flip")
 
 
-@pytest.mark.parametrize("observation", [np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0])
-def test_observations_of_another_shape_are_refused(policy, observation):
-    with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
-        policy.act(observation)
-
-
-def test_calls_out_of_order_are_refused(policy):
+def test_calls_out_of_order_and_other_shapes_are_refused(policy):
+    policy.reset()
+    for observation in (np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0):
+        with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
+            policy.act(observation)
     with pytest.raises(ArgumentError, match="not finite"):
         policy.act([0, 0, 0, 0, np.nan])
     with pytest.raises(ArgumentError, match="call act first"):
@@ -175,10 +181,11 @@ def test_calls_out_of_order_are_refused(policy):
 
 
 def test_trials_and_episodes_end(exported, policy):
+    policy.reset()
     for _ in range(policy.trials):
         policy.act(np.zeros(5))
         policy.receive(1.0, True)
-    with pytest.raises(ArgumentError, match="all 2 trials have ended; call reset"):
+    with pytest.raises(ArgumentError, match="all 3 trials have ended; call reset"):
         policy.act(np.zeros(5))
     config = load_config(exported)
     cut_short = replace(config, chains=replace(config.chains, action_repeat=300))  # the last decision
@@ -191,46 +198,15 @@ def test_trials_and_episodes_end(exported, policy):
             each.act(np.zeros(5))
 
 
-def test_existing_folders_and_runs_with_a_prompt_are_not_exported(finished_run, exported, tmp_path):
-    with pytest.raises(ConfigError, match="exists"):
-        export_policy.main(finished_run, exported)
-    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    config = load_config(run)
-    write_config(run, replace(config, evaluation=replace(config.evaluation, prompt_trajectories=2)))
-    with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
-        export_policy.main(run, tmp_path / "new")
-    with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
-        load_policy(run)
-
-
-def test_trials_are_played_and_printed(exported, policy, capsys):
+def test_trials_are_played_and_printed_or_the_missing_package_named(exported, policy, monkeypatch, capsys):
     assert exit_status(play.main, exported, "--environments", 2) == 0
     printed = capsys.readouterr().out.splitlines()
     returns = list(play.play(policy, 2, seed=0))
-    assert len(returns) == 2
+    assert len(returns) == 3
     assert all(trial.shape == (2,) and (trial > 0).all() and (trial < 1000).all() for trial in returns)
     for number, (line, trial) in enumerate(zip(printed[1:], returns, strict=True), start=1):
         assert line.startswith(f"trial {number}: mean return {trial.mean():6.1f}")
-
-
-def test_play_says_which_package_is_missing(exported, monkeypatch, capsys):
+    assert exit_status(play.main, exported, "--environments", 0) == 1
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert exit_status(play.main, exported) == 1
     assert "gymnasium is not installed; run: pip install 'agentic_ring[rl]'" in capsys.readouterr().err
-    assert exit_status(play.main, "walker_flip", "--environments", 0) == 1
-
-
-def test_returns_of_a_policy_are_those_of_its_run(finished_run, exported, tmp_path):
-    """The folder that is written is a policy and a run for a report, without the store of the run."""
-    dmc_returns.main(exported, output=tmp_path / "again")
-    found, expected = (read_results(folder / "results.json") for folder in (tmp_path / "again", finished_run))
-    for name in ("return/last_trial", "return/random_policy", "return/data_median"):
-        assert found.figure(name).value == pytest.approx(expected.figure(name).value, rel=1e-5)
-    assert read_record(tmp_path / "again").data_algorithms.tolist() == ["td3"] * 6
-    assert load_policy(tmp_path / "again").trials == 2
-    export_policy.main(tmp_path / "again", tmp_path / "policy")
-    assert load_policy(tmp_path / "policy").trials == 2
-    with pytest.raises(ConfigError, match="is the folder of the policy"):
-        dmc_returns.main(exported, output=exported)
-    with pytest.raises(ConfigError, match="holds a trained run"):
-        dmc_returns.main(exported, output=finished_run)

@@ -9,20 +9,13 @@ from collections import deque
 from tests.local_server import LocalServer, QuietHandler
 
 
-def looked_up(prompt: str) -> str:
-    key = re.findall(r"in line (.+)\? I need the number\.\s*$", prompt)[-1]
-    value = re.findall(rf"^line {re.escape(key)}: REGISTER_CONTENT is <(\d+)>$", prompt, re.MULTILINE)[0]
-    return f"The <REGISTER_CONTENT> in line {key} is <{value}>."
-
-
 class LineServer(LocalServer):
     """Serves ``/v1/chat/completions`` and ``/v1/completions``.
 
-    ``plan`` holds what the next replies are; when it is used up, replies are answers. Each is
-    ("status", number, headers, body), ("body", text), ("silence", seconds), ("answer", text),
-    ("half", body), which announces more than it sends, or ("hang up",). ``delay`` is in seconds before each
-    answer, ``context`` the characters of a prompt that are read, from its end, or None for all; a server that
-    is ``starving`` cuts each answer off at the limit of tokens.
+    ``plan`` holds the next replies: ("lookup",), as all others, ("status", number, body) or also with seconds
+    to wait, ("silence", seconds), ("answer", text), ("half", body), which announces more than it sends, or
+    ("hang up",). ``delay`` is in seconds before each answer, ``context`` the characters of a prompt that are
+    read, or None for all; a server that is ``starving`` cuts each answer off at the limit of tokens.
     """
 
     def __init__(self):
@@ -53,14 +46,12 @@ class _Handler(QuietHandler):
         with server.lock:  # before the reply leaves: a client that has it may send its next request at once
             server.open -= 1
         match server.plan.popleft() if server.plan else ("lookup",):
-            case "status", status, headers, text:
-                self._send(status, headers, text)
-            case "body", text:
-                self._send(200, {}, text)
+            case "status", status, text, *wait:
+                self._send(text, status, *wait)
             case "silence", seconds:
                 time.sleep(seconds)
             case "half", text:
-                self._send(200, {}, text, announced=len(text) + 100)
+                self._send(text, missing=100)
                 self.close_connection = True
             case ("hang up",):
                 self.connection.close()
@@ -70,18 +61,21 @@ class _Handler(QuietHandler):
     def _answer(self, body: dict, text: str | None = None):
         chat = self.path.endswith("/chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
-        text = text or looked_up(prompt)
+        if text is None:
+            key = re.findall(r"in line (.+)\? I need the number\.\s*$", prompt)[-1]
+            line = rf"^line {re.escape(key)}: REGISTER_CONTENT is <(\d+)>$"
+            text = f"The <REGISTER_CONTENT> in line {key} is <{re.findall(line, prompt, re.MULTILINE)[0]}>."
         read = min(len(prompt), self.server.context or len(prompt))
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice["finish_reason"] = "length" if self.server.starving else "stop"
         cached = {"prompt_tokens_details": {"cached_tokens": read // 2}}
         usage = {"prompt_tokens": read, "completion_tokens": len(text), **cached}
-        self._send(200, {}, json.dumps({"choices": [choice], "usage": usage}))
+        self._send(json.dumps({"choices": [choice], "usage": usage}))
 
-    def _send(self, status: int, headers: dict[str, str], body: str, announced: int | None = None):
+    def _send(self, body: str, status: int = 200, wait: float = 0.1, missing: int = 0):
         content = body.encode()
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(announced or len(content))}.items():
-            self.send_header(name, value)
+        self.send_header("Retry-After", str(wait))
+        self.send_header("Content-Length", str(len(content) + missing))
         self.end_headers()
         self.wfile.write(content)

@@ -19,26 +19,8 @@ from evals.retrieval.documents import (
     line_text,
     longest_document,
     plan_lines,
-    question_text,
     read_cases,
     write_cases,
-)
-
-# From LongChat's longeval/evaluation/lines/testcases/700_lines.jsonl.
-LONGCHAT_HEADER = (
-    "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
-    "contains a '<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, "
-    "memorize its corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the "
-    "corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
-)
-PARTNER_KEYS = (
-    "old-cat",
-    "old-dog",
-    "new-dog",
-    "older-dogs",
-    "old-fashioned-dog",
-    "new-e-mail",
-    "old-e-mail",
 )
 
 
@@ -46,8 +28,8 @@ def keys(kind, count, seed=0):
     return list(line_keys(kind, count, random.Random(seed)))
 
 
-def plan(kind="LRT-NL", seed=0, samples=10, per_document=10, name="4k"):
-    return plan_lines(kind, name, seed, samples, per_document)[0]
+def plan(kind="LRT-NL", seed=0, samples=10, name="4k"):
+    return plan_lines(kind, name, seed, samples, samples)[0]
 
 
 def words(document: str, question: str) -> int:
@@ -55,74 +37,55 @@ def words(document: str, question: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]|\n", document + question))
 
 
-def prompt_words(document) -> int:
-    return max(words(document.text, question.text) for question in document.questions)
+def most(document, count=words) -> int:
+    return max(count(document.text, question.text) for question in document.questions)
 
 
 def longest(plan, room, count=words):
     return longest_document(plan.build, len(plan.strata), room, count)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_keys_are_unique_and_the_seed_decides_them(kind):
-    assert len(set(keys(kind, 50_000))) == 50_000
-    assert keys(kind, 100) == keys(kind, 100) == keys(kind, 8_000)[:100]
-    assert (keys(kind, 100) != keys(kind, 100, seed=1)) == (kind in ("LRT-UUID", "LRT-NL"))
-
-
-def test_kinds_of_keys_are_longchats():
+def test_keys_are_longchats_and_unique_and_the_seed_decides_them():
+    for kind in KINDS:
+        assert len(set(keys(kind, 50_000))) == 50_000
+        assert keys(kind, 100) == keys(kind, 100) == keys(kind, 8_000)[:100]
+        assert (keys(kind, 100) != keys(kind, 100, seed=1)) == (kind in ("LRT-UUID", "LRT-NL"))
     assert keys("LRT", 3) == [1, 2, 3]
     assert keys("LRT-ABCindex", 7) == [f"AAAAA{last}" for last in "ABCDEF"] + ["AAAABA"]
-    assert {len(key) for key in keys("LRT-ABCindex", 6**6)} == {6}
-    assert {len(key) for key in keys("LRT-ABCindex", 6**6 + 1)} == {7}
+    assert [{len(key) for key in keys("LRT-ABCindex", 6**6 + more)} for more in (0, 1)] == [{6}, {7}]
     assert {uuid.UUID(key).version for key in keys("LRT-UUID", 50)} == {4}
     with pytest.raises(ArgumentError, match="10000000 "):
         keys("LRT-NL", 10_000_000)
-
-
-def test_up_to_910_lines_no_word_returns_as_in_longchat():
+    # Up to 910 pairs of words no adjective returns.
     pool = RandomWord()
-    adjectives = pool.filter(include_categories=["adjective"])
     nouns = set(pool.filter(include_categories=["noun"]))
-    assert len(adjectives) == 910
     rest = keys("LRT-NL", 910)
     assert 350 < sum(a < b for a, b in pairwise(rest)) < 560  # in no order
-    for adjective in sorted(adjectives, key=len, reverse=True):  # "old-fashioned" before "old"
-        found = [key for key in rest if key.startswith(f"{adjective}-")]
-        (found,) = [key for key in found if key.removeprefix(f"{adjective}-") in nouns]
+    # "old-fashioned" before "old"
+    for adjective in sorted(pool.filter(include_categories=["adjective"]), key=len, reverse=True):
+        (found,) = [k for k in rest if k.startswith(f"{adjective}-") and k[len(adjective) + 1 :] in nouns]
         rest.remove(found)
-    assert rest == []
 
 
 def test_lines_with_the_adjective_or_the_noun_are_counted():
-    record = HEADER + "".join(line_text(each, 5) for each in PARTNER_KEYS)
+    others = ["old-dog", "old-e-mail"]
     # Of old-cat: old-dog, old-e-mail, and old-fashioned-dog up to its hyphen.
     partners = {"old-cat": 3, "new-dog": 3, "older-dogs": 0, "old-fashioned-dog": 2, "new-e-mail": 2}
+    record = HEADER + "".join(line_text(each, 5) for each in [*partners, *others])
     assert {key: count_word_partners(record, key) for key in partners} == partners
-
-
-def test_the_strings_are_longchats_to_the_letter():
-    assert line_text("grass-nutmeg", 8907) == "line grass-nutmeg: REGISTER_CONTENT is <8907>\n"
-    assert question_text("grass-nutmeg") == (
-        "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line grass-nutmeg? "
-        "I need the number."
-    )
-    document = plan("LRT").build(20)
-    assert document.text.startswith(f"{LONGCHAT_HEADER}line 1: REGISTER_CONTENT is <")
-    assert document.text.count("\n") == 22
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_questions_are_answered_by_their_lines_and_the_longest_document_fits(kind):
     document = longest(plan(kind), 3996)
-    lines = document.text.removeprefix(LONGCHAT_HEADER).splitlines()
+    lines = document.text.removeprefix(HEADER).splitlines()
     assert len(lines) == document.num_lines > 100
     for question in document.questions:
         (number,) = question.expected
         assert lines[question.position] == f"line {question.key}: REGISTER_CONTENT is <{number}>"
         assert question.depth == question.position / document.num_lines
         assert f"in line {question.key}? I need" in question.text
-    assert prompt_words(document) <= 3996 < prompt_words(plan(kind).build(document.num_lines + 1))
+    assert most(document) <= 3996 < most(plan(kind).build(document.num_lines + 1))
 
 
 @pytest.mark.parametrize(("samples", "per_document"), [(50, 7), (3, 10)])
@@ -133,32 +96,36 @@ def test_depths_are_asked_evenly_over_all_documents_and_in_each(samples, per_doc
     assert sorted(int(depth * samples) for each in depths for depth in each) == list(range(samples))
     for each in depths:
         assert [int(depth * len(each)) for depth in each] == list(range(len(each)))
+    # With as many questions as lines, each line is asked for once.
+    each = plan_lines("LRT", "4k", 0, samples, 3)[0]
+    assert [question.position for question in each.build(3).questions] == [0, 1, 2]
+    with pytest.raises(ArgumentError, match="2 lines cannot be asked 3"):
+        each.build(2)
 
 
-@pytest.mark.parametrize("samples", [25, 1000])
-def test_with_as_many_questions_as_lines_each_line_is_asked_for_once(samples):
-    each = plan_lines("LRT", "4k", 0, samples, 25)[0]
-    assert [question.position for question in each.build(25).questions] == list(range(25))
-    with pytest.raises(ArgumentError, match="24 lines cannot be asked 25"):
-        each.build(24)
-
-
-def test_a_seed_gives_the_same_document_on_every_python_and_from_now_on():
+def test_a_seed_gives_longchats_prompt_and_the_same_document_on_every_python_and_from_now_on():
     first, second = plan_lines("LRT-NL", "4k", 0, 50, 25)
     document = first.build(169)
-    assert document.text.split("\n")[2:5] == [
-        "line excited-lumber: REGISTER_CONTENT is <7971>",
-        "line healthy-slump: REGISTER_CONTENT is <42251>",
-        "line precious-oncology: REGISTER_CONTENT is <19358>",
-    ]
+    assert document.text.startswith(
+        "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
+        "contains a '<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, "
+        "memorize its corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve "
+        "the corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
+        "line excited-lumber: REGISTER_CONTENT is <7971>\n"
+        "line healthy-slump: REGISTER_CONTENT is <42251>\n"
+        "line precious-oncology: REGISTER_CONTENT is <19358>\n"
+    )
     assert [question.position for question in document.questions[:3]] == [1, 8, 14]
+    assert document.questions[0].text == (
+        "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line healthy-slump? "
+        "I need the number."
+    )
     assert first.build(170).text.startswith(document.text)
-    texts = {each.build(50).text for each in (first, second, plan(seed=1), plan(name="8k"))}
-    assert len(texts) == 4
+    assert len({each.build(50).text for each in (first, second, plan(seed=1), plan(name="8k"))}) == 4
 
 
 def test_values_are_between_1_and_50000_and_duplicates_are_counted():
-    document = plan(samples=200, per_document=200).build(20_000)
+    document = plan(samples=200).build(20_000)
     values = [int(value) for value in re.findall(r"<(\d+)>\n", document.text)]
     assert 1 <= min(values) < max(values) <= 50_000
     expected = [values.count(int(question.expected[0])) - 1 for question in document.questions]
@@ -166,16 +133,12 @@ def test_values_are_between_1_and_50000_and_duplicates_are_counted():
     assert any(expected)
 
 
-def test_the_search_is_right_where_every_number_of_lines_can_be_tried():
-    each = plan(samples=2)
-    needed = {lines: prompt_words(each.build(lines)) for lines in range(2, 60)}
+def test_the_search_is_right_and_counts_half_a_million_tokens_a_few_times_only():
+    each, counted = plan(samples=2), []
+    needed = {lines: most(each.build(lines)) for lines in range(2, 60)}
     for room in range(needed[2], needed[50], 21):
         found = longest(each, room).num_lines
         assert needed[found] <= room < needed[found + 1]
-
-
-def test_half_a_million_tokens_are_counted_a_few_times_only():
-    counted = []
 
     def count(document, question):
         counted.append(len(document))
@@ -189,22 +152,18 @@ def test_half_a_million_tokens_are_counted_a_few_times_only():
     assert all(document.num_lines / 910 < count < document.num_lines / 600 for count in partners)
 
 
-def test_contexts_that_are_too_short_and_counts_that_do_not_grow_are_refused():
+def test_counts_may_fall_with_a_few_lines_more_but_must_grow_and_leave_room():
+    def count(document, question):
+        return words(document, question) - 100 * (document.count("\n") % 2)
+
+    room = most(plan().build(10), count) + 3
+    document = longest(plan(), room, count)
+    assert document.num_lines >= 10
+    assert most(document, count) <= room
     with pytest.raises(ConfigError, match=r"\d+ tokens are needed for 10 lines.*100 are left"):
         longest(plan(), 100)
     with pytest.raises(ArgumentError, match="no more than 10 lines"):
         longest(plan(), 4096, lambda document, question: 512)
-
-
-def test_a_few_lines_more_may_have_fewer_tokens():
-    def count(document, question):
-        return words(document, question) - 100 * (document.count("\n") % 2)
-
-    least = plan().build(10)
-    room = max(count(least.text, question.text) for question in least.questions) + 3
-    document = longest(plan(), room, count)
-    assert document.num_lines >= 10
-    assert max(count(document.text, question.text) for question in document.questions) <= room
 
 
 DOCUMENTS = [each.build(30) for each in plan_lines("LRT-NL", "4k", 7, 6, 3)]
@@ -239,41 +198,31 @@ def test_files_have_longchats_keys_and_whole_prompts_and_read_back(tmp_path, row
     assert question.depth == question.position / 30
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda row: {"expected_number": 1}, "correct_line is not that of key"),
-        (lambda row: {"num_lines": 31}, "has 30 lines, not num_lines 31"),
-        (lambda row: {"random_idx": ["other", 3]}, "does not end by asking for line other"),
-        (lambda row: {"random_idx": [row["random_idx"][0], 29]}, "line 29 of the record is not correct_line"),
-        (lambda row: {"random_idx": [row["random_idx"][0], 3000]}, "line 3000 of the record is not"),
-        (lambda row: {"prompt": row["prompt"][5:]}, "does not begin with LongChat's header"),
-        (lambda row: {"expected_number": "many"}, "expected_number = .many.: .*valid integer"),
-    ],
-)
-def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path, rows, change, message):
+def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path, rows):
+    path, (good, row) = tmp_path / "bad.jsonl", rows[:2]
+    key = row["random_idx"][0]
+    for change, message in (
+        ({"expected_number": 1}, "correct_line is not that of key"),
+        ({"num_lines": 31}, "has 30 lines, not num_lines 31"),
+        ({"random_idx": ["other", 3]}, "does not end by asking for line other"),
+        ({"random_idx": [key, 29]}, "line 29 of the record is not correct_line"),
+        ({"random_idx": [key, 3000]}, "line 3000 of the record is not"),
+        ({"prompt": row["prompt"][5:]}, "does not begin with LongChat's header"),
+        ({"expected_number": "many"}, "expected_number = .many.: .*valid integer"),
+    ):
+        path.write_text(json.dumps(good) + "\n" + json.dumps(row | change) + "\n")
+        with pytest.raises(DataError, match=rf"^{path}, line 2 .*{message}[^\n]*$"):
+            read_cases(path)
+
+
+def test_what_is_no_file_of_cases_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
-    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1] | change(rows[1])) + "\n")
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=r"bad\.jsonl.* does not exist"):
         read_cases(path)
-    assert str(caught.value).startswith(f"{path}, line 2 ")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "does not exist"),
-        (b"", "is empty"),
-        (b"\xff\xfe\x00", "line 1 .* is not UTF-8"),
-        *((line, "line 1 is not a test case") for line in (b"{\n", b"[]\n", b'{"prompt": "x"}\n', b"\n")),
-    ],
-)
-def test_what_is_no_file_of_cases_is_named(tmp_path, content, message):
-    path = tmp_path / "bad.jsonl"
-    if content is not None:
+    bad = dict.fromkeys((b"{\n", b"[]\n", b'{"prompt": "x"}\n', b"\n"), "line 1 is not a test case")
+    for content, message in {b"": "is empty", b"\xff\xfe\x00": "line 1 .* is not UTF-8", **bad}.items():
         path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"bad\.jsonl.* {message}"):
-        read_cases(path)
+        with pytest.raises(DataError, match=rf"bad\.jsonl.* {message}"):
+            read_cases(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_cases(tmp_path)

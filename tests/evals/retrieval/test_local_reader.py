@@ -97,16 +97,13 @@ def test_a_context_beyond_what_it_was_made_for_must_be_allowed(changed, capsys):
     assert "reading 2,048 tokens takes" in printed
 
 
-def test_more_than_there_is_memory_for_is_said_before_it_starts(monkeypatch):
-    monkeypatch.setattr("agentic_ring.device_memory.hardware", lambda: {"memory_gib": 0.05})
-    with pytest.raises(ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache "):
-        open_reader(None, [262_144], None, allow_extrapolation=False)
-
-
-def test_a_tokenizer_of_another_model_is_refused(changed):
+def test_more_than_there_is_memory_for_and_a_tokenizer_of_another_model_are_refused(changed, monkeypatch):
     other = changed("tokenizer.json", lambda fields: fields["model"]["vocab"].update(extra=100_000))
     with pytest.raises(DataError, match="100000"):
         open_reader(str(other), [], None, allow_extrapolation=False)
+    monkeypatch.setattr("agentic_ring.device_memory.hardware", lambda: {"memory_gib": 0.05})
+    with pytest.raises(ConfigError, match=r"reading 262,144 tokens takes .* weights .* cache "):
+        open_reader(None, [262_144], None, allow_extrapolation=False)
 
 
 def test_a_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
@@ -119,8 +116,3 @@ def test_a_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
         model_folder("organisation/name")
     with pytest.raises(DataError, match="-name is no folder, and cannot be downloaded"):
         model_folder("organisation/-name")
-
-
-def test_the_embedded_retriever_is_small_and_says_what_it_is():
-    assert sum(file.stat().st_size for file in EMBEDDED.iterdir()) < 8_000_000
-    assert "experiments/train_retriever.py" in (EMBEDDED / "README.md").read_text()

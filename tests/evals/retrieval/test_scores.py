@@ -18,24 +18,14 @@ from evals.retrieval.reports import (
 )
 
 
-def answered(case, expected, text, duplicates=0, score=0.0, task="line"):
-    return Prediction(
-        text=text,
-        prompt_tokens=4000,
-        seconds=0.5,
-        case=case,
-        document=0,
-        task=task,
-        depth=case / 1000,
-        expected=(str(expected),),
-        score=score,
-        prompt_digest="00",
-        value_duplicates=duplicates,
-    )
+def answered(case, expected, text, **fields):
+    common = {"prompt_tokens": 4000, "seconds": 0.5, "document": 0, "task": "line", "prompt_digest": "00"}
+    given = {"text": text, "case": case, "depth": case / 1000, "expected": (str(expected),), "score": 0.0}
+    return Prediction(**{**common, **given, **fields})
 
 
 RIGHT = answered(0, 2416, "line key-0 is <2416>.")
-WRONG = answered(1, 5, "line 5\nis 7", duplicates=2)
+WRONG = answered(1, 5, "line 5\nis 7", value_duplicates=2)
 NO_NUMBER = answered(2, 9, "I cannot say.")
 FAILED = replace(answered(3, 9, ""), error="status 503: busy")
 SCORE = SetScore("4k", 169.0, [RIGHT, WRONG, NO_NUMBER, FAILED])
@@ -61,15 +51,6 @@ def test_failed_questions_are_in_no_accuracy_and_unparsable_answers_are_wrong(ru
     assert {name: found[f"{name}/4k"].value for name in expected} == expected
 
 
-def test_a_set_of_which_all_failed_has_no_accuracy(tmp_path):
-    score = SetScore("4k", 169.0, [FAILED])
-    assert not any(name.startswith("accuracy") for name in figures(score))
-    assert table_row(score)["accuracy, last number (95%)"] == "none"
-    (tmp_path / "predictions").mkdir()
-    LineReport().write(tmp_path, "a model", [score])
-    assert (tmp_path / "predictions" / "4k_response.txt").read_text() == ""
-
-
 def test_responses_are_as_longeval_writes_them(tmp_path):
     path = tmp_path / "4k_response.txt"
     write_responses(path, SCORE, "last")
@@ -81,9 +62,10 @@ def test_responses_are_as_longeval_writes_them(tmp_path):
     )
 
 
-def test_the_summary_has_rulers_columns_and_a_row_a_length(tmp_path):
+def test_the_summary_has_rulers_columns_and_a_set_of_which_all_failed_no_accuracy(tmp_path):
     (tmp_path / "predictions").mkdir()
-    LineReport().write(tmp_path, "a model", [SCORE, replace(SCORE, name="8k")])
+    failed = replace(SCORE, name="8k", predictions=[FAILED])
+    LineReport().write(tmp_path, "a model", [SCORE, failed])
     rows = read_rows(tmp_path / "summary.csv")
     assert [row["Tasks"] for row in rows] == ["lines_4k", "lines_8k"]
     columns = ("Score", "Nulls", "Low", "High", "Last", "First", "Failed", "Duplicates", "Lines")
@@ -92,6 +74,9 @@ def test_the_summary_has_rulers_columns_and_a_row_a_length(tmp_path):
     for name in ("accuracy.png", "depths.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "word_partners.png").exists()
+    assert not any(name.startswith("accuracy") for name in figures(failed))
+    assert table_row(failed)["accuracy, last number (95%)"] == "none"
+    assert (tmp_path / "predictions" / "8k_response.txt").read_text() == ""
 
 
 def test_shares_are_drawn_by_lines_that_share_a_word(tmp_path, monkeypatch):

@@ -34,8 +34,8 @@ def measured(tiny, monkeypatch):
     return measure([RunningStep(tiny("blockwise", 64)), RunningStep(tiny("ring", 512))], turns=3)
 
 
-def test_utilisation_and_expectation_are_of_the_same_turn(measured):
-    (blockwise, ring), _ = measured
+def test_utilisation_and_expectation_are_of_the_same_turn(measured, tmp_path):
+    (blockwise, ring), rates = measured
     flops, peaks = blockwise.step.flops, (2000, 4000, 8000)
     assert (ring.step.ring, ring.step.devices, ring.step.itemsize) == (8, 8, 4)
     # One processor that all simulated devices share.
@@ -47,22 +47,17 @@ def test_utilisation_and_expectation_are_of_the_same_turn(measured):
     found = ring.spreads["over_blockwise_rate"]
     assert vars(found) == pytest.approx(vars(Spread.of(x / more for x in (5.0, 2.5, 2.5))))
     assert "over_blockwise_rate" not in blockwise.spreads
-
-
-def test_the_rate_that_blockwise_reached_gives_its_seconds_again(measured, tmp_path):
-    (blockwise, _), rates = measured
+    # The rate that blockwise attention reached gives its seconds again.
     assert project(blockwise.step, rates).seconds == pytest.approx(4.0)
     assert rates.peak == pytest.approx(4000 / 8)
-    write_rows(tmp_path / "rates.csv", [vars(rates)])
-    assert read_rates(tmp_path / "rates.csv") == rates
-
-
-def test_bad_input_is_named(tmp_path):
+    path = tmp_path / "rates.csv"
+    write_rows(path, [vars(rates)])
+    assert read_rates(path) == rates
+    write_rows(path, [{"seconds": 1}])
+    with pytest.raises(DataError, match=r"rates\.csv"):
+        read_rates(path)
     with pytest.raises(ArgumentError, match="turns is 0"):
         measure([], turns=0)
-    write_rows(tmp_path / "other.csv", [{"seconds": 1}])
-    with pytest.raises(DataError, match=r"other\.csv"):
-        read_rates(tmp_path / "other.csv")
 
 
 def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):

@@ -23,18 +23,8 @@ from experiments import paper
 from experiments.table4.tables import minimum_block
 
 STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
-RATES = Rates(
-    products=100.0,
-    head=50.0,
-    link=1e9,
-    collective=1e9,
-    memory=64.0,
-    peak=200.0,
-    causal_forward=20.0,
-    causal_backward=10.0,
-    full_forward=40.0,
-    full_backward=30.0,
-)
+# Products, head, link, collective, memory, peak; attention causal and full, each forward and backward.
+RATES = Rates(100.0, 50.0, 1e9, 1e9, 64.0, 200.0, 20.0, 10.0, 40.0, 30.0)
 MASK_IS_FREE = replace(RATES, causal_forward=RATES.full_forward, causal_backward=RATES.full_backward)
 STEP = Step(STACK, vocab_size=10, context=64, ring=4, devices=4)
 PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
@@ -81,16 +71,13 @@ def test_equal_rates_make_a_balanced_ring_as_fast_as_its_share_of_one_device():
     assert contiguous.attention / ring.attention == pytest.approx((0.5 + 3) / (4 * 0.5))
 
 
-def test_with_fast_links_only_the_final_transfer_is_exposed():
-    rates = replace(RATES, link=1e6)
-    final = hop_bytes(STACK, 16, 2) / 1e6
-    assert project(STEP, rates).hops == pytest.approx(2 * final)
-    exposed = project(STEP, rates, overlap_hops=False)
+def test_only_the_final_transfer_and_what_compute_does_not_overlap_is_exposed():
+    fast = replace(RATES, link=1e6)
     block, with_gradients = hop_bytes(STACK, 16, 2), hop_bytes(STACK, 16, 2, backward=True)
+    assert project(STEP, fast).hops == pytest.approx(2 * block / 1e6)
+    exposed = project(STEP, fast, overlap_hops=False)
     assert exposed.hops == pytest.approx(2 * (3 * 2 * block + 3 * with_gradients + block) / 1e6)
 
-
-def test_slow_links_expose_what_compute_does_not_overlap():
     slow = replace(RATES, link=0.01)
     hidden, exposed = project(STEP, slow), project(STEP, slow, overlap_hops=False)
     assert 0 < hidden.hops < exposed.hops
@@ -122,13 +109,10 @@ def test_accumulation_repeats_everything_but_the_update():
     assert thrice.step.tokens == 3 * once.step.tokens
 
 
-def test_rates_scale_with_the_peak():
+def test_rates_scale_with_the_peak_and_steps_that_do_not_divide_are_refused():
     other = RATES.of_machine(peak=2000.0, link=7.0, memory=8.0)
     assert (other.products, other.head, other.causal_backward) == (1000.0, 500.0, 100.0)
     assert (other.link, other.collective, other.memory, other.peak) == (7.0, 7.0, 8.0, 2000.0)
-
-
-def test_steps_that_do_not_divide_are_refused():
     for name, value in {"ring": 3, "context": 36, "rows": 0}.items():
         with pytest.raises(ArgumentError, match=f"{name} .*{value}|{name} of {value}"):
             replace(STEP, **{name: value})
@@ -160,21 +144,17 @@ def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     assert grouped.paper == pytest.approx(found.paper)
 
 
-@pytest.mark.parametrize(("width", "ratio"), [(4096, 37.4), (5120, 31.0), (8192, 20.6)])
-def test_paper_count_gives_the_ratios_of_figure_5(width, ratio):
-    stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
-    long, short = 2**20, 2**12
-    # The same number of tokens, in long or in short sequences.
-    many = step_flops(stack, 32_000, short, long // short).paper
-    assert step_flops(stack, 32_000, long, 1).paper / many == pytest.approx(ratio, abs=0.06)
-
-
-def test_the_counts_differ_by_pairs_feedforward_and_head():
+def test_the_counts_differ_by_pairs_feedforward_and_head_and_give_the_ratios_of_figure_5():
     flops = step_flops(TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008), 32_000, 8192, 3)
     assert flops.paper - flops.halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
     assert flops.halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
     feedforward = 3 * 3 * 32 * 8192 * 4096 * (6 * 11008 - 16 * 4096)
     assert flops.model - flops.halved == pytest.approx(feedforward + 3 * 3 * 2 * 8192 * 4096 * 32_000)
+    for width, ratio in ((4096, 37.4), (5120, 31.0), (8192, 20.6)):
+        stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
+        # The same number of tokens, in long or in short sequences.
+        long, short = (step_flops(stack, 32_000, length, 2**20 // length).paper for length in (2**20, 2**12))
+        assert long / short == pytest.approx(ratio, abs=0.06)
 
 
 @pytest.mark.usefixtures("full_compiler")
