@@ -32,7 +32,7 @@ def step_memory(ring: int, steps: int = STEPS) -> PlannedMemory:
 
 
 @pytest.mark.slow
-def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow_and_grow_in_proportion_on_one_device():
+def test_bytes_per_device_stay_flat_as_ring_and_sequence_grow():
     alone, four, eight = (step_memory(ring) for ring in (1, 4, 8))
     assert eight.total == pytest.approx(alone.total, rel=0.05)
     assert eight.total == pytest.approx(four.total, rel=0.005)

@@ -110,7 +110,7 @@ def test_controls_and_settings_stand_side_by_side(reported, controls):
 def test_curves_are_found_by_their_names_and_seven_have_seven_colours():
     names = ("control/b/trial_2", "trial_10", "trial_2", "last_trial")
     curves = trial_curves([Figure(f"return/{name}", 1.0, "return") for name in names])
-    assert list(curves) == ["return/control/b", "return"]
+    assert list(curves) == ["return", "return/control/b"]
     assert [number for number, _ in curves["return"]] == [2, 10]
     assert curve_label("return/control/no_context") == "control: no context"
     drawn = loss_chart(
