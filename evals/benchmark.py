@@ -24,7 +24,7 @@ from pathlib import Path
 from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.provenance import SOURCE, git_commit
 from agentic_ring.results.rows import read_rows
-from agentic_ring.terminal.cli import run_command
+from agentic_ring.terminal.command import run_command
 from evals.benchmarks.rows import Row, all_rows, choose_rows, is_wrong, line_table, measure
 from evals.compile.machines import GPU_MEMORY_FRACTION
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentic_ring.extras import needs_extra
 
-with needs_extra("models"):
-    from rich.box import SIMPLE_HEAD
+if TYPE_CHECKING:
     from rich.table import Table
 
 
@@ -24,8 +24,12 @@ class TextTable:
     def _columns(self) -> list[str]:
         return list(self.rows[0]) if self.rows else []
 
-    def rich(self) -> Table:
-        """The table for ``rich``'s console."""
+    def rich(self) -> "Table":
+        """The table for ``rich``'s console. Measuring attention needs JAX alone, and Markdown no ``rich``."""
+        with needs_extra("models"):
+            from rich.box import SIMPLE_HEAD
+            from rich.table import Table
+
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, column in enumerate(self._columns):
             table.add_column(column, justify="left" if index == 0 else "right")
