@@ -39,28 +39,24 @@ class ChainBatch:
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """Composition of the chains.
-
-    Attributes:
-      task: name of the task within its domain.
-      trajectories: number of trajectories of a chain.
-      action_repeat: environment steps per decision; the store's actions must be held at least as long.
-      top_fraction: see ``StratifiedSampler``.
-      loss_extent: trajectories that bear loss: "leaders", the demonstrations, or "all" in which a policy
-      acted.
-        A poor trajectory is relabelled to the same target as the demonstrations, so imitating it as well
-        teaches the model to act badly on purpose (measured in docs/notebook.md).
-      layout: order of the steps over the ring.
-      seed: seed of the sampling of chains.
-    """
+    """Composition of the chains."""
 
     task: str
+    """Name of the task within its domain."""
     trajectories: int
+    """Number of trajectories of a chain."""
     action_repeat: int
+    """Environment steps per decision; the store's actions must be held at least as long."""
     top_fraction: float = 0.2
+    """See ``StratifiedSampler``."""
     loss_extent: Literal["all", "leaders"] = "leaders"
+    """Trajectories that bear loss: "leaders", the demonstrations, or "all" in which a policy acted. A poor
+    trajectory is relabelled to the same target as the demonstrations, so imitating it as well teaches the
+    model to act badly on purpose (measured in docs/notebook.md)."""
     layout: Literal["zigzag", "contiguous"] = "zigzag"
+    """Order of the steps over the ring."""
     seed: int = 0
+    """Seed of the sampling of chains."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
