@@ -68,7 +68,7 @@ def test_ctrl_c_before_the_handlers_are_installed_stops_the_command_too(capsys, 
 
 BUSY = """
 import hashlib
-from agentic_ring.terminal.cli import run_command
+from agentic_ring.terminal.command import run_command
 
 def main():
     print("busy", flush=True)
