@@ -129,35 +129,21 @@ class CollectConfig:
 
 
 @dataclass(frozen=True)
-class CollectionSummary:
-    """A complete collection: its folders, the episodes in all of them, and the wall time of this call."""
-
-    folders: tuple[Path, ...]
-    episodes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Job:
-    """One explorer's part of a collection.
-
-    Attributes:
-      name: the algorithm.
-      folder: collector folder to write to.
-      rounds: number of episodes per environment.
-      tasks: [E], task whose initial states and recorded reward each environment uses.
-      reward_tasks: tasks whose rewards the explorer observes.
-      starts_from: jobs whose episodes the replay buffer holds at the start.
-      skills: number of skills, of which an episode's label names one; 0 for none.
-    """
+    """One explorer's part of a collection."""
 
     name: str
+    """The algorithm."""
     folder: str
+    """Collector folder to write to."""
     rounds: int
+    """Number of episodes per environment."""
     tasks: list[Task]
+    """[E], task whose initial states and recorded reward each environment uses."""
     reward_tasks: list[Task]
-    starts_from: tuple[str, ...]
+    """Tasks whose rewards the explorer observes."""
     skills: int
+    """Number of skills, of which an episode's label names one; 0 for none."""
 
 
 class Collection:
@@ -187,8 +173,9 @@ class Collection:
             "action_repeat": self.action_repeat,
             "episodes": self._episodes,
             "members": len(self._tasks),
+            "tasks": list(self._config.tasks),
         }
-        settings = asdict(self._config) | chosen | {"tasks": list(self._config.tasks)}
+        settings = asdict(self._config) | chosen
         return {name: value for name, value in settings.items() if name not in ("output", "processes")}
 
     def _jobs(self) -> list[Job]:
@@ -211,10 +198,7 @@ class Collection:
         tasks = [task for task in members for _ in range(self._config.environments)]
         rounds = max(1, round(self._episodes * share / len(tasks)))
         reward_tasks = sorted(set(members), key=lambda task: task.name) if name == "td3" else []
-        # RND's episodes are left out: they are so many that they crowd out TD3's own. Those of noise have no
-        # skill.
-        starts_from = () if skills or name in _NOISE_JOBS else _NOISE_JOBS
-        return Job(name, folder, rounds, tasks, reward_tasks, starts_from, skills)
+        return Job(name, folder, rounds, tasks, reward_tasks, skills)
 
     def _explorer(self, job: Job, replay: ReplayBuffer) -> Explorer:
         dims = self.domain.observation_dim + job.skills, self.domain.action_dim
@@ -222,15 +206,14 @@ class Collection:
         if job.name in _NOISE_JOBS:
             return NoiseExplorer(job.name, len(job.tasks), self.domain.action_dim)
         if job.name == "td3":
+            updates = self._updates
             columns = [job.reward_tasks.index(task) for task in self._tasks]
             learner = TD3Learner(TD3Config(), *dims, self._seeds, columns)
-            labels = [
-                label | {"task": task.full_name} for label, task in zip(labels, self._tasks, strict=True)
-            ]
+            for label, task in zip(labels, self._tasks, strict=True):
+                label["task"] = task.full_name
         else:
-            intrinsic = INTRINSIC_REWARDS[job.name]
+            updates, intrinsic = 1, INTRINSIC_REWARDS[job.name]
             learner = IntrinsicRewardLearner(intrinsic, TD3Config(horizon=1), *dims, self._seeds, job.skills)
-        updates = 2 * (self._updates if job.name == "td3" else 1)  # of every second decision
         return PopulationExplorer(learner, replay, labels, self._config.environments, updates, job.skills)
 
     def run(self, job: Job, advance: Advance) -> None:
@@ -260,7 +243,10 @@ class Collection:
     def _replay(self, job: Job) -> ReplayBuffer:
         """A replay buffer with room for the job, filled with its episodes so far and those it starts from."""
         labelled = [(folder, label) for folder in self.folders.values() for label in folder.labels()]
-        before = [each for each in labelled if each[1].job in (job.name, *job.starts_from)]
+        # RND's episodes are left out: they are so many that they crowd out TD3's own. Those of noise have no
+        # skill.
+        read = (job.name,) if job.skills or job.name in _NOISE_JOBS else (job.name, *_NOISE_JOBS)
+        before = [each for each in labelled if each[1].job in read]
         replay = ReplayBuffer(
             len(before) + job.rounds * len(job.tasks),
             self.domain.decisions(self.action_repeat),
@@ -280,14 +266,13 @@ class Collection:
         return replay
 
 
-def collect(config: CollectConfig) -> CollectionSummary:
+def collect(config: CollectConfig) -> Collection:
     """Collects the episodes that a collection still lacks; waits while another process does.
 
     Raises:
       ConfigError: the folder holds a collection made with other settings.
       UnknownNameError: there is no such task.
     """
-    start = time.perf_counter()
     collection = Collection(config)
     folders = collection.folders.values()
     with ExitStack() as stack:
@@ -301,8 +286,7 @@ def collect(config: CollectConfig) -> CollectionSummary:
                 collection.run(job, advance)
         for folder in folders:
             folder.forget_states()
-        seconds = time.perf_counter() - start
-        return CollectionSummary(tuple(folder.path for folder in folders), collection.finished(), seconds)
+    return collection
 
 
 def _run_round(
@@ -334,13 +318,12 @@ def _decisions(
 def main(config: Annotated[CollectConfig, tyro.conf.arg(name="")]) -> None:
     """Collects episodes of a dm_control domain and writes them in ExoRL's format."""
     simulate_cpu_devices()
-    summary = collect(config)
-    print(f"{LABEL}: {summary.episodes} episodes in {', '.join(map(str, summary.folders))}")
-    collector = summary.folders[-1].name
-    print(
-        f"took {summary.seconds:.0f} s; next: "
-        f"python -m data_prep.exorl --domain {config.domain} --collector {collector}"
-    )
+    start = time.perf_counter()
+    collection = collect(config)
+    folders = [folder.path for folder in collection.folders.values()]
+    print(f"{LABEL}: {collection.finished()} episodes in {', '.join(map(str, folders))}")
+    command = f"python -m data_prep.exorl --domain {config.domain} --collector {folders[-1].name}"
+    print(f"took {time.perf_counter() - start:.0f} s; next: {command}")
 
 
 if __name__ == "__main__":

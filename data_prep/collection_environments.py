@@ -9,7 +9,8 @@ not change the episodes, bit for bit.
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from multiprocessing.connection import Connection
 from typing import Any
@@ -93,77 +94,64 @@ class VectorEnvironments:
         }
 
 
-@contextmanager
-def open_environments(
-    domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
-) -> Iterator["Environments"]:
-    """Yields environments in this number of processes, at most one each; a ``DataError`` if one dies."""
-    if processes == 1:
-        yield VectorEnvironments(domain, tasks, reward_tasks, action_repeat)
-        return
-    environments = _EnvironmentProcesses(domain, tasks, reward_tasks, action_repeat, processes)
-    try:
-        yield environments
-    finally:
-        environments.close()
-
-
+@dataclass(frozen=True)
 class _EnvironmentProcesses:
     """Has the methods of ``VectorEnvironments`` and calls them in several processes."""
 
-    def __init__(
-        self,
-        domain: Domain,
-        tasks: Sequence[Task],
-        reward_tasks: Sequence[Task],
-        action_repeat: int,
-        processes: int,
-    ):
-        self.decisions = domain.decisions(action_repeat)
-        bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
-        self._shares = [slice(*pair) for pair in pairwise(bounds)]
-        self._connections, self._processes = [], []
-        context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
-        for share in self._shares:
-            here, there = context.Pipe()
-            settings = there, domain, tasks[share], reward_tasks, action_repeat
-            self._processes.append(context.Process(target=_serve, args=settings, daemon=True))
-            self._processes[-1].start()
-            self._connections.append(here)
-            there.close()
+    decisions: int
+    shares: list[slice]
+    """Environments of each process."""
+    connections: list[Connection]
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        return np.concatenate(self._call("reset", [(seeds[share],) for share in self._shares]))
+        return np.concatenate(self._call("reset", [(seeds[share],) for share in self.shares]))
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        stepped = self._call("step", [(action[share],) for share in self._shares])
+        stepped = self._call("step", [(action[share],) for share in self.shares])
         observations, rewards = zip(*stepped, strict=True)
         return np.concatenate(observations), np.concatenate(rewards)
 
     def episodes(self) -> list[Episode]:
-        return list(chain(*self._call("episodes", [()] * len(self._shares))))
-
-    def close(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.join()
+        return list(chain(*self._call("episodes", [()] * len(self.shares))))
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method in all processes at once, and returns their results in order."""
         try:
-            for connection, own in zip(self._connections, arguments, strict=True):
+            for connection, own in zip(self.connections, arguments, strict=True):
                 connection.send((method, own))
-            return [connection.recv() for connection in self._connections]
+            return [connection.recv() for connection in self.connections]
         except (EOFError, ConnectionError) as error:
             raise DataError(
-                f"one of the {len(self._processes)} processes that step environments died; its error is "
-                "printed above, or memory ran out: run the same command again, with fewer --processes, to "
-                "resume"
+                f"one of the {len(self.shares)} processes that step environments died; its error is printed "
+                "above, or memory ran out: run the same command again, with fewer --processes, to resume"
             ) from error
 
 
 Environments = VectorEnvironments | _EnvironmentProcesses
+
+
+@contextmanager
+def open_environments(
+    domain: Domain, tasks: Sequence[Task], reward_tasks: Sequence[Task], action_repeat: int, processes: int
+) -> Iterator[Environments]:
+    """Yields environments in this number of processes, at most one each; a ``DataError`` if one dies."""
+    if processes == 1:
+        yield VectorEnvironments(domain, tasks, reward_tasks, action_repeat)
+        return
+    bounds = np.linspace(0, len(tasks), min(processes, len(tasks)) + 1).astype(int).tolist()
+    shares = [slice(*pair) for pair in pairwise(bounds)]
+    context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
+    connections = []
+    with ExitStack() as stack:
+        for share in shares:
+            here, there = context.Pipe()
+            settings = there, domain, tasks[share], reward_tasks, action_repeat
+            process = context.Process(target=_serve, args=settings, daemon=True)
+            process.start()
+            there.close()
+            stack.callback(process.join)
+            connections.append(stack.enter_context(here))  # once it is closed, the process ends
+        yield _EnvironmentProcesses(domain.decisions(action_repeat), shares, connections)
 
 
 def _serve(connection: Connection, *settings: Any) -> None:

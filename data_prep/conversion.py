@@ -31,14 +31,15 @@ from agentic_ring.data.store import (
 from agentic_ring.data.trajectories import is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
 from agentic_ring.files.run_folder import only_writer
+from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal.cli import optional_flag
 from agentic_ring.terminal.progress import Advance, progress
 from data_prep.episode_files import (
     COLLECTORS,
     OWN_COLLECTOR,
-    Source,
+    EpisodeFile,
     as_exorl_loads,
-    find_sources,
+    find_episodes,
     how_to_get_episodes,
     read_episode,
     source_folders,
@@ -115,15 +116,15 @@ def convert(config: ConvertConfig) -> ConversionSummary:
     parts = path.with_name(f"{path.name}.parts")
     description = StoreDescription(domain, config.collector, domain.tasks)
     folders = source_folders(config.root, config.domain, config.collector)
-    sources, skipped = find_sources(folders)
-    if not sources and not skipped:
+    files, skipped = find_episodes(folders)
+    if not files and not skipped:
         if config.collector not in (*COLLECTORS, OWN_COLLECTOR):
             raise UnknownNameError("collector", config.collector, (*COLLECTORS, OWN_COLLECTOR))
         raise DataError(how_to_get_episodes(config.root, config.domain, config.collector))
     if config.exorl_compat:
-        sources = as_exorl_loads(sources)
+        files = as_exorl_loads(files)
     elif config.max_episodes is not None:
-        sources = spread(sources, config.max_episodes)
+        files = spread(files, config.max_episodes)
     with ExitStack() as stack:
         stack.callback(_remove_if_empty, parts)
         stack.enter_context(only_writer(parts, wait=True))
@@ -136,7 +137,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
                 stores.append(store)
                 converted.update(store.sources)
         before = stores[0].num_episodes if path.exists() else 0
-        todo = [source for source in sources if source.name not in converted]
+        todo = [file for file in files if file.source not in converted]
         with progress(f"converting {path.stem}", len(todo)) as advance:
             episodes = _valid(todo, config, skipped, advance)
             written = _write_parts(parts, config.part_episodes, description, episodes)
@@ -159,14 +160,14 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _valid(
-    sources: Sequence[Source], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
+    files: Sequence[EpisodeFile], config: ConvertConfig, skipped: list[tuple[Path, str]], advance: Advance
 ) -> Iterator[StoredEpisode]:
     """Yields valid episodes with their rewards, and adds the other files to ``skipped``."""
-    for number, (source, result) in enumerate(_read_all(sources, config), start=1):
+    for number, result in enumerate(_read_all(files, config), start=1):
         if isinstance(result, StoredEpisode):
             yield result
         else:
-            skipped.append((source.file.path, result))
+            skipped.append((files[number - 1].path, result))
         advance(number, f"{len(skipped)} skipped" if skipped else "")
 
 
@@ -203,50 +204,40 @@ class _EpisodeReader:
         self._domain, self._collector = domain_named(domain), collector
         self._relabeller = Relabeller(self._domain, self._domain.tasks, control)
 
-    def read(self, source: Source) -> StoredEpisode | str:
+    def read(self, file: EpisodeFile) -> StoredEpisode | str:
         """Returns the episode, or a message that says what is wrong with the file."""
-        label = source.label
         try:
-            episode = read_episode(source.file, self._domain)
+            episode = read_episode(file, self._domain)
             self._relabeller.check_physics(episode)
+            algorithm, action_repeat = self._collector, episode.action_repeat
+            if label := file.label:
+                # Saturated actions hide the action repeat, so the label's counts, if the actions agree.
+                algorithm, action_repeat = label.algorithm, label.action_repeat
+                if not is_held(episode.action[1:], action_repeat):
+                    return f"its actions change more often than its label's action repeat, {action_repeat}"
             rewards = self._relabeller.rewards(episode)
-            if label is None:
-                repeat = episode.action_repeat
-                return StoredEpisode(episode, rewards, self._collector, repeat, source.name)
-            # Saturated actions hide the action repeat, so the label's counts, if the actions agree with it.
-            if not is_held(episode.action[1:], label.action_repeat):
-                return f"its actions change more often than its label's action repeat, {label.action_repeat}"
-            return StoredEpisode(episode, rewards, label.algorithm, label.action_repeat, source.name)
+            return StoredEpisode(episode, rewards, algorithm, action_repeat, file.source)
         except DataError as error:
             return str(error)
 
 
-def _read_all(
-    sources: Sequence[Source], config: ConvertConfig
-) -> Iterator[tuple[Source, StoredEpisode | str]]:
-    """Yields each source in order with its episode or an error message; memory holds few at a time."""
-    if not sources:
+def _read_all(files: Sequence[EpisodeFile], config: ConvertConfig) -> Iterator[StoredEpisode | str]:
+    """Yields the episode of each file in order, or an error message; memory holds few at a time."""
+    if not files:
         return
     settings = config.domain, config.collector, not config.exorl_compat
-    processes = config.processes
-    if processes is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = min(cores, -(-len(sources) // _EPISODES_WORTH_A_PROCESS))
-    if processes <= 1:
-        reader = _EpisodeReader(*settings)
-        yield from ((source, reader.read(source)) for source in sources)
+    processes = config.processes or min(usable_cores(), -(-len(files) // _EPISODES_WORTH_A_PROCESS))
+    if processes == 1:
+        yield from map(_EpisodeReader(*settings).read, files)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy JAX's threads
     pool = ProcessPoolExecutor(processes, context, initializer=_start_reader, initargs=settings)
     try:
-        rest = iter(sources)
-        waiting = deque(
-            (each, pool.submit(_read, each)) for each in islice(rest, processes * _WAITING_PER_PROCESS)
-        )
+        rest = iter(files)
+        waiting = deque(pool.submit(_read, each) for each in islice(rest, processes * _WAITING_PER_PROCESS))
         while waiting:
-            source, result = waiting.popleft()
-            yield source, result.result()
-            waiting.extend((each, pool.submit(_read, each)) for each in islice(rest, 1))
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(_read, each) for each in islice(rest, 1))
     except BrokenProcessPool as error:
         raise DataError(
             f"one of the {processes} processes that read episodes died ({error}); memory may have run "
@@ -274,5 +265,5 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _read(source: Source) -> StoredEpisode | str:
-    return _reader.read(source)
+def _read(file: EpisodeFile) -> StoredEpisode | str:
+    return _reader.read(file)

@@ -13,7 +13,7 @@ Episodes of `mix` without a task reward are in ``mix_reward_free``; those of our
 
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,13 +53,10 @@ class EpisodeLabel:
     """Origin of one episode.
 
     Attributes:
-      file: name of the file.
       index: place in the order of collection.
-      job: name of the job that collected it.
+      job: name of the job that collected it; ``round`` is the job's.
       data: ``LABEL``, which marks episodes that this program collected.
-      algorithm: who chose the actions.
-      round: round of the job.
-      action_repeat: control steps for which each action was held.
+      algorithm: who chose the actions; ``action_repeat`` is the number of control steps that each was held.
       task: full name of the task that was learned, if any.
       learner_seed, action_noise, skill: of the learner, if any.
     """
@@ -101,11 +98,18 @@ def _remedy(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class EpisodeFile:
-    """An episode file and the contents of its name: place in the order of collection, and T transitions."""
+    """An episode file, and the contents of its name: place in the order of collection, and T transitions."""
 
     path: Path
     index: int
     length: int
+    label: EpisodeLabel | None = None
+    """Its label, if ``find_episodes`` found one."""
+
+    @property
+    def source(self) -> str:
+        """Its name in the store."""
+        return f"{self.path.parent.parent.name}/{self.path.name}"
 
 
 def episode_file(path: Path) -> EpisodeFile:
@@ -238,15 +242,6 @@ def _shape(array: np.ndarray) -> str:
     return f"{array.dtype} {array.shape}"
 
 
-@dataclass(frozen=True)
-class Source:
-    """An episode file, its name in the store, and its label if the collection wrote one."""
-
-    file: EpisodeFile
-    name: str
-    label: EpisodeLabel | None
-
-
 def source_folders(root: Path, domain: str, collector: str) -> list[Path]:
     """The collector's folder, and that of the episodes that `mix` explored without reward."""
     folder = collector_folder(root, domain, collector)
@@ -254,7 +249,7 @@ def source_folders(root: Path, domain: str, collector: str) -> list[Path]:
     return [folder, reward_free] if reward_free.exists() else [folder]
 
 
-def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, str]]]:
+def find_episodes(folders: list[Path]) -> tuple[list[EpisodeFile], list[tuple[Path, str]]]:
     """The episode files in the order of collection, and (file, reason) of each misnamed file.
 
     In a folder of ``data_prep.collect``, a file without a label is of an unfinished round and is ignored.
@@ -262,7 +257,7 @@ def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, st
     Raises:
       DataError: the labels of a collection are damaged.
     """
-    sources: list[Source] = []
+    files: list[EpisodeFile] = []
     misnamed: list[tuple[Path, str]] = []
     for folder in folders:
         labels = {label.file: label for label in read_labels(folder)}
@@ -274,31 +269,31 @@ def find_sources(folders: list[Path]) -> tuple[list[Source], list[tuple[Path, st
                 misnamed.append((path, str(error)))
                 continue
             if not collected or path.name in labels:
-                sources.append(Source(file, f"{folder.name}/{path.name}", labels.get(path.name)))
-    sources.sort(key=lambda source: (source.file.path.parent, source.file.index, source.name))
-    return sources, misnamed
+                files.append(replace(file, label=labels.get(path.name)))
+    files.sort(key=lambda file: (file.path.parent, file.index, file.path.name))
+    return files, misnamed
 
 
-def spread(sources: list[Source], count: int) -> list[Source]:
+def spread(files: list[EpisodeFile], count: int) -> list[EpisodeFile]:
     """Selects ``count`` files, evenly over the order of collection; all if there are fewer."""
-    if count >= len(sources):
-        return sources
-    middles = (np.arange(count) + 0.5) * len(sources) / count
-    return [sources[int(middle)] for middle in middles]
+    if count >= len(files):
+        return files
+    middles = (np.arange(count) + 0.5) * len(files) / count
+    return [files[int(middle)] for middle in middles]
 
 
-def as_exorl_loads(sources: list[Source]) -> list[Source]:
+def as_exorl_loads(files: list[EpisodeFile]) -> list[EpisodeFile]:
     """Selects the files that ExoRL's own loader reads (``replay_buffer.py``), which are the earliest.
 
     Its four processes take files in turn, sorted by name, until each has over a quarter of a million rows.
     """
     taken = [0] * _LOADER_PROCESSES
     loaded = []
-    for source in sorted(sources, key=lambda source: source.file.path.name):
-        process = source.file.index % _LOADER_PROCESSES
+    for file in sorted(files, key=lambda file: file.path.name):
+        process = file.index % _LOADER_PROCESSES
         if taken[process] <= _LOADER_TRANSITIONS // _LOADER_PROCESSES:
-            taken[process] += source.file.length
-            loaded.append(source)
+            taken[process] += file.length
+            loaded.append(file)
     return loaded
 
 

@@ -44,8 +44,6 @@ _ZIP_ERRORS = zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeErr
 """What zipfile raises for damaged archives, beside OSError."""
 _MOST_EPISODE_BYTES = 1 << 26
 """Limit for one unpacked file; episodes of the largest domain have less than a megabyte."""
-_END_BYTES = 56 + 20 + 22 + (1 << 16)
-"""The end record of a large zip, its locator, and the end record of any zip with the longest comment."""
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
@@ -196,9 +194,9 @@ def unpack_episodes(archive: Path, buffer: Path) -> int:
     already with the same contents are not written again.
 
     Raises:
-      DataError: it is not a zip, is damaged, holds no episode, or has a member that lies outside its folder,
-        is a link, is encrypted, is too large, or has the name of another one. Then nothing is unpacked,
-        except that the members before a damaged one are.
+      DataError: it is not a zip, is damaged or encrypted, holds no episode, or has a member that lies outside
+        its folder, is a link, is too large, or has the name of another one. Then nothing is unpacked, except
+        that the members before a damaged one are.
     """
     try:
         with _opened(archive) as opened:
@@ -221,31 +219,17 @@ def _opened(archive: Path) -> zipfile.ZipFile:
     """Opens a zip whose table of contents is whole and agrees with each member's header."""
     try:
         opened = zipfile.ZipFile(archive)
-        members, expected = opened.infolist(), _member_count(archive)
-        if len(members) != expected:
-            raise zipfile.BadZipFile(f"its table of contents has {len(members)} members, its end {expected}")
+        members = opened.infolist()
+        with archive.open("rb") as file:
+            file.seek(opened.start_dir)
+            entries = file.read().count(b"PK\x01\x02")
+        if len(members) != entries:  # zipfile reads on behind one whose length is too large
+            raise zipfile.BadZipFile(f"its table of contents has {entries} entries, {len(members)} readable")
         for member in members:
-            if not member.flag_bits & 1:
-                opened.open(member).close()
+            opened.open(member).close()
     except OSError as error:
         raise DataError(f"{archive} is not a readable zip ({error}); download it again") from error
     return opened
-
-
-def _member_count(archive: Path) -> int:
-    """The number of members in the end record of a zip that zipfile can open.
-
-    zipfile does not compare it: a length in the table of contents that is too large hides all later members.
-    """
-    with archive.open("rb") as file:
-        file.seek(max(0, archive.stat().st_size - _END_BYTES))
-        tail = file.read()
-    end = tail.rfind(b"PK\x05\x06")
-    count = int.from_bytes(tail[end + 10 : end + 12], "little")
-    if tail[end - 20 : end - 16] != b"PK\x06\x07":
-        return count
-    end64 = end - 20 - 56  # of a large zip; its locator lies between
-    return int.from_bytes(tail[end64 + 32 : end64 + 40], "little")
 
 
 def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
@@ -260,8 +244,6 @@ def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfil
             fault = "a link"
         elif path.suffix != ".npz" or member.is_dir():
             continue
-        elif member.flag_bits & 1:
-            fault = "which is encrypted"
         elif member.file_size > _MOST_EPISODE_BYTES:
             fault = f"of {member.file_size:,} bytes; an episode has at most {_MOST_EPISODE_BYTES:,}"
         elif path.name in episodes:
@@ -312,9 +294,8 @@ def print_sizes(config: ExorlConfig) -> None:
         for name in (config.collector,) if config.collector in COLLECTORS else COLLECTORS:
             remote = look_up(client, archive_url(config.url_base, config.domain, name))
             total += remote.size if remote else 0
-            print(
-                f"{config.domain}/{name}.zip  {f'{remote.size:,} bytes' if remote else 'not on the server'}"
-            )
+            size = f"{remote.size:,} bytes" if remote else "not on the server"
+            print(f"{config.domain}/{name}.zip  {size}")
     print(f"total {total:,} bytes, and as many again unpacked")
 
 

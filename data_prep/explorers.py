@@ -1,4 +1,10 @@
-"""Explorers, which choose the actions of a collection: noise, skills, and populations of learners."""
+"""Explorers, which choose the actions of a collection: noise, skills, and populations of learners.
+
+They act in E environments for rounds of one episode each, and may learn while they act. All randomness of a
+round comes from the generator given to ``begin_round``, and everything that outlives a round is in ``state``
+or in the episodes. So a collection that was killed continues after its last complete round with the same
+results.
+"""
 
 from typing import Any
 
@@ -6,22 +12,34 @@ import numpy as np
 
 from data_prep.learners import TD3Learner, on_own_devices
 
+# Ranges from which each OU episode draws its parameters: from nearly constant to nearly white noise.
+_OU_RATE = (0.02, 0.5)
+_OU_SCALE = (0.3, 1.0)
 
-class Explorer:
-    """Acts in E environments for rounds of one episode each, and may learn while it acts.
 
-    All randomness of a round comes from the generator given to ``begin_round``, and everything that outlives
-    a round is in ``state`` or in the episodes. So a collection that was killed continues after its last
-    complete round with the same results. ``learn`` to ``restore`` are those of one that does not learn.
-    """
+class NoiseExplorer:
+    """Explores by uniform noise, or by the Ornstein-Uhlenbeck process (``ou``)."""
+
+    def __init__(self, kind: str, environments: int, action_dim: int):
+        self._kind = kind
+        self._shape = (environments, action_dim)
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         """Starts a new episode in every environment at ``observation`` [E, O]."""
-        raise NotImplementedError
+        self._generator = generator
+        self._noise = np.zeros(self._shape)
+        self._rate = generator.uniform(*_OU_RATE, (self._shape[0], 1))
+        self._scale = generator.uniform(*_OU_SCALE, (self._shape[0], 1))
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Returns actions [E, A] in [-1, 1] for the observations [E, O]."""
-        raise NotImplementedError
+        if self._kind == "random":
+            return self._generator.uniform(-1, 1, self._shape)
+        # The discretised process with stationary deviation `scale`, started at 0.
+        kept = 1 - self._rate
+        kick = self._generator.normal(size=self._shape) * self._scale * np.sqrt(1 - kept**2)
+        self._noise = kept * self._noise + kick
+        return np.clip(self._noise, -1, 1)
 
     def learn(self) -> None:
         """Starts an update on the observed transitions; need not wait for its result."""
@@ -37,39 +55,7 @@ class Explorer:
 
     def labels(self) -> list[dict[str, Any]]:
         """Returns the label of each environment's episode: algorithm, seed, noise."""
-        raise NotImplementedError
-
-
-# Ranges from which each OU episode draws its parameters: from nearly constant to nearly white noise.
-_OU_RATE = (0.02, 0.5)
-_OU_SCALE = (0.3, 1.0)
-
-
-class NoiseExplorer(Explorer):
-    """Explores by uniform noise, or by the Ornstein-Uhlenbeck process (``ou``)."""
-
-    def __init__(self, kind: str, environments: int, action_dim: int):
-        self._kind = kind
-        self._shape = (environments, action_dim)
-
-    def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
-        self._generator = generator
-        self._noise = np.zeros(self._shape)
-        self._rate = generator.uniform(*_OU_RATE, (self._shape[0], 1))
-        self._scale = generator.uniform(*_OU_SCALE, (self._shape[0], 1))
-
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        if self._kind == "random":
-            return self._generator.uniform(-1, 1, self._shape)
-        # The discretised process with stationary deviation `scale`, started at 0.
-        kept = 1 - self._rate
-        kick = self._generator.normal(size=self._shape) * self._scale * np.sqrt(1 - kept**2)
-        self._noise = kept * self._noise + kick
-        return np.clip(self._noise, -1, 1)
-
-    def labels(self) -> list[dict[str, Any]]:
-        label = {"algorithm": self._kind, "task": None, "learner_seed": None, "action_noise": None}
-        return [label] * self._shape[0]
+        return [{"algorithm": self._kind}] * self._shape[0]
 
 
 class ReplayBuffer:
@@ -144,8 +130,8 @@ class ReplayBuffer:
         }
 
 
-class PopulationExplorer(Explorer):
-    """Explores with Gaussian noise around each member's policy.
+class PopulationExplorer:
+    """Explores with Gaussian noise around each member's policy; has the methods of ``NoiseExplorer``.
 
     Every member learns from the transitions of all members with the reward of its own task. In its M
     environments a member acts with M noise scales, from 0 to ``max_noise``: the first gives consistent
@@ -155,7 +141,7 @@ class PopulationExplorer(Explorer):
     Args:
       labels: [P], algorithm, seed and task of each member.
       environments: M.
-      updates: critic updates every ``learn_every`` decisions.
+      updates: critic updates per decision; they are made after every second one.
       skills: number of skills S, of which one is drawn for each episode and appended to its observations,
         see ``append_skill``; 0 for none.
       first_learn_size: transitions to collect with uniform actions before the first update.
@@ -171,13 +157,12 @@ class PopulationExplorer(Explorer):
         skills: int = 0,
         *,
         max_noise: float = 0.3,
-        learn_every: int = 2,
         first_learn_size: int = 1000,
     ):
         self._learner, self._replay, self._labels, self._skills = learner, replay, labels, skills
         self._noise = np.linspace(0, max_noise, environments)
-        self._batch_shape = learner.batch_shape(updates)
-        self._learn_every, self._first_learn_size = learn_every, first_learn_size
+        self._batch_shape = learner.batch_shape(2 * updates)
+        self._first_learn_size = first_learn_size
 
     def begin_round(self, generator: np.random.Generator, observation: np.ndarray) -> None:
         self._generator, self._decision = generator, 0
@@ -199,7 +184,7 @@ class PopulationExplorer(Explorer):
 
     def learn(self) -> None:
         self._decision += 1
-        if self._exploring or self._decision % self._learn_every:
+        if self._exploring or self._decision % 2:
             return
         self._acting = self._learner.state
         config = self._learner.config
@@ -226,6 +211,9 @@ class PopulationExplorer(Explorer):
 
     def _seen(self, observation: np.ndarray) -> np.ndarray:
         return append_skill(observation, self._skill, self._skills) if self._skills else observation
+
+
+Explorer = NoiseExplorer | PopulationExplorer
 
 
 def append_skill(observation: np.ndarray, skill: np.ndarray | int, skills: int) -> np.ndarray:

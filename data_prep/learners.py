@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,18 +80,6 @@ def on_own_devices(tree: Any, axis: int) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[None] * axis, "member")))
 
 
-class IntrinsicReward(Protocol):
-    """An intrinsic reward and the training of its model; hashable, as it is a static argument of a jit."""
-
-    def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
-        """Initialises the model's parameters, a pytree; ``observation_dim`` excludes the skill."""
-        ...
-
-    def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """The scalar loss of the parameters, and the reward of each transition, [B]."""
-        ...
-
-
 class IntrinsicRewardState(NamedTuple):
     """The state of P learners; the leading axis is P."""
 
@@ -112,7 +100,7 @@ class IntrinsicRewardLearner(TD3Learner):
 
     def __init__(
         self,
-        intrinsic: IntrinsicReward,
+        intrinsic: "IntrinsicReward",
         config: TD3Config,
         observation_dim: int,
         action_dim: int,
@@ -152,7 +140,7 @@ class IntrinsicRewardLearner(TD3Learner):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _train(
-    intrinsic: IntrinsicReward, learning_rate: float, parameters: Any, optimizer: Any, batches: Batch
+    intrinsic: "IntrinsicReward", learning_rate: float, parameters: Any, optimizer: Any, batches: Batch
 ) -> tuple[Any, Any, jax.Array]:
     """Trains the reward's model on batches [U, delay, P, B, ...], one step for each of U.
 
@@ -186,6 +174,7 @@ class RND:
     features: int = 64
 
     def init(self, key: jax.Array, observation_dim: int, action_dim: int) -> Any:
+        """Initialises the model's parameters, a pytree; ``observation_dim`` excludes the skill."""
         sizes = (observation_dim, self.hidden, self.features)
         return {
             "target": init_mlp(jax.random.fold_in(key, 1), sizes),
@@ -193,6 +182,7 @@ class RND:
         }
 
     def loss_and_reward(self, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The scalar loss of the parameters, and the reward of each transition, [B]."""
         wanted = jax.lax.stop_gradient(apply_mlp(parameters["target"], batch["next_observation"]))
         predicted = apply_mlp(parameters["predictor"], batch["next_observation"])
         error = jnp.mean((predicted - wanted) ** 2, -1)
@@ -295,9 +285,5 @@ class DIAYN:
         return -log_prob.mean(), log_prob + math.log(self.skills)
 
 
-INTRINSIC_REWARDS: dict[str, IntrinsicReward] = {
-    "rnd": RND(),
-    "icm": ICM(),
-    "icm_apt": APT(),
-    "diayn": DIAYN(),
-}
+IntrinsicReward = RND | ICM | APT | DIAYN
+INTRINSIC_REWARDS = {"rnd": RND(), "icm": ICM(), "icm_apt": APT(), "diayn": DIAYN()}

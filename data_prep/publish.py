@@ -7,6 +7,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,34 +25,6 @@ with needs_extra("parquet"):
 
 SHARD_EPISODES = 500
 """Episodes per file: about 150 MB of walker."""
-
-
-def export_parquet(path: Path, folder: Path) -> int:
-    """Writes ``data/*.parquet`` and a data card to a new folder; returns the number of episodes.
-
-    Raises:
-      ConfigError: the folder exists.
-      StoreError: the store cannot be read or is damaged.
-    """
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; name a new folder, or remove that one")
-    with TrajectoryStore.open(path) as store, replacing_folder(folder) as beside:
-        store.verify()
-        schema = _schema(store)
-        (beside / "data").mkdir()
-        files = -(-store.num_episodes // SHARD_EPISODES)
-        with progress(f"writing {folder}", store.num_episodes) as advance:
-            for number in range(files):
-                name = f"train-{number:05d}-of-{files:05d}.parquet"
-                with pq.ParquetWriter(beside / "data" / name, schema, compression="zstd") as writer:
-                    first = number * SHARD_EPISODES
-                    for index in range(first, min(first + SHARD_EPISODES, store.num_episodes)):
-                        columns = _columns(index, store.episode(index))
-                        writer.write_table(pa.Table.from_pydict(columns, schema=schema))
-                        advance(index + 1, "")
-        card = data_card(store, [(field.name, str(field.type)) for field in schema])
-        (beside / "README.md").write_text(card, encoding="utf-8")
-        return store.num_episodes
 
 
 def _schema(store: TrajectoryStore) -> pa.Schema:
@@ -73,28 +46,25 @@ def _schema(store: TrajectoryStore) -> pa.Schema:
     )
 
 
-def _columns(index: int, stored: StoredEpisode) -> dict[str, pa.Array]:
+def _columns(index: int, stored: StoredEpisode) -> dict[str, Any]:
     episode = stored.episode
     rows = len(episode) + 1
 
     def vectors(array: np.ndarray) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
 
-    def constant(value: int | str, kind: pa.DataType) -> pa.Array:
-        return pa.array([value] * rows, kind)
-
     return {
-        "episode": constant(index, pa.int32()),
-        "step": pa.array(np.arange(rows, dtype=np.int32)),
+        "episode": [index] * rows,
+        "step": range(rows),
         "observation": vectors(episode.observation),
         "action": vectors(episode.action),
-        **{f"reward_{task}": pa.array(reward) for task, reward in stored.rewards.items()},
-        "discount": pa.array(episode.discount[:, 0]),
+        **{f"reward_{task}": reward for task, reward in stored.rewards.items()},
+        "discount": episode.discount[:, 0],
         "physics": vectors(episode.physics),
-        "recorded_reward": pa.array(episode.reward[:, 0]),
-        "algorithm": constant(stored.algorithm, pa.dictionary(pa.int8(), pa.string())),
-        "action_repeat": constant(stored.action_repeat, pa.int32()),
-        "source": constant(stored.source, pa.dictionary(pa.int32(), pa.string())),
+        "recorded_reward": episode.reward[:, 0],
+        "algorithm": [stored.algorithm] * rows,
+        "action_repeat": [stored.action_repeat] * rows,
+        "source": [stored.source] * rows,
     }
 
 
@@ -104,11 +74,26 @@ def main(store: Path, output: Path) -> None:
     Args:
       store: HDF5 store, such as data/store/walker-mix.h5.
       output: New folder of the dataset.
-
-    Raises:
-      ConfigError: the folder exists.
     """
-    print(f"{output}: {export_parquet(store, output)} episodes")
+    if output.exists():
+        raise ConfigError(f"{output} exists; name a new folder, or remove that one")
+    with TrajectoryStore.open(store) as opened, replacing_folder(output) as beside:
+        opened.verify()
+        schema = _schema(opened)
+        (beside / "data").mkdir()
+        count = opened.num_episodes
+        files = -(-count // SHARD_EPISODES)
+        with progress(f"writing {output}", count) as advance:
+            for number in range(files):
+                name = f"train-{number:05d}-of-{files:05d}.parquet"
+                with pq.ParquetWriter(beside / "data" / name, schema, compression="zstd") as writer:
+                    for index in range(count)[number * SHARD_EPISODES :][:SHARD_EPISODES]:
+                        columns = _columns(index, opened.episode(index))
+                        writer.write_table(pa.Table.from_pydict(columns, schema=schema))
+                        advance(index + 1)
+        card = data_card(opened, [(field.name, str(field.type)) for field in schema])
+        (beside / "README.md").write_text(card, encoding="utf-8")
+    print(f"{output}: {count} episodes")
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ class RelabelConfig:
     exorl_compat: bool = False
 
 
-def relabel(config: RelabelConfig) -> float:
-    """Relabels every episode of a store; returns the rows relabelled per second."""
+def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
+    """Computes the task rewards of a store from its physics states."""
     rows, seconds = 0, 0.0
     with TrajectoryStore.open(config.store) as store:
         store.verify()
@@ -129,12 +129,7 @@ def relabel(config: RelabelConfig) -> float:
                     advance(number + 1, f"{rows / seconds:,.0f} rows/s")
 
         write_store(config.store, StoreDescription(store.domain, store.collector, tasks), relabelled())
-    return rows / seconds
-
-
-def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
-    """Computes the task rewards of a store from its physics states."""
-    print(f"relabelled {config.store} at {relabel(config):,.0f} rows/s")
+    print(f"relabelled {config.store} at {rows / seconds:,.0f} rows/s")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from agentic_ring.terminal import cli
 
 def training_data(folder: Path, config: RunConfig) -> tuple[np.ndarray, np.ndarray]:
     """Returns and algorithms of the training trajectories, from the record of a run or from its store."""
-    record = read_record(folder)
-    if record is not None:
+    if record := read_record(folder):
         return record.data_returns, record.data_algorithms
     with TrajectoryStore.open(config.store) as store:
         return store.returns(parse_task(config.task).name), np.array(store.algorithms)

@@ -1,12 +1,9 @@
 """95% confidence intervals: percentile bootstrap of means and interquartile means, Wilson for proportions.
 
-``hierarchical_interval`` resamples training seeds and tasks within them; the others only the runs:
-
 The percentile bootstrap resamples the runs with replacement, computes the statistic of each resample, and
 takes the 2.5th and 97.5th percentiles. With several tasks it resamples within each task (stratified), as in
 Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264,
-section 4), which also defines the interquartile mean. It is our own because ``scipy.stats.bootstrap`` has
-no strata: it draws the same resamples for a mean, but one function serves all statistics here.
+section 4), which also defines the interquartile mean. ``scipy.stats.bootstrap`` has no strata.
 """
 
 import math
@@ -50,10 +47,7 @@ def mean_interval(values: ArrayLike) -> Interval:
     Raises:
       ArgumentError: values are not one-dimensional, empty or not finite.
     """
-    values = np.asarray(values, np.float64)
-    if values.ndim != 1:
-        raise ArgumentError(f"values has shape {values.shape}; expected [runs], one score per run")
-    return _bootstrap(values[:, None], _means)
+    return _bootstrap(_checked(values, "runs")[:, None], lambda scores: scores.mean(axis=(-2, -1)))
 
 
 def interquartile_mean_interval(scores: ArrayLike) -> Interval:
@@ -65,10 +59,7 @@ def interquartile_mean_interval(scores: ArrayLike) -> Interval:
     Raises:
       ArgumentError: scores are not two-dimensional, empty or not finite.
     """
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 2:
-        raise ArgumentError(f"scores has shape {scores.shape}; expected a matrix [runs, tasks]")
-    return _bootstrap(scores, interquartile_means)
+    return _bootstrap(_checked(scores, "runs, tasks"), interquartile_means)
 
 
 def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
@@ -84,12 +75,9 @@ def improvement_interval(scores: ArrayLike, over: ArrayLike) -> Interval:
     Raises:
       ArgumentError: the shapes differ or are not two-dimensional, empty or not finite.
     """
-    scores, over = np.asarray(scores, np.float64), np.asarray(over, np.float64)
-    if scores.ndim != 2 or scores.shape != over.shape:
-        raise ArgumentError(
-            f"scores has shape {scores.shape} and over {over.shape}; expected two matrices "
-            "[runs, tasks] of the same shape"
-        )
+    scores, over = _checked(scores, "runs, tasks"), _checked(over, "runs, tasks")
+    if scores.shape != over.shape:
+        raise ArgumentError(f"scores has shape {scores.shape} and over {over.shape}; expected the same shape")
     return _bootstrap(np.concatenate([scores, over], axis=1), _improvement)
 
 
@@ -109,10 +97,7 @@ def hierarchical_interval(scores: ArrayLike, statistic: Statistic) -> Interval:
     Raises:
       ArgumentError: scores are not three-dimensional, empty or not finite.
     """
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 3:
-        raise ArgumentError(f"scores has shape {scores.shape}; expected [quantities, seeds, tasks]")
-    scores = _checked(scores)
+    scores = _checked(scores, "quantities, seeds, tasks")
     value = float(statistic(scores))
     quantities, seeds, tasks = scores.shape
     if seeds * tasks == 1:
@@ -150,7 +135,6 @@ def wilson_interval(successes: float, trials: int) -> Interval:
 
 def _bootstrap(scores: np.ndarray, statistic: Statistic) -> Interval:
     """Percentile bootstrap of a statistic of scores [runs, tasks], stratified by task."""
-    scores = _checked(scores)
     value = float(statistic(scores))
     runs, tasks = scores.shape
     if runs == 1:
@@ -173,17 +157,15 @@ def _percentiles(resample: Callable[[int], np.ndarray], size: int) -> tuple[floa
     return float(low), float(high)
 
 
-def _checked(scores: np.ndarray) -> np.ndarray:
-    if scores.size == 0:
-        raise ArgumentError(f"scores has shape {scores.shape}; at least one score is expected")
+def _checked(values: ArrayLike, axes: str) -> np.ndarray:
+    """The scores as an array, which must have these axes and only finite scores, at least one."""
+    scores = np.asarray(values, np.float64)
+    if scores.ndim != len(axes.split()) or scores.size == 0:
+        raise ArgumentError(f"scores has shape {scores.shape}; expected [{axes}], with at least one score")
     if not np.isfinite(scores).all():
         bad = tuple(int(index) for index in np.argwhere(~np.isfinite(scores))[0])
         raise ArgumentError(f"score {scores[bad]} at {bad} is not finite; leave that run out or repeat it")
     return scores
-
-
-def _means(scores: np.ndarray) -> np.ndarray:
-    return scores.mean(axis=(-2, -1))
 
 
 def interquartile_means(scores: np.ndarray) -> np.ndarray:

@@ -77,14 +77,9 @@ def progress(title: str, total: int, finished: int = 0) -> Iterator[Advance]:
           for step in range(steps):
               advance(step + 1, loss=loss)
     """
-    if jax.process_index() != 0:
-        yield lambda done, note="", *, loss=None, last_return=None: None
-        return
     with live_table():
-        if _open_tables:
-            yield _open_tables[0].add_stage(title, total, finished)
-        else:
-            yield _line_logger(title, total, finished)
+        stage = _open_tables[0].add_stage if _open_tables else _line_logger
+        yield stage(title, total, finished)
 
 
 def say(message: str) -> None:
@@ -105,10 +100,10 @@ def _line_logger(title: str, total: int, finished: int) -> Advance:
             return
         last_line = now
         left = (now - started) / (done - finished) * (total - done) if done > finished else float("nan")
-        figures = [f"loss {loss:.4f}"] if loss is not None else []
-        figures += [f"return {last_return:.1f}"] if last_return is not None else []
-        details = ", ".join([*figures, *([note] if note else [])])
-        say(f"{title} {done}/{total}, {now - started:.0f} s, {left:.0f} s left  {details}".rstrip())
+        details = [f"loss {loss:.4f}"] if loss is not None else []
+        details += [f"return {last_return:.1f}"] if last_return is not None else []
+        told = ", ".join([*details, note] if note else details)
+        say(f"{title} {done}/{total}, {now - started:.0f} s, {left:.0f} s left  {told}".rstrip())
 
     return advance
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from agentic_ring.errors import ArgumentError
 from agentic_ring.files.atomic import replacing
 from agentic_ring.results.intervals import Interval
+from agentic_ring.results.results_file import Figure
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -150,7 +151,7 @@ def titled_canvas(title: str) -> tuple[Canvas, Axes]:
     return canvas, axes
 
 
-def error_bars(intervals: Sequence[Interval]) -> np.ndarray:
+def error_bars(intervals: Sequence[Interval | Figure]) -> np.ndarray:
     """Distances [2, trials] of the bounds from the values; 0 without an interval."""
     below = [0.0 if interval.low is None else interval.value - interval.low for interval in intervals]
     above = [0.0 if interval.high is None else interval.high - interval.value for interval in intervals]
@@ -158,7 +159,7 @@ def error_bars(intervals: Sequence[Interval]) -> np.ndarray:
 
 
 def draw_intervals(
-    axes: Axes, places: Sequence[float] | np.ndarray, intervals: Sequence[Interval], **style: Any
+    axes: Axes, places: Sequence[float] | np.ndarray, intervals: Sequence[Interval | Figure], **style: Any
 ) -> None:
     """Draws estimates with their intervals at these places; ``style`` is that of ``errorbar``."""
     values = [interval.value for interval in intervals]

@@ -2,8 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from agentic_ring.results.intervals import Interval
 from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.returns import EvaluationRecord
 from evals import plots
@@ -28,15 +26,18 @@ VARIABLES = {INK: "--ink"} | {
     for name in ("blue", "orange", "green", "pink", "sky", "vermilion", "grey")
 }
 """CSS variable of the page for each colour of the charts."""
-_STYLE = {
-    "svg.fonttype": "none",
-    "font.size": 9.5,
-    "legend.fontsize": 9,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
+STYLED = matplotlib.rc_context(
+    {
+        "svg.fonttype": "none",
+        "font.size": 9.5,
+        "legend.fontsize": 9,
+        "axes.linewidth": 0.7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+    }
+)
+"""Decorator of the functions that draw."""
 MODEL_CURVE = "return"
 REFERENCES = {
     "return/data_best": ("best of the data", INK, "--"),
@@ -49,63 +50,62 @@ Curve = list[tuple[int, Figure]]
 """(number of the trial, figure) of each trial of a curve, in order."""
 
 
-@contextmanager
-def chart(parts: list[str], description: str, height: int = HEIGHT, columns: int = 2) -> Iterator[Axes]:
-    """Axes to draw on; when the block ends, the chart is added to ``parts`` as an ``<svg>`` element.
+def _canvas(height: int = HEIGHT) -> tuple[Canvas, Axes]:
+    """A canvas of ``height`` points, and its axes."""
+    canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
+    return canvas, canvas.add_subplot()
 
-    ``description`` is the chart in words, for screen readers, ``height`` in points, and ``columns`` those of
-    the legend below the chart.
+
+def _svg(canvas: Canvas, description: str, columns: int = 2) -> str:
+    """The canvas as an ``<svg>`` element, with a legend of ``columns`` below it.
+
+    ``description`` is the chart in words, for screen readers.
     """
+    canvas.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)
+    buffer = io.StringIO()
     # The salt makes the ids of markers and clip paths differ from those of the page's other charts.
-    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": description}
-    with matplotlib.rc_context(style):
-        canvas = Canvas(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        yield canvas.add_subplot()
-        canvas.legend(loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=1.2)
-        buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": description}):
         canvas.savefig(buffer, format="svg", transparent=True)
-    svg = buffer.getvalue()
     # The element only, without prologue, metadata, fixed size and colours. matplotlib numbers the groups, so
     # that two charts would share their ids.
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    view_box = re.search(r'viewBox="[^"]*"', svg)
-    assert view_box is not None
-    opening = f'<svg class="chart" {view_box[0]} role="img" aria-label="{escape(description)}">'
-    svg = re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
+    tag, _, drawn = buffer.getvalue().partition("<svg")[2].partition(">")
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
+    view_box = re.findall(r'viewBox="[^"]*"', tag)[0]
+    svg = f'<svg class="chart" {view_box} role="img" aria-label="{escape(description)}">{drawn}'
     for colour, variable in VARIABLES.items():
         svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
-    parts.append(svg)
+    return svg
 
 
+@STYLED
 def loss_chart(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
     """Chart of the training losses of all runs, by name; None if no run has any."""
     if not metrics:
         return None
-    parts: list[str] = []
+    canvas, axes = _canvas(225 + 12 * len(metrics))
+    for index, (run, rows) in enumerate(metrics.items()):
+        draw_loss(axes, rows, PALETTE[index % len(PALETTE)], run if len(metrics) > 1 else "")
+    axes.set_ylabel("loss")
+    if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
+        axes.set_yscale("log")
     finals = "; ".join(f"{run} ends at {rows[-1]['loss']:.4g}" for run, rows in metrics.items())
-    with chart(parts, f"Training loss over optimiser steps. {finals}", 225 + 12 * len(metrics)) as axes:
-        for index, (run, rows) in enumerate(metrics.items()):
-            draw_loss(axes, rows, PALETTE[index % len(PALETTE)], run if len(metrics) > 1 else "")
-        axes.set_ylabel("loss")
-        if all(row["loss"] > 0 for rows in metrics.values() for row in rows):
-            axes.set_yscale("log")
-    return parts[0]
+    return _svg(canvas, f"Training loss over optimiser steps. {finals}")
 
 
+@STYLED
 def data_chart(record: EvaluationRecord, figures: Sequence[Figure], run: str) -> str:
     """Histogram of the training returns by collecting algorithm, with the run's own returns marked."""
-    parts: list[str] = []
     named = {figure.name: figure.value for figure in figures}
     marks = {"return/random_policy": ("random policy", ":"), "return/last_trial": ("last trial", "--")}
     returns = record.data_returns
+    canvas, axes = _canvas()
+    draw_data_returns(axes, returns, record.data_algorithms)
+    for name, (label, line) in marks.items():
+        if name in named:
+            axes.axvline(named[name], color=INK, linestyle=line, label=f"{label}, {named[name]:.4g}")
     described = f"{len(returns)} trajectories from {returns.min():.4g} to {returns.max():.4g}"
-    with chart(parts, f"Histogram of the training returns of {run}: {described}") as axes:
-        draw_data_returns(axes, returns, record.data_algorithms)
-        for name, (label, line) in marks.items():
-            if name in named:
-                axes.axvline(named[name], color=INK, linestyle=line, label=f"{label}, {named[name]:.4g}")
-    return parts[0]
+    return _svg(canvas, f"Histogram of the training returns of {run}: {described}")
 
 
 def trial_curves(figures: Sequence[Figure]) -> dict[str, Curve]:
@@ -130,6 +130,7 @@ def curve_label(curve: str) -> str:
     return curve.partition("/")[2].replace("/", ": ").replace("_", " ")
 
 
+@STYLED
 def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) -> str | None:
     """Chart of the return of each trial with all intervals, references and controls; None without trials.
 
@@ -140,41 +141,38 @@ def trials_chart(figures: Sequence[Figure], run: str, top: float | None = None) 
         return None
     named = {figure.name: figure.value for figure in figures}
     references = {name: style for name, style in REFERENCES.items() if name in named}
-    parts: list[str] = []
+    canvas, axes = _canvas(225 + 8 * (len(curves) + len(references)))
+    for index, (name, points) in enumerate(curves.items()):
+        main = {"markersize": 5, "linewidth": 2, "zorder": 3}
+        draw_intervals(
+            axes,
+            # Curves are shifted slightly so that no interval hides another.
+            np.array([number for number, _ in points]) + 0.06 * index,
+            [figure for _, figure in points],
+            color=PALETTE[index % len(PALETTE)],
+            linestyle=("-", "--", "-.", ":")[index // len(PALETTE) % 4],
+            marker="o",
+            capsize=3,
+            label=curve_label(name),
+            **(main if index == 0 else {"markersize": 3.5, "linewidth": 1.2, "zorder": 2}),
+        )
+    for name, (label, colour, line) in references.items():
+        label = f"{label}, {named[name]:.4g}"
+        axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("trial")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
+    unit = next(iter(curves.values()))[0][1].unit
+    axes.set_ylabel(f"mean {unit}; bars: 95%")
     described = "; ".join(
         f"{curve_label(name)}: {', '.join(f'{figure.value:.4g}' for _, figure in points)}"
         for name, points in curves.items()
     )
-    height = 225 + 8 * (len(curves) + len(references))
-    with chart(parts, f"Return of each trial of {run}. {described}", height) as axes:
-        for index, (name, points) in enumerate(curves.items()):
-            main = index == 0
-            draw_intervals(
-                axes,
-                # Curves are shifted slightly so that no interval hides another.
-                np.array([number for number, _ in points]) + 0.06 * index,
-                [Interval(figure.value, figure.low, figure.high, figure.n) for _, figure in points],
-                color=PALETTE[index % len(PALETTE)],
-                linestyle=("-", "--", "-.", ":")[index // len(PALETTE) % 4],
-                marker="o",
-                markersize=5 if main else 3.5,
-                linewidth=2 if main else 1.2,
-                capsize=3,
-                label=curve_label(name),
-                zorder=3 if main else 2,
-            )
-        for name, (label, colour, line) in references.items():
-            label = f"{label}, {named[name]:.4g}"
-            axes.axhline(named[name], color=colour, linestyle=line, linewidth=1.3, label=label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("trial")
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(0.0, low), high if top is None else 1.05 * top)
-        unit = next(iter(curves.values()))[0][1].unit
-        axes.set_ylabel(f"mean {unit}; bars: 95%")
-    return parts[0]
+    return _svg(canvas, f"Return of each trial of {run}. {described}")
 
 
+@STYLED
 def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> str:
     """Bars of the mean attention of each trial's actions to each trial, above those of uniform attention."""
     sources = _sources(attention, first_trial)
@@ -186,44 +184,43 @@ def attention_chart(attention: TrialAttention, first_trial: int, run: str) -> st
     shares = _grouped(np.array(rows), first_trial)  # [2 trials, sources]
     places = np.concatenate([[2.6 * row, 2.6 * row + 0.95] for row in range(len(trials))])
     heights = np.tile([1.1, 0.55], len(trials))
-    parts: list[str] = []
+    canvas, axes = _canvas(90 + 40 * len(trials))
+    start = np.zeros(len(shares))
+    for index, (name, colour) in enumerate(sources.items()):
+        bars = axes.barh(places, shares[:, index], heights, left=start, color=colour, label=name)
+        for faint in bars[1::2]:
+            faint.set_alpha(0.45)
+        start += shares[:, index]
+    axes.set_yticks(places[::2], [f"trial {index + 1}" for index in range(len(trials))])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("share of attention; thin bars: uniform attention")
     described = "; ".join(
         f"trial {index + 1}: "
         + ", ".join(f"{name} {share:.0%}" for name, share in zip(sources, row, strict=True) if share)
         for index, row in enumerate(shares[::2])
     )
-    described, height = f"Attention of the actions of each trial of {run}. {described}", 90 + 40 * len(trials)
-    with chart(parts, described, height, min(len(sources), 4)) as axes:
-        start = np.zeros(len(shares))
-        for index, (name, colour) in enumerate(sources.items()):
-            bars = axes.barh(places, shares[:, index], heights, left=start, color=colour, label=name)
-            for faint in bars[1::2]:
-                faint.set_alpha(0.45)
-            start += shares[:, index]
-        axes.set_yticks(places[::2], [f"trial {index + 1}" for index in range(len(trials))])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel("share of attention; thin bars: uniform attention")
-    return parts[0]
+    described = f"Attention of the actions of each trial of {run}. {described}"
+    return _svg(canvas, described, min(len(sources), 4))
 
 
+@STYLED
 def attention_course(attention: TrialAttention, first_trial: int, run: str) -> str:
     """Stacked attention shares of the last trial over its decisions."""
     sources = _sources(attention, first_trial)
     chosen = attention.trajectory == attention.trajectory.max()
     shares = _grouped(attention.shares[:, :, chosen].mean(axis=(0, 1)), first_trial)
-    parts: list[str] = []
+    canvas, axes = _canvas()
+    timesteps = attention.timestep[chosen]
+    axes.stackplot(timesteps, shares.T, colors=list(sources.values()), labels=list(sources))
+    axes.set_xlim(timesteps.min(), timesteps.max())
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("decision of the last trial")
+    axes.set_ylabel("share of attention")
     described = f"Attention of the last trial of {run} over its decisions, by trial"
-    with chart(parts, described, columns=min(len(sources), 4)) as axes:
-        timesteps = attention.timestep[chosen]
-        axes.stackplot(timesteps, shares.T, colors=list(sources.values()), labels=list(sources))
-        axes.set_xlim(timesteps.min(), timesteps.max())
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel("decision of the last trial")
-        axes.set_ylabel("share of attention")
-    return parts[0]
+    return _svg(canvas, described, min(len(sources), 4))
 
 
 def _sources(attention: TrialAttention, first_trial: int) -> dict[str, str]:

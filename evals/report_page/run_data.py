@@ -35,6 +35,8 @@ from agentic_ring.training.loop import read_metrics
 from evals.report_page.filmstrip import Frame, Strip, data_uri, evenly_spaced, render
 
 FRAMES = 8
+MAX_ACTIONS = 64
+"""Of each trial, evenly spaced, whose attention is shown."""
 MAX_ATTENTION_TOKENS = 2**17
 """Encoding longer chains again would take too long on one device."""
 
@@ -179,11 +181,7 @@ def rollout_chain(
 
 
 def attention_over_trials(
-    model: Model[AgenticTransformerConfig],
-    params: Params,
-    steps: ChainSteps,
-    first_trajectory: int = 0,
-    actions: int = 64,
+    model: Model[AgenticTransformerConfig], params: Params, steps: ChainSteps, first_trajectory: int
 ) -> TrialAttention:
     """Runs the model over one chain without a mesh, and sums its attention by trajectory.
 
@@ -191,44 +189,35 @@ def attention_over_trials(
       params: on one device.
       steps: [1, S], in the chain's order and without padding.
       first_trajectory: first trajectory whose actions are analysed; later ones follow.
-      actions: maximum number of actions of each trajectory; they are evenly spaced.
     """
     trajectory = np.asarray(steps.trajectory[0])
     count = int(trajectory.max()) + 1
     of_trials = [np.flatnonzero(trajectory == index) for index in range(first_trajectory, count)]
-    places = np.concatenate([places[evenly_spaced(len(places), actions)] for places in of_trials])
-    token_trajectory = np.repeat(trajectory, model.config.tokens_per_step)
+    places = np.concatenate([places[evenly_spaced(len(places), MAX_ACTIONS)] for places in of_trials])
+    member = np.eye(count, dtype=np.float32)[np.repeat(trajectory, model.config.tokens_per_step)]
     tokens = model.config.tokens_per_step * places + model.config.state_token
-    shares = _shares(model, count, params, steps, tokens, token_trajectory)
-    visible = np.arange(len(token_trajectory)) <= tokens[:, None]
-    even = np.stack([(visible & (token_trajectory == index)).sum(axis=1) for index in range(count)], axis=1)
-    even = (even / visible.sum(axis=1, keepdims=True)).astype(np.float32)
+    shares = _shares(model, params, steps, tokens, member)
+    even = (np.cumsum(member, axis=0)[tokens] / (tokens[:, None] + 1)).astype(np.float32)
     return TrialAttention(np.asarray(shares), even, trajectory[places], np.asarray(steps.timestep[0])[places])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
 def _shares(
-    model: Model,
-    trajectories: int,
-    params: Params,
-    steps: ChainSteps,
-    tokens: jax.Array,
-    token_trajectory: jax.Array,
+    model: Model, params: Params, steps: ChainSteps, tokens: jax.Array, member: jax.Array
 ) -> jax.Array:
-    """Shares [layers, heads, Q, J]: reference attention whose values are one-hot trajectories.
+    """Shares [layers, heads, Q, J] of state tokens [Q]: reference attention to the values ``member``.
 
-    ``tokens`` int [Q] are indices of the state tokens; ``token_trajectory`` int [tokens].
+    ``member`` [tokens, J] has the trajectory of each token as a one-hot vector.
     """
     bound = model.bind(params)
     positions, segment_ids = bound.positions(steps)
-    member = jax.nn.one_hot(token_trajectory, trajectories, dtype=jnp.float32)  # [tokens, J]
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, jax.Array]:
         query, key = (h.astype(jnp.float32) for h in block.attention.project(x, positions)[:2])
         width = query.shape[-1]
         parts = []
         # A value is as wide as a head, so each pass sums over that many trajectories.
-        for first in range(0, trajectories, width):
+        for first in range(0, member.shape[1], width):
             part = member[:, first : first + width]
             value = jnp.zeros(key.shape, jnp.float32).at[..., : part.shape[1]].set(part[None, :, None])
             summed = reference_attention(

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agentic_ring.data.domains import DOMAINS, flatten_observation, load_environment, parse_task
 from agentic_ring.data.store import NOISE_ALGORITHMS, TrajectoryStore
 from agentic_ring.errors import ConfigError, DataError
+from agentic_ring.training.td3 import TD3Config
 from data_prep.collect import PLANS, CollectConfig, collect
 from data_prep.collection_environments import VectorEnvironments, open_environments
 from data_prep.conversion import ConvertConfig, convert
@@ -28,14 +30,14 @@ def contents(root):
 @pytest.mark.slow
 def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypatch):
     monkeypatch.setitem(PLANS, "cartpole", replace(PLANS["cartpole"], updates=2))
+    monkeypatch.setattr("data_prep.collect.TD3Config", partial(TD3Config, hidden=32, batch=32))
     # The noise suffices for learners to start at once.
     size = {"episodes": 10, "action_repeat": 4, "members": 2, "environments": 1}
     asked = CollectConfig("cartpole", **size, seed=3, output=tmp_path)
-    summary = collect(asked)
-    reward_free, rewarded = summary.folders
-    assert rewarded == collector_folder(tmp_path, "cartpole", "mix")
-    assert reward_free == collector_folder(tmp_path, "cartpole", "mix_reward_free")
-    lines = ((folder / "episodes.jsonl").read_text().splitlines() for folder in summary.folders)
+    collection = collect(asked)
+    folders = [collector_folder(tmp_path, "cartpole", name) for name in ("mix_reward_free", "mix")]
+    assert [folder.path for folder in collection.folders.values()] == folders
+    lines = ((folder / "episodes.jsonl").read_text().splitlines() for folder in folders)
     free, seen = ([json.loads(line) for line in each] for each in lines)
     assert Counter(label["job"] for label in free) == {"random": 2, "ou": 2, "rnd": 4}
     assert Counter(label["job"] for label in seen) == {"td3": 6}
@@ -43,9 +45,9 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypa
     assert {label["task"] for label in seen} == {"cartpole_swingup"}
     assert {label["learner_seed"] for label in seen} == {3000, 3001}
     assert {label["data"] for label in free + seen} == {"exorl-mini (ours)"}
-    assert summary.episodes == len(free) + len(seen) == 14
+    assert collection.finished() == len(free) + len(seen) == 14
     relabeller = Relabeller(DOMAIN, ["swingup"])
-    for folder in summary.folders:
+    for folder in folders:
         assert json.loads((folder / "collection.json").read_text())["label"] == "exorl-mini (ours)"
         assert not (folder / "resume").exists()
         files = sorted((folder / "buffer").iterdir())
@@ -63,7 +65,7 @@ def test_mix_keeps_what_saw_a_reward_apart_from_what_saw_none(tmp_path, monkeypa
         noise = [algorithm in NOISE_ALGORITHMS for algorithm in store.algorithms]
         assert 4 <= sum(noise) < store.num_episodes / 2
     before = contents(tmp_path)
-    assert collect(asked).episodes == summary.episodes
+    assert collect(asked).finished() == 14
     with pytest.raises(ConfigError, match=r"collected with .'seed': 3.*'seed': 4"):
         collect(replace(asked, seed=4))
     assert contents(tmp_path) == before
@@ -80,9 +82,8 @@ def test_episodes_from_elsewhere_are_not_touched(tmp_path):
 
 def test_noise_explores_with_the_plan_of_its_domain(tmp_path):
     size = {"episodes": 2, "members": 2, "environments": 1}
-    summary = collect(CollectConfig("walker", "random", **size, output=tmp_path))
-    assert summary.episodes == 2
-    files = sorted(summary.folders[0].glob("buffer/*"))
+    collection = collect(CollectConfig("walker", "random", **size, output=tmp_path))
+    files = sorted(collection.folders["mini_random"].buffer.iterdir())
     first, second = (read_episode(episode_file(file), DOMAINS["walker"]) for file in files)
     assert first.action_repeat == 4
     assert not np.array_equal(first.physics[0], second.physics[0])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,10 +128,16 @@ def test_particle_reward_is_that_of_every_distance_measured(neighbours):
 
 def test_diayn_rewards_a_skill_that_can_be_told():
     diayn, skill = DIAYN(skills=3, hidden=8), np.arange(20) % 3
-    parameters = diayn.init(jax.random.key(0), 4, 1)
-    batch = {"next_observation": jax.random.normal(jax.random.key(1), (20, 4)), "skill": np.eye(3)[skill]}
-    loss, reward = diayn.loss_and_reward(parameters, batch)
-    odds = jax.nn.softmax(apply_mlp(parameters, batch["next_observation"]))[np.arange(20), skill]
+    observation = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+
+    @jax.jit
+    def computed(key):
+        parameters = diayn.init(key, 4, 1)
+        batch = {"next_observation": observation, "skill": np.eye(3)[skill]}
+        return apply_mlp(parameters, observation), diayn.loss_and_reward(parameters, batch)
+
+    logits, (loss, reward) = computed(jax.random.key(0))
+    odds = scipy.special.softmax(logits, axis=-1)[np.arange(20), skill]
     np.testing.assert_allclose(reward, np.log(3 * odds), rtol=1e-4)  # a guess is worth 0
     np.testing.assert_allclose(loss, -np.log(odds).mean(), rtol=1e-4)
 

@@ -20,7 +20,6 @@ from data_prep.conversion import ConvertConfig, convert
 from data_prep.episode_files import (
     EpisodeFile,
     EpisodeLabel,
-    Source,
     as_exorl_loads,
     collector_folder,
     episode_file,
@@ -196,8 +195,7 @@ def test_exorl_compat_is_a_store_of_its_own_with_controls_forgotten(tmp_path, ex
     # It takes the episodes that ExoRL's loader gets to before it has a million transitions.
     for length, last in ((1000, 1003), (250, 4003)):
         files = [EpisodeFile(Path(f"episode_{n:06d}_{length}.npz"), n, length) for n in range(10_000)]
-        loaded = as_exorl_loads([Source(file, file.path.name, None) for file in files])
-        assert [source.file.index for source in loaded] == list(range(last + 1))
+        assert [file.index for file in as_exorl_loads(files)] == list(range(last + 1))
 
 
 def archive(observation, method=zipfile.ZIP_STORED):

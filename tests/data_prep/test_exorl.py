@@ -151,7 +151,7 @@ BAD_ZIPS = {
     # Zeros for the CRC and the stored length, which fit each other, in the table of contents.
     "empty member": (changed(16, bytes(8)), "a.npz has 0 bytes"),
     # The first member's comment reaches to the end of the table of contents, and beyond.
-    "hidden member": (changed(32, b"\xff\xff", TWO), "has 1 members, its end 2"),
+    "hidden member": (changed(32, b"\xff\xff", TWO), "has 2 entries, 1 readable"),
     "link": (zipped({LINK: "/etc/passwd"}), "a link"),
     "encrypted": (changed(8, b"\x01"), "encrypted"),
     "large": (changed(24, b"\xff\xff\xff\x7f"), "at most 67,108,864"),
@@ -169,13 +169,6 @@ def test_bad_zip_is_named(tmp_path, content, reason):
     with pytest.raises(DataError, match=rf"rnd\.zip .*{reason}"):
         unpack_episodes(archive, tmp_path / "in" / "buffer")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["rnd.zip"]
-
-
-@pytest.mark.slow
-def test_members_beyond_the_count_of_a_small_zip_are_counted(tmp_path):
-    (tmp_path / "rnd.zip").write_bytes(zipped({f"{number}.mp4": b"" for number in range(65_536)}))
-    with pytest.raises(DataError, match="65536 members"):
-        unpack_episodes(tmp_path / "rnd.zip", tmp_path / "buffer")
 
 
 def test_download_ends_in_a_store_with_the_rewards_that_were_paid(tmp_path, server, capsys):

@@ -26,8 +26,8 @@ scores = st.floats(-1000, 1000, allow_subnormal=False)
 matrices = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=scores)
 
 
-@pytest.mark.parametrize("runs", [5, 100])
-def test_mean_interval_agrees_with_scipy(runs):
+def test_mean_interval_agrees_with_scipy():
+    runs = 5
     values = np.random.default_rng(runs).gamma(2.0, 50.0, runs)
     ours = mean_interval(values)
     options = {"n_resamples": RESAMPLES, "confidence_level": 0.95, "method": "percentile", "rng": 1}
@@ -77,13 +77,13 @@ def test_an_interquartile_mean_is_rliables_and_its_interval_repeatable(matrix):
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
-        (lambda: mean_interval([]), r"shape \(0, 1\)"),
-        (lambda: mean_interval([[1.0]]), r"shape \(1, 1\)"),
-        (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1, 0\)"),
+        (lambda: mean_interval([]), r"shape \(0,\)"),
+        (lambda: mean_interval([[1.0]]), r"shape \(1, 1\); expected \[runs\]"),
+        (lambda: mean_interval([1.0, float("nan")]), r"nan at \(1,\)"),
         (lambda: interquartile_mean_interval([[1.0, float("inf")]]), "inf"),
         (lambda: interquartile_mean_interval([1.0, 2.0]), r"\[runs, tasks\]"),
         (lambda: improvement_interval(np.ones((4, 2)), np.ones((3, 2))), r"over \(3, 2\)"),
-        (lambda: improvement_interval(np.ones(4), np.ones(4)), r"over \(4,\)"),
+        (lambda: improvement_interval(np.ones(4), np.ones(4)), r"\(4,\); expected \[runs, tasks\]"),
         (lambda: wilson_interval(0, 0), "0 successes of 0"),
         (lambda: wilson_interval(5, 4), "5 successes of 4"),
         (lambda: wilson_interval(-1, 4), "-1 successes of 4"),

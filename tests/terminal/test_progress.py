@@ -31,13 +31,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 ENVIRONMENT |= {"JAX_PLATFORMS": "cpu", "TERM": "xterm", "COLUMNS": "140"}
 
 
-def on_a_terminal(*arguments: object, **environment: str) -> str:
-    """What Python prints on a terminal, with its control sequences."""
+def on_a_terminal(code: str) -> str:
+    """What a program prints on a terminal, with its control sequences."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, *map(str, arguments)]
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT | environment
-    ) as process:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT) as process:
         os.close(theirs)
         printed = b""
         try:
@@ -51,7 +49,7 @@ def on_a_terminal(*arguments: object, **environment: str) -> str:
 
 
 def test_a_terminal_shows_one_table():
-    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal("-c", JOB))
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(JOB))
     before, last = printed[: printed.rindex("stage ")], printed[printed.rindex("stage ") :]
     header, *rows = [" ".join(line.split()) for line in last.splitlines() if line.strip()]
     assert header == "stage done rate time left loss last return"
@@ -67,7 +65,7 @@ def test_who_wants_plain_text_gets_lines():
     """On a terminal, too, if NO_COLOR or CI is set, or TERM is dumb."""
     wishes = [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}]
     job = f"import os\nfor wish in {wishes}:\n    os.environ |= wish\n" + textwrap.indent(JOB, "    ")
-    printed = on_a_terminal("-c", f"{job}\n    for name in wish:\n        del os.environ[name]\n")
+    printed = on_a_terminal(f"{job}\n    for name in wish:\n        del os.environ[name]\n")
     said = ["a line of its own", "collecting 2/2", "rolling out 2/2", "training 4/4", "the end"]
     lines = printed.splitlines()
     assert [line.split(", ")[0] for line in lines] == said * len(wishes)
@@ -84,9 +82,16 @@ def test_a_continued_job_has_as_much_time_left_as_it_needs_itself(monkeypatch, c
 
 
 def test_help_has_colours_unless_no_color_is_set():
-    code = "from agentic_ring.terminal import cli; cli.run(lambda: None, args=['--help'])"
-    assert "\x1b[" in on_a_terminal("-c", code)
-    assert "\x1b" not in on_a_terminal("-c", code, NO_COLOR="1")
+    help_twice = """
+import contextlib, os
+from agentic_ring.terminal import cli
+for os.environ["NO_COLOR"] in ("", "1"):
+    with contextlib.suppress(SystemExit):
+        cli.run(lambda: None, args=["--help"])
+"""
+    _, coloured, plain = on_a_terminal(help_twice).split("usage")
+    assert "\x1b[" in coloured
+    assert "\x1b" not in plain
 
 
 def test_environments_load_without_a_word():

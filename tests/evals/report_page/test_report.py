@@ -1,4 +1,4 @@
-"""The page of a real run: its content, and what is left out and why."""
+"""The page of a real run: its content, what is left out and why, attention over trials, and pictures."""
 
 import re
 import shutil
@@ -6,18 +6,32 @@ from ctypes.util import find_library
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+import scipy.special
 from lxml import etree
 
+from agentic_ring.data.domains import load_environment, parse_task
+from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError
+from agentic_ring.models.model import Model
 from agentic_ring.results.results_file import Figure, Results, read_results, short_number, write_results
+from agentic_ring.rollouts.policies import read_prompt
 from evals import report
 from evals.report import page
-from evals.report_page import filmstrip
+from evals.report_page import filmstrip, run_data
 from evals.report_page.charts import curve_label, loss_chart, trial_curves
-from evals.report_page.run_data import ReportedRun, read_run
-from evals.report_page.run_data import filmstrip as film_of
+from evals.report_page.filmstrip import HEIGHT, WIDTH, data_uri, evenly_spaced, render
+from evals.report_page.run_data import ReportedRun, read_run, rollout_chain
 from tests.commands import exit_status
+from tests.evals.conftest import DECISIONS
+
+needs_osmesa = pytest.mark.skipif(find_library("OSMesa") is None, reason="MuJoCo draws with it in software")
+PROMPT, ACTIONS = 2, 7
+"""Stored trajectories before the three trials, and decisions of each trial whose attention is shown."""
+TASK = parse_task("cartpole_swingup")
+LEFT_OUT = dict.fromkeys(("record", "attention", "film"), "drawn by another test")
 
 
 class Page:
@@ -44,7 +58,9 @@ class Page:
 @pytest.fixture(scope="module")
 def reported(small_run) -> ReportedRun:
     """Without pictures: the tests' MuJoCo has no graphics."""
-    return read_run(small_run.directory, small_run.directory.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_data, "MAX_ACTIONS", ACTIONS)
+        return read_run(small_run.directory, small_run.directory.name)
 
 
 @pytest.fixture
@@ -86,10 +102,11 @@ def test_it_stands_alone_holds_every_figure_and_says_what_is_missing(reported):
     assert "<run>" not in html
 
 
-@pytest.mark.skipif(find_library("OSMesa") is None, reason="MuJoCo needs OSMesa to draw in software")
+@needs_osmesa
 def test_the_first_and_the_last_trial_are_drawn(small_run, reported, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    run = replace(reported, film=film_of(small_run.config, reported.record.rollout), missing={})
+    film = run_data.filmstrip(small_run.config, reported.record.rollout)
+    run = replace(reported, film=film, record=None, attention=None, missing=LEFT_OUT)
     pictures = Page(page([run])).tagged("img")
     assert len(pictures) == 16
     ends = ["Trial 1 after 0.0 seconds", "Trial 3 after 10.0 seconds"]
@@ -100,7 +117,8 @@ def test_the_first_and_the_last_trial_are_drawn(small_run, reported, monkeypatch
 
 
 def test_controls_and_settings_stand_side_by_side(reported, controls):
-    parsed = Page(page([reported, read_run(controls, controls.name)]))
+    plain = replace(reported, record=None, attention=None, missing=LEFT_OUT)
+    parsed = Page(page([plain, read_run(controls, controls.name)]))
     drawn = [chart.get("aria-label") for chart in parsed.tagged("svg")]
     assert sum("control: other task: 10, 20, 30" in label for label in drawn) == 1
     for text in ("return/control/shuffled/trial_3", "training.seed", "evaluation.npz does not exist"):
@@ -160,3 +178,69 @@ def test_the_command_writes_the_page_of_a_run_or_of_several_and_names_mistakes(
     for runs in ((controls, controls), ()):
         with pytest.raises(ConfigError, match="each run once"):
             report.main(runs)
+
+
+def test_attention_over_the_chain_that_the_model_acted_on_is_plain_softmax(small_run, reported):
+    config, rollout = small_run.config, small_run.report.rollout
+    with TrajectoryStore.open(config.store) as store:
+        prompt = read_prompt(store, config, ring=1)
+    chain = rollout_chain(rollout, config.target, config.scaling, prompt)
+
+    @jax.jit
+    def actions_and_first_layer(params, chain):
+        bound = Model(config.model).bind(params)
+        block = jax.tree.map(lambda x: x[0], bound.transformer.blocks)
+        return bound(chain), block.attention.project(bound.tokens(chain), bound.positions(chain)[0])
+
+    actions, (query, key, _) = actions_and_first_layer(small_run.params, chain)
+    # Over the whole chain at once the model gives the actions that it took step by step.
+    taken = rollout.action.reshape(-1, 1)
+    np.testing.assert_allclose(actions[0, PROMPT * DECISIONS :], taken, atol=2e-5)
+    assert np.ptp(taken) > 0.01
+
+    found = reported.attention
+    queries = ACTIONS * 3
+    assert found.shares.shape == (2, 4, queries, 5)
+    np.testing.assert_allclose(found.shares.sum(axis=-1), 1, atol=1e-5)
+    np.testing.assert_allclose(found.even.sum(axis=-1), 1, atol=1e-6)
+    np.testing.assert_array_equal(found.trajectory, np.repeat([2, 3, 4], ACTIONS))
+    assert list(found.timestep[:ACTIONS]) == [0, 3, 6, 10, 13, 16, 19]
+    later = np.arange(5) > found.trajectory[:, None]
+    assert (found.shares[:, :, later] == 0).all()
+    assert (found.even[later] == 0).all()
+    # The very first action of the last trial sees two tokens of its own among all those before.
+    first = np.flatnonzero((found.trajectory == 4) & (found.timestep == 0))[0]
+    assert found.even[first, 4] == pytest.approx(2 / (4 * 4 * DECISIONS + 2))
+
+    # The first layer again, with the whole matrix of scores.
+    key = np.repeat(key, 2, axis=2)  # 4 query heads on 2 key heads
+    scores = np.einsum("btnh,bsnh->nts", query, key) / 2  # heads of 4
+    weights = scipy.special.softmax(np.where(np.tri(scores.shape[1]), scores, -np.inf), axis=-1)
+    of_token = np.repeat(chain.trajectory[0], 4)
+    tokens = 4 * (found.trajectory * DECISIONS + found.timestep) + 1
+    for index in range(5):
+        expected = weights[:, tokens][:, :, of_token == index].sum(axis=-1)
+        np.testing.assert_allclose(found.shares[0, :, :, index], expected, atol=1e-5)
+
+
+@needs_osmesa
+def test_a_state_is_drawn_where_the_cart_stands(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    physics = load_environment(TASK, seed=0).physics
+    states = []
+    for place in (-1.2, 1.2):
+        with physics.reset_context():
+            physics.named.data.qpos["slider"] = place
+        states.append(physics.get_state())
+    frames = render(TASK, np.array(states))
+    assert frames.shape == (2, HEIGHT, WIDTH, 3)
+    assert frames.dtype == np.uint8
+    # The cart is the warmest thing in the picture.
+    warmth = [(frame[..., 0].astype(int) - frame[..., 2]).clip(0).sum(axis=0) for frame in frames]
+    left, right = (np.average(np.arange(WIDTH), weights=row) for row in warmth)
+    assert left < WIDTH / 2 < right
+    assert data_uri(frames[0]).startswith("data:image/jpeg;base64,/9j/")
+
+
+def test_places_hold_the_first_and_the_last():
+    assert [[*evenly_spaced(count, 5)] for count in (1, 3, 9)] == [[0], [0, 1, 2], [0, 2, 4, 6, 8]]
