@@ -244,8 +244,8 @@ def _episodes(archive: Path, members: list[zipfile.ZipInfo]) -> dict[str, zipfil
             fault = "a link"
         elif path.suffix != ".npz" or member.is_dir():
             continue
-        elif member.file_size > _MOST_EPISODE_BYTES:
-            fault = f"of {member.file_size:,} bytes; an episode has at most {_MOST_EPISODE_BYTES:,}"
+        elif not 0 < member.file_size <= _MOST_EPISODE_BYTES:
+            fault = f"of {member.file_size:,} bytes; an episode has 1 to {_MOST_EPISODE_BYTES:,}"
         elif path.name in episodes:
             fault = "whose name another episode has"
         if fault:

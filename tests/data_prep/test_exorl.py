@@ -154,7 +154,8 @@ BAD_ZIPS = {
     "hidden member": (changed(32, b"\xff\xff", TWO), "has 2 entries, 1 readable"),
     "link": (zipped({LINK: "/etc/passwd"}), "a link"),
     "encrypted": (changed(8, b"\x01"), "encrypted"),
-    "large": (changed(24, b"\xff\xff\xff\x7f"), "at most 67,108,864"),
+    "large": (changed(24, b"\xff\xff\xff\x7f"), "has 1 to 67,108,864"),
+    "empty": (zipped({"a.npz": b""}), "of 0 bytes"),
     "no episode": (zipped({"video/a.mp4": b"1"}), "no .npz"),
     "same name": (zipped({"a/1.npz": b"1", "b/1.npz": b"2"}), "1.npz"),
 }
