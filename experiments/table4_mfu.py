@@ -120,7 +120,7 @@ def main(
         if running:
             measured, reached = measure(running, turns)
             write_rows(output / "rates.csv", [vars(reached)])
-            write_rows(output / "measured.csv", [row.columns() for row in measured])
+            write_rows(output / "measured.csv", measured)
             notes = [f"Utilisation is a share of {known_peak(jnp.dtype(precision).itemsize)[1]}."]
             notes += [SIMULATED] if on_cpu and len(steps) > 1 else []
             tables.append(measured_table(measured, f"{model} in {precision} on {where()}", notes))
@@ -132,7 +132,7 @@ def main(
             projected = project_paper(base, remat)
         else:
             projected = project_machine(hardware, model, block, base, remat)
-        write_rows(output / "projected.csv", [row.columns() for row in projected])
+        write_rows(output / "projected.csv", projected)
         tables += [projected_table(projected, source), minimum_table()]
         if trace is not None:
             tables += [traced(each, trace) for each in running]

@@ -12,7 +12,6 @@ from agentic_ring.results.timing import Spread, square_product, square_product_f
 from evals.benchmarks.rows import Line
 from evals.compile.llama_step import LlamaStep, Precision
 from evals.utilisation.measured_mfu import RunningStep, known_peak
-from evals.utilisation.projection import step_flops
 
 
 def llama_update(model: str, context: int, precision: Precision, layers: int, rounds: int) -> list[Line]:
@@ -43,14 +42,12 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
         raise NonFiniteLossError(f"the loss of {model} is {loss} after {len(losses)} updates")
     peak, source = known_peak(jnp.dtype(precision).itemsize)
     peak = peak or square_product_flops() / Spread.of(products).median
-    config = step.config
-    flops = step_flops(config.transformer, config.vocab_size, context, step.batch)
-    spread = Spread.of(seconds)
-    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in flops._asdict().items()}
-    details |= {"seconds": spread.median, "tokens_per_second": context * step.batch / spread.median}
-    details |= {"layers": config.transformer.layers, "loss": loss, "peak": source}
+    sizes, spread = running.sizes, Spread.of(seconds)
+    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in sizes.flops.items()}
+    details |= {"seconds": spread.median, "tokens_per_second": sizes.tokens / spread.median}
+    details |= {"layers": sizes.stack.layers, "loss": loss, "peak": source}
     details |= {"planned_bytes": PlannedMemory.of(running.compiled).total}
     details |= {"peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use")}
     details |= {"cudnn": "__cudnn" in (running.compiled.as_text() or "")}
-    share = Spread.of(100 * flops.model / (x * peak) for x in seconds)
+    share = Spread.of(100 * sizes.flops["model"] / (x * peak) for x in seconds)
     return [Line("update", model, share, "% of peak", details=details)]

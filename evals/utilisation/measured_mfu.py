@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,7 @@ class RunningStep:
     @property
     def sizes(self) -> Step:
         """Sizes of the step, which give its operations."""
-        step, devices, itemsize = self.step, len(self.step.devices), jnp.dtype(self.step.precision).itemsize
-        ring, stack = devices if step.method == "ring" else 1, step.config.transformer
-        return Step(stack, step.config.vocab_size, step.context, ring, devices, itemsize=itemsize)
+        return Step.of(self.step)
 
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
@@ -95,33 +93,14 @@ def random_text(step: LlamaStep, seed: int) -> TokenBatch:
     return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
 
 
-class MeasuredRow(NamedTuple):
-    """Measurements of one step."""
-
-    method: str
-    step: Step
-    spreads: dict[str, Spread]
-    """Seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper`` and so
-    on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks."""
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the row as named cells of a CSV file."""
-        cells = {"method": self.method, **self.step.columns(), "tokens_a_second": self.tokens_a_second}
-        cells |= {f"flops_{count}": number for count, number in self.step.flops._asdict().items()}
-        for name, spread in self.spreads.items():
-            cells |= spread.cells(name)
-        return cells
-
-    @property
-    def tokens_a_second(self) -> float:
-        """Tokens per second of all devices."""
-        return self.step.tokens / self.spreads["seconds"].median
-
-
-def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[MeasuredRow], Rates]:
+def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[dict[str, Any]], Rates]:
     """Times the blockwise step and others, each after a product of square matrices, in ``turns`` rounds.
 
-    Returns a row for each step, and the rates that a device reached in the first, the blockwise one.
+    Returns:
+      A row of a CSV file for each step, and the rates that a device reached in the first, the blockwise one.
+      Medians are followed by their minimum and maximum: ``seconds`` per update, ``mfu_paper`` and so on by
+      each count of operations, and ``over_blockwise_rate``, actual over expected seconds, which blockwise
+      itself lacks.
 
     Raises:
       ArgumentError: fewer than one round.
@@ -133,17 +112,21 @@ def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[MeasuredRow]
     times = _times([[product, each.updates] for each in steps], turns)
     known, _ = known_peak(blockwise.itemsize)
     peaks = [known or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for running, seconds in zip(steps, times[1::2], strict=True):
-        step, spreads = running.sizes, {"seconds": Spread.of(seconds)}
-        devices = 1 if simulated() else step.devices
-        for count, operations in step.flops._asdict().items():
+        step, devices = running.sizes, 1 if simulated() else running.sizes.devices
+        row = {"method": running.step.method, **step.columns()}
+        row["tokens_a_second"] = step.tokens / median(seconds)
+        row |= {f"flops_{count}": operations for count, operations in step.flops.items()}
+        row |= Spread.of(seconds).cells("seconds")
+        for count, operations in step.flops.items():
             shares = (operations / (t * peak * devices) for t, peak in zip(seconds, peaks, strict=True))
-            spreads[f"mfu_{count}"] = Spread.of(shares)
+            row |= Spread.of(shares).cells(f"mfu_{count}")
         if rows:
-            more = step.flops.model / blockwise.flops.model
-            spreads["over_blockwise_rate"] = Spread.ratio(seconds, [more * base for base in times[1]])
-        rows.append(MeasuredRow(running.step.method, step, spreads))
+            more = step.flops["model"] / blockwise.flops["model"]
+            expected = [more * base for base in times[1]]
+            row |= Spread.ratio(seconds, expected).cells("over_blockwise_rate")
+        rows.append(row)
     sharing = blockwise.devices if simulated() else 1
     return rows, reached_rates(blockwise, median(times[1]), median(peaks) / sharing)
 
