@@ -105,13 +105,17 @@ DEVICE_KINDS: dict[str, str] = _DATA["device_kinds"]
 """Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
 
 
+# Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find no tiles
+# for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
+_COMPILER_OPTIONS = {"tpu": {}, "cuda": {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}}
+
+
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices to compile for, on which nothing can run, and options that their compiler then needs."""
+    """Devices to compile for, on which nothing can run."""
 
     hardware: Hardware
     devices: tuple[Any, ...]
-    compiler_options: Mapping[str, Any]
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compiles a program that was lowered for these devices.
@@ -122,7 +126,7 @@ class CompileTarget:
         """
         limit, name = self.hardware.limit, self.hardware.name
         try:
-            compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+            compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS[self.hardware.platform])
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
             if "RESOURCE_EXHAUSTED" not in reason:
@@ -156,15 +160,14 @@ def compile_target(name: str, arrangement: str | int) -> CompileTarget:
     hardware = HARDWARE[name]
     if hardware.platform == "tpu":
         if not isinstance(arrangement, str):
-            example = hardware.example
-            raise ArgumentError(f"{arrangement} {name}; give a topology of chips, such as {example!r}")
+            raise ArgumentError(f"{arrangement} {name}; give a topology of chips, such as {hardware.example}")
         # Without the first two libtpu waits for the metadata server of a TPU host, and refuses a second
         # process; without the others it warns that it found no such host.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-        layout, arguments, options = f"{name}:{arrangement}", hardware.chip, {}
+        layout, arguments = f"{name}:{arrangement}", hardware.chip
     else:
         if isinstance(arrangement, str) or arrangement < 1 or arrangement % min(arrangement, GPUS_PER_HOST):
             raise ArgumentError(
@@ -172,9 +175,6 @@ def compile_target(name: str, arrangement: str | int) -> CompileTarget:
             )
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # its plugin looks for a driver
         layout, arguments = name, _gpu_description(hardware, arrangement)
-        # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find
-        # no tiles for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
-        options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     try:
         devices = topologies.get_topology_desc(layout, platform=hardware.platform, **arguments).devices
     except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
@@ -185,13 +185,13 @@ def compile_target(name: str, arrangement: str | int) -> CompileTarget:
         raise CompilerMissingError(
             f"the compiler for {name} is missing; run: pip install 'agentic_ring[{hardware.compiler_extra}]'"
         ) from error
-    return CompileTarget(hardware, tuple(devices), options)
+    return CompileTarget(hardware, tuple(devices))
 
 
 def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
     """Returns the arguments of a topology of ``count`` GPUs."""
-    memory = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
-    info = {**_GPU_FIELDS["every"], **{key: int(value) for key, value in memory.items()}, **hardware.target}
+    memory = {"memory_bandwidth": int(hardware.memory_bandwidth), "device_memory_size": int(hardware.memory)}
+    info = _GPU_FIELDS["every"] | memory | hardware.target
     fields = " ".join(f"{key}: {value}" for key, value in info.items())
     config = (  # XLA's GpuTargetConfigProto as text
         f'gpu_device_info {{ {fields} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
