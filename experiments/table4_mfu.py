@@ -31,7 +31,7 @@ from agentic_ring.terminal.tables import TextTable
 from evals.compile.llama_step import LlamaStep, Method, Precision
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
-from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, simulated
+from evals.utilisation.measured_mfu import known_peak, measure, simulated, updates
 from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.table4.tables import (
     Remat,
@@ -114,11 +114,10 @@ def main(
         block = BLOCK_ON_CPU if on_cpu else BLOCK
     precision = precision or ("float32" if on_cpu else "bfloat16")
     steps = training_steps(model, block, jax.devices(), precision, remat)
-    running = [RunningStep(step) for step in steps if hardware is None]
     with only_writer(output):
         tables: list[TextTable] = []
-        if running:
-            measured, reached = measure(running, turns)
+        if hardware is None:
+            measured, reached = measure(steps, turns)
             write_rows(output / "rates.csv", [vars(reached)])
             write_rows(output / "measured.csv", measured)
             notes = [f"Utilisation is a share of {known_peak(jnp.dtype(precision).itemsize)[1]}."]
@@ -134,8 +133,8 @@ def main(
             projected = project_machine(hardware, model, block, base, remat)
         write_rows(output / "projected.csv", projected)
         tables += [projected_table(projected, source), minimum_table()]
-        if trace is not None:
-            tables += [traced(each, trace) for each in running]
+        if trace is not None and hardware is None:
+            tables += [traced(step, trace) for step in steps]
         publish(tables, output)
 
 
@@ -146,11 +145,11 @@ def where() -> str:
     return f"{found['devices']} x {found['device_kind']}{simulated}"
 
 
-def traced(running: RunningStep, directory: Path) -> TextTable:
+def traced(step: LlamaStep, directory: Path) -> TextTable:
     """Saves a profile of one update and returns a table of its longest kernels."""
-    method, update = running.step.method, running.updates()
+    update = updates(step)
     jax.block_until_ready(update())
-    return kernel_table(method, kernel_times.trace(directory / method, update))
+    return kernel_table(step.method, kernel_times.trace(directory / step.method, update))
 
 
 def publish(tables: Sequence[TextTable], output: Path) -> None:

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -156,6 +157,11 @@ class LlamaStep:
         """The step, to be compiled or run."""
         batch = token_batch(self.batch, self.context)
         return TrainStep(Model(self.config), token_loss, OptimizerConfig(), batch, self.mesh, self.rules)
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The program for devices that are here."""
+        return self.train_step.lower().compile()
 
 
 def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:

@@ -62,20 +62,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step at one context, to be compiled for a machine."""
+    """A training step at one context, to be compiled for a machine.
+
+    Attributes:
+      name: for messages.
+      context: tokens per sequence.
+      configuration: everything that the program depends on beside its context, machine and compiler.
+      train_step: returns the step on these devices, which need not exist.
+      arguments: script and flags of the Python process that calls ``compile_here``, without --output.
+    """
 
     name: str
-    """For messages."""
     machine: NamedMachine
-    """Machine to compile for."""
     context: int
-    """Tokens per sequence."""
     configuration: str
-    """Everything that the program depends on beside its context, machine and compiler."""
     train_step: Callable[[tuple[Any, ...]], TrainStep]
-    """Returns the step on these devices, which need not exist."""
     arguments: tuple[str, ...]
-    """Script and flags of the Python process that calls ``compile_here``, without --output."""
 
     def __str__(self) -> str:
         return self.name

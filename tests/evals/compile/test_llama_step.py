@@ -9,7 +9,7 @@ from agentic_ring.training.optimizer import make_optimizer
 from agentic_ring.training.train_step import abstract_state
 from evals.compile import llama_step
 from evals.compile.llama_step import METHODS, LlamaStep, Shape
-from evals.utilisation.measured_mfu import RunningStep
+from evals.utilisation.measured_mfu import updates
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_methods_differ_only_in_memory_and_each_update_starts_where_the_last_one
     for method in METHODS:
         devices = jax.devices() if method == "ring" else jax.devices()[:1]  # for the same one sequence
         step = LlamaStep("tiny", method, 128, tuple(devices), "float32")
-        update = RunningStep(step).updates()
+        update = updates(step)
         losses[method] = [float(update()["loss"]) for _ in range(3)]
         np.testing.assert_allclose(losses[method], losses["vanilla"], rtol=1e-5, err_msg=method)
     first, second, third = losses["vanilla"]

@@ -15,7 +15,7 @@ from agentic_ring.results.timing import Spread
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
 from evals.utilisation import measured_mfu
-from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, random_text
+from evals.utilisation.measured_mfu import known_peak, measure, random_text, updates
 from evals.utilisation.projection import Step, project, read_rates
 
 
@@ -30,7 +30,7 @@ def test_utilisation_and_expectation_are_of_the_same_turn(tiny, monkeypatch, tmp
     seconds = [[0.5, 0.25, 0.125], [2.0, 4.0, 8.0], [0.5, 0.25, 0.125], [10.0, 10.0, 20.0]]
     monkeypatch.setattr(measured_mfu, "_times", lambda makers, turns: seconds)
     monkeypatch.setattr(timing, "MATMUL", {"cpu": 10 / 2 ** (1 / 3)})
-    steps = [RunningStep(tiny("blockwise", 64)), RunningStep(tiny("ring", 512))]
+    steps = [tiny("blockwise", 64), tiny("ring", 512)]
     (blockwise, ring), rates = measure(steps, turns=3)
     assert (ring["ring"], ring["devices"], ring["itemsize"]) == (8, 8, 4)
     # One processor that all simulated devices share.
@@ -71,7 +71,7 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
 @pytest.mark.parametrize(("method", "context", "ring"), [("ring", 64, 8), ("blockwise", 8, 1)])
 def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, method, context, ring):
     step = tiny(method, context)
-    batch = random_text(step, seed=0)
+    batch = random_text(step)
     assert batch.tokens.shape == (8 // ring, context)
     places = np.asarray(batch.positions[0])
     np.testing.assert_array_equal(places, order("zigzag", context, ring))
@@ -83,7 +83,7 @@ def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, me
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(tiny, monkeypatch):
-    monkeypatch.setattr(RunningStep, "compiled", None)
+    monkeypatch.setattr(LlamaStep, "compiled", None)
     monkeypatch.setattr(PlannedMemory, "of", lambda compiled: PlannedMemory(10**15, 0))
     with pytest.raises(DoesNotFitError, match=r"tiny with ring .* 32 tokens: needs 8000000\.0 GB"):
-        RunningStep(tiny("ring", 32)).updates()
+        updates(tiny("ring", 32))
