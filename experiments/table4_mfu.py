@@ -13,6 +13,7 @@ few per cent of the speed that the blockwise step predicts.
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,13 +29,12 @@ from agentic_ring.provenance import provenance
 from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.compile.llama_step import LlamaStep, Method, Precision
+from evals.compile.llama_step import LlamaStep, Precision, Remat
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
 from evals.utilisation.measured_mfu import known_peak, measure, simulated, updates
 from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.table4.tables import (
-    Remat,
     kernel_table,
     measured_table,
     minimum_table,
@@ -62,12 +62,9 @@ def training_steps(
     """Returns the blockwise and, on several devices, the ring step, with ``block`` tokens per device."""
     if block < 2 or block % 2:
         raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
-
-    def step(method: Method, context: int) -> LlamaStep:
-        return LlamaStep(model, method, context, tuple(devices), precision, remat=remat)
-
-    ring = [step("ring", block * len(devices))] if len(devices) > 1 else []
-    return [step("blockwise", block), *ring]
+    blockwise = LlamaStep(model, "blockwise", block, tuple(devices), precision, remat=remat)
+    ring = replace(blockwise, method="ring", context=block * len(devices))
+    return [blockwise, ring] if len(devices) > 1 else [blockwise]
 
 
 def main(

@@ -32,6 +32,7 @@ from evals.compile.step_memory import TrainStep, sharded_shape
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Precision = Literal["float32", "bfloat16"]
+Remat = Literal["full", "offload", "attention"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class LlamaStep:
     context: int
     devices: tuple[Any, ...]
     precision: Precision = "bfloat16"
-    remat: Literal["full", "offload", "attention"] = "full"
+    remat: Remat = "full"
     layers: int | None = None
 
     def __post_init__(self) -> None:

@@ -10,18 +10,16 @@ computes more.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
-from evals.compile.llama_step import LlamaStep, Method
+from evals.compile.llama_step import SHAPES, LlamaStep, Remat
 from evals.compile.machines import machine
 from evals.utilisation.kernel_times import KernelTime
 from evals.utilisation.projection import Rates, Step, hop_bytes, hop_operations, project
 from experiments import paper
-
-Remat = Literal["full", "offload", "attention"]
 
 MACHINE_NAMES = {
     "8x A100": ("8xA100", "A100 NVLink"),
@@ -45,9 +43,10 @@ def minimum_block(
     return hop_bytes(stack, 1, 2, backward=backward) / link / work
 
 
-def step_on(model: str, method: Method, remat: Remat, context: int, devices: int) -> Step:
-    """Returns the sizes of a model's step in bfloat16, on that many absent devices."""
-    return Step.of(LlamaStep(model, method, context, (None,) * devices, remat=remat))
+def absent_steps(model: str, block: int, context: int, devices: int, remat: Remat) -> tuple[Step, Step]:
+    """Returns a blockwise step over ``block`` tokens and one on a ring of all devices, in bfloat16."""
+    blockwise = LlamaStep(model, "blockwise", block, (None,) * devices, remat=remat)
+    return Step.of(blockwise), Step.of(replace(blockwise, method="ring", context=context))
 
 
 def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple[Step, Step]:
@@ -58,8 +57,7 @@ def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple
     still computes one per device, as nothing else would use all devices.
     """
     block, context = row.blockwise_context, row.ring_context
-    blockwise = step_on(row.model, "blockwise", remat, block, devices)
-    ring = step_on(row.model, "ring", remat, context, devices)
+    blockwise, ring = absent_steps(row.model, block, context, devices, remat)
     together = min(row.batch_tokens, devices * block) // context
     return (
         replace(blockwise, accumulation=max(1, row.batch_tokens // (block * devices))),
@@ -70,14 +68,11 @@ def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple
 def project_variants(
     machine: str, model: str, steps: tuple[Step, Step], rates: Rates, torus_link: float | None
 ) -> list[dict[str, Any]]:
-    """Returns the blockwise step, the ring, and the ring with one feature left out at a time.
+    """Returns a CSV row for the blockwise step, the ring, and the ring with one feature left out at a time.
 
     ``torus_link`` is the bytes per second of a single link, where ``rates.link`` is of several.
-
-    Returns:
-      Rows of a CSV file: sizes, seconds of all parts together and of each, utilisation by each count of
-      operations, and ``over_blockwise_rate``: seconds over those that the rate of the projected blockwise
-      step predicts, in the model's own operations.
+    ``over_blockwise_rate`` is seconds over those that the rate of the projected blockwise step predicts, in
+    the model's own operations.
     """
     blockwise, ring = steps
     variants = {
@@ -120,9 +115,8 @@ def project_machine(
     """One sequence of ``block`` tokens per device, and one over all, at the machine's own peak and link."""
     devices, hardware = machine(name).devices, machine(name).hardware
     own = rates.of_machine(hardware.flops, hardware.link_bandwidth, hardware.memory_bandwidth)
-    blockwise = step_on(model, "blockwise", remat, block, devices)
-    ring = step_on(model, "ring", remat, block * devices, devices)
-    return project_variants(name, model, (blockwise, ring), own, torus_link=None)
+    steps = absent_steps(model, block, block * devices, devices, remat)
+    return project_variants(name, model, steps, own, torus_link=None)
 
 
 def measured_table(measured: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str]) -> TextTable:
@@ -194,7 +188,7 @@ def kernel_table(method: str, kernels: Sequence[KernelTime]) -> TextTable:
 
 def minimum_table() -> TextTable:
     """Returns Table 2: the paper's figures beside those of the same formula and of this project."""
-    stack, rows = step_on("7B", "ring", "full", 2, 1).stack, []
+    stack, rows = SHAPES["7B"].llama().transformer, []
     for link in paper.interconnects().values():
         forward, backward = (
             minimum_block(stack, link.flops, link.link_bandwidth, backward=each) for each in (False, True)
