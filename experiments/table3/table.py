@@ -83,8 +83,8 @@ def table_rows(names: Sequence[tuple[str, str]], done: Mapping[ContextCell, Sequ
     """Returns the rows of these machines and models, with the findings so far."""
     cells = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}
 
-    def found(*name: str) -> dict[Column, tuple[ContextCell, Sequence[Finding]]]:
-        own = {column: cells.get((*name, *column[:2])) for column in COLUMNS}
+    def found(hardware: str, model: str) -> dict[Column, tuple[ContextCell, Sequence[Finding]]]:
+        own = {column: cells.get((hardware, model, column.method, column.remat)) for column in COLUMNS}
         return {column: (cell, done[cell]) for column, cell in own.items() if cell}
 
     return [Row(*name, found(*name)) for name in names]
@@ -169,11 +169,11 @@ def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
         axes.axhline(place, color="0.92", linewidth=0.8, zorder=0)
         for column in COLUMNS:
             own, published = row.context(column), row.paper.get(column.method)
-            marker = {"marker": column.marker, "linestyle": "none", "color": column.colour}
+            marker, colour = column.marker, column.colour
             if own:
-                axes.plot(own, place, **marker, markersize=7, label=column.title)
+                axes.plot(own, place, marker, color=colour, markersize=7, label=column.title)
             if published and column.remat == "full":
-                axes.plot(published, place - 0.22, **marker, markersize=5, mfc="none")
+                axes.plot(published, place - 0.22, marker, color=colour, markersize=5, mfc="none")
     axes.set_yticks(range(len(rows)), [f"{row.hardware}  {row.model}" for row in rows])
     axes.invert_yaxis()
     _tokens(axes)

@@ -21,14 +21,13 @@ def test_machines_are_named_once_and_those_that_do_not_exist_refused():
 
 @pytest.mark.parametrize("name", HARDWARE)
 def test_devices_and_what_fits_them_or_what_to_install(name):
-    topology = "4x4" if name in ("v3", "v5e", "v6e") else "2x2x1"
-    try:
-        target = compile_target(HARDWARE[name], 16 if HARDWARE[name].platform == "cuda" else topology)
-    except CompilerMissingError as missing:
-        target, message = None, str(missing)
-    if target is None:
-        assert f"agentic_ring[{HARDWARE[name].compiler_extra}]" in message
+    hardware, topology = HARDWARE[name], "4x4" if name in ("v3", "v5e", "v6e") else "2x2x1"
+    arrangement = 16 if hardware.platform == "cuda" else topology
+    if not hardware.compiler_installed:
+        with pytest.raises(CompilerMissingError, match=rf"agentic_ring\[{hardware.compiler_extra}\]"):
+            compile_target(hardware, arrangement)
         return
+    target = compile_target(hardware, arrangement)
     assert len(target.devices) == {"v3": 32, "tpu7x": 8, "v4": 4, "v5p": 4}.get(name, 16)
     if name in ("v5e", "a100"):
         sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
