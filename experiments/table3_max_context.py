@@ -50,8 +50,9 @@ def context_program(cell: ContextCell, tokens: int) -> Program:
     """Returns a cell at one context, which a process compiles by this script's ``--check``."""
     step = cell.step(tokens, (None,) * cell.machine.devices)
     flags = (
-        f"--hardware {cell.hardware} --model {cell.model} --method {cell.method} --check {tokens} "
-        f"--precision {cell.precision} --inputs {'host' if cell.remat == 'offload' else 'device'}"
+        f"--hardware {cell.hardware} --model {cell.model} --method {cell.method} "
+        f"--precision {cell.precision} --check {tokens} "
+        f"--inputs {'host' if cell.remat == 'offload' else 'device'}"
     )
     return Program(
         name=f"{cell} at {thousands(tokens)}",
