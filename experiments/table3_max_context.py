@@ -49,21 +49,18 @@ TABLE_WIDTH = 150
 def context_program(cell: ContextCell, tokens: int) -> Program:
     """Returns a cell at one context, which a process compiles by this script's ``--check``."""
     step = cell.step(tokens, (None,) * cell.machine.devices)
-    flags = {
-        "--hardware": cell.hardware,
-        "--model": cell.model,
-        "--method": cell.method,
-        "--precision": cell.precision,
-        "--check": str(tokens),
-        "--inputs": "host" if cell.remat == "offload" else "device",
-    }
+    flags = (
+        f"--hardware {cell.hardware} --model {cell.model} --method {cell.method} "
+        f"--precision {cell.precision} --check {tokens} "
+        f"--inputs {'host' if cell.remat == 'offload' else 'device'}"
+    )
     return Program(
         name=f"{cell} at {thousands(tokens)}",
         machine=cell.machine,
         context=tokens,
         configuration=repr((step.config, step.batch)),
         train_step=lambda devices: cell.step(tokens, devices).train_step,
-        arguments=(__file__, *(part for pair in flags.items() for part in pair)),
+        arguments=(__file__, *flags.split()),
     )
 
 

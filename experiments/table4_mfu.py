@@ -13,6 +13,7 @@ few per cent of the speed that the blockwise step predicts.
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,13 +29,12 @@ from agentic_ring.provenance import provenance
 from agentic_ring.results.rows import write_rows
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.tables import TextTable
-from evals.compile.llama_step import LlamaStep, Method, Precision
+from evals.compile.llama_step import LlamaStep, Precision, Remat
 from evals.compile.machines import machine
 from evals.utilisation import kernel_times
-from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, simulated
+from evals.utilisation.measured_mfu import known_peak, measure, simulated, updates
 from evals.utilisation.projection import PUBLISHED, read_rates
 from experiments.table4.tables import (
-    Remat,
     kernel_table,
     measured_table,
     minimum_table,
@@ -62,12 +62,9 @@ def training_steps(
     """Returns the blockwise and, on several devices, the ring step, with ``block`` tokens per device."""
     if block < 2 or block % 2:
         raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
-
-    def step(method: Method, context: int) -> LlamaStep:
-        return LlamaStep(model, method, context, tuple(devices), precision, remat=remat)
-
-    ring = [step("ring", block * len(devices))] if len(devices) > 1 else []
-    return [step("blockwise", block), *ring]
+    blockwise = LlamaStep(model, "blockwise", block, tuple(devices), precision, remat=remat)
+    ring = replace(blockwise, method="ring", context=block * len(devices))
+    return [blockwise, ring] if len(devices) > 1 else [blockwise]
 
 
 def main(
@@ -114,13 +111,12 @@ def main(
         block = BLOCK_ON_CPU if on_cpu else BLOCK
     precision = precision or ("float32" if on_cpu else "bfloat16")
     steps = training_steps(model, block, jax.devices(), precision, remat)
-    running = [RunningStep(step) for step in steps if hardware is None]
     with only_writer(output):
         tables: list[TextTable] = []
-        if running:
-            measured, reached = measure(running, turns)
+        if hardware is None:
+            measured, reached = measure(steps, turns)
             write_rows(output / "rates.csv", [vars(reached)])
-            write_rows(output / "measured.csv", [row.columns() for row in measured])
+            write_rows(output / "measured.csv", measured)
             notes = [f"Utilisation is a share of {known_peak(jnp.dtype(precision).itemsize)[1]}."]
             notes += [SIMULATED] if on_cpu and len(steps) > 1 else []
             tables.append(measured_table(measured, f"{model} in {precision} on {where()}", notes))
@@ -132,10 +128,10 @@ def main(
             projected = project_paper(base, remat)
         else:
             projected = project_machine(hardware, model, block, base, remat)
-        write_rows(output / "projected.csv", [row.columns() for row in projected])
+        write_rows(output / "projected.csv", projected)
         tables += [projected_table(projected, source), minimum_table()]
-        if trace is not None:
-            tables += [traced(each, trace) for each in running]
+        if trace is not None and hardware is None:
+            tables += [traced(step, trace) for step in steps]
         publish(tables, output)
 
 
@@ -146,11 +142,11 @@ def where() -> str:
     return f"{found['devices']} x {found['device_kind']}{simulated}"
 
 
-def traced(running: RunningStep, directory: Path) -> TextTable:
+def traced(step: LlamaStep, directory: Path) -> TextTable:
     """Saves a profile of one update and returns a table of its longest kernels."""
-    method, update = running.step.method, running.updates()
+    update = updates(step)
     jax.block_until_ready(update())
-    return kernel_table(method, kernel_times.trace(directory / method, update))
+    return kernel_table(step.method, kernel_times.trace(directory / step.method, update))
 
 
 def publish(tables: Sequence[TextTable], output: Path) -> None:

@@ -11,8 +11,8 @@ from agentic_ring.errors import NonFiniteLossError
 from agentic_ring.results.timing import Spread, square_product, square_product_flops, time_interleaved
 from evals.benchmarks.rows import Line
 from evals.compile.llama_step import LlamaStep, Precision
-from evals.utilisation.measured_mfu import RunningStep, known_peak
-from evals.utilisation.projection import step_flops
+from evals.utilisation.measured_mfu import known_peak, updates
+from evals.utilisation.projection import Step
 
 
 def llama_update(model: str, context: int, precision: Precision, layers: int, rounds: int) -> list[Line]:
@@ -32,8 +32,7 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
     """
     device = jax.devices()[0]
     step = LlamaStep(model, "blockwise", context, (device,), precision, remat="attention", layers=layers)
-    running = RunningStep(step)
-    update = running.updates()
+    update = updates(step)
     losses: list[Any] = []
     products, seconds = time_interleaved(
         rounds, square_product(precision), lambda: losses.append(update()) or losses[-1]
@@ -43,14 +42,12 @@ def llama_update(model: str, context: int, precision: Precision, layers: int, ro
         raise NonFiniteLossError(f"the loss of {model} is {loss} after {len(losses)} updates")
     peak, source = known_peak(jnp.dtype(precision).itemsize)
     peak = peak or square_product_flops() / Spread.of(products).median
-    config = step.config
-    flops = step_flops(config.transformer, config.vocab_size, context, step.batch)
-    spread = Spread.of(seconds)
-    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in flops._asdict().items()}
-    details |= {"seconds": spread.median, "tokens_per_second": context * step.batch / spread.median}
-    details |= {"layers": config.transformer.layers, "loss": loss, "peak": source}
-    details |= {"planned_bytes": PlannedMemory.of(running.compiled).total}
+    sizes, spread = Step.of(step), Spread.of(seconds)
+    details = {f"mfu_{name}": 100 * work / (spread.median * peak) for name, work in sizes.flops.items()}
+    details |= {"seconds": spread.median, "tokens_per_second": sizes.tokens / spread.median}
+    details |= {"layers": sizes.stack.layers, "loss": loss, "peak": source}
+    details |= {"planned_bytes": PlannedMemory.of(step.compiled).total}
     details |= {"peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use")}
-    details |= {"cudnn": "__cudnn" in (running.compiled.as_text() or "")}
-    share = Spread.of(100 * flops.model / (x * peak) for x in seconds)
+    details |= {"cudnn": "__cudnn" in (step.compiled.as_text() or "")}
+    share = Spread.of(100 * sizes.flops["model"] / (x * peak) for x in seconds)
     return [Line("update", model, share, "% of peak", details=details)]

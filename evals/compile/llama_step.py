@@ -17,6 +17,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -31,6 +32,7 @@ from evals.compile.step_memory import TrainStep, sharded_shape
 Method = Literal["vanilla", "memory_efficient", "blockwise", "ring"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Precision = Literal["float32", "bfloat16"]
+Remat = Literal["full", "offload", "attention"]
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,11 @@ class LlamaStep:
       context: tokens per sequence.
       devices: devices that it runs on, or is compiled for.
       precision: type of matrix products and activations; parameters and optimiser state are float32.
-      sequences: sequences per batch; by default one per device, or one in total for a ring.
       remat: see ``TransformerConfig``.
       layers: number of layers; by default the model's.
 
     Raises:
-      UnknownNameError, ArgumentError: no such model or method; context or batch do not divide.
+      UnknownNameError, ArgumentError: no such model or method; a context that does not divide.
     """
 
     model: str
@@ -99,8 +100,7 @@ class LlamaStep:
     context: int
     devices: tuple[Any, ...]
     precision: Precision = "bfloat16"
-    sequences: int | None = None
-    remat: Literal["full", "offload", "attention"] = "full"
+    remat: Remat = "full"
     layers: int | None = None
 
     def __post_init__(self) -> None:
@@ -108,16 +108,11 @@ class LlamaStep:
             raise UnknownNameError("model", self.model, tuple(SHAPES))
         if self.method not in METHODS:
             raise UnknownNameError("method", self.method, METHODS)
-        count = len(self.devices)
-        if self.method == "ring" and self.context % (2 * count):
+        multiple = 2 * len(self.devices) if self.method == "ring" else 1
+        if self.context < 1 or self.context % multiple:
             raise ArgumentError(
-                f"a context of {self.context} tokens does not divide over a ring of {count} devices in "
-                f"zigzag order; take a multiple of {2 * count}"
-            )
-        if self.context < 1 or (self.method != "ring" and self.batch % count):
-            raise ArgumentError(
-                f"{self.batch} sequences of {self.context} tokens do not divide over {count} devices; "
-                f"take a multiple of {count} sequences of at least one token"
+                f"context is {self.context} tokens; {self.method} attention on {len(self.devices)} devices "
+                f"takes a multiple of {multiple}"
             )
 
     @property
@@ -127,8 +122,8 @@ class LlamaStep:
 
     @property
     def batch(self) -> int:
-        """Sequences per update."""
-        return self.sequences or (1 if self.method == "ring" else len(self.devices))
+        """Sequences per update: one in total for a ring, else one per device."""
+        return 1 if self.method == "ring" else len(self.devices)
 
     @property
     def rules(self) -> ShardingRules:
@@ -164,6 +159,11 @@ class LlamaStep:
         batch = token_batch(self.batch, self.context)
         return TrainStep(Model(self.config), token_loss, OptimizerConfig(), batch, self.mesh, self.rules)
 
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The program for devices that are here."""
+        return self.train_step.lower().compile()
+
 
 def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[..., TokenBatch]:
     """Returns ``TrainStep.batch`` for zigzag rows [batch_size, tokens]; one text per row unless packed."""
@@ -177,76 +177,3 @@ def token_batch(batch_size: int, tokens: int, packed: bool = False) -> Callable[
         return TokenBatch(numbers, numbers, weight, positions, numbers if packed else None, "zigzag")
 
     return batch
-
-
-# A *unit* is one array [tokens of a device, width] in the compute dtype. The number of units that are alive
-# at once was counted in the compilers' plans of a layer's backward pass. TPUs keep more of them than GPUs,
-# and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
-_WHOLE_UNITS = {"cuda": 4, "tpu": 9}
-"""Units alive beside the attention of a layer: its input, what is kept of the heads, gradients of both."""
-_RING_FLOAT32 = 7
-"""Blocks that a ring holds in float32: dQ, and dK and dV that are summed, sent and received."""
-_LOCAL_FLOAT32 = 3
-"""Blocks that attention on one device holds in float32: dQ, dK and dV."""
-_SCORE_BYTES = 7
-"""Bytes per pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
-compilers hold in float32 or narrower and not all at once."""
-
-
-@dataclass(frozen=True)
-class MemoryFormula:
-    """Memory per device of a ``LlamaStep`` by its context: it starts a search and checks compilers."""
-
-    shape: Shape
-    method: str
-    remat: str
-    devices: int
-    """Number of devices that share the parameters and, in a ring, the sequence."""
-    itemsize: int
-    """Bytes per number of the compute dtype."""
-    platform: str
-    """"cuda" or "tpu"."""
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters, without those of norms."""
-        shape = self.shape
-        key_share = (shape.kv_heads or shape.heads) / shape.heads
-        layer = shape.width * (shape.width * (2 + 2 * key_share) + 3 * shape.ffn_width)
-        return round(shape.layers * layer + 2 * shape.vocab_size * shape.width)
-
-    @property
-    def constant(self) -> float:
-        """Bytes that do not depend on the context: state, gradients and gathered weights."""
-        shape = self.shape
-        feedforward = 3 * shape.width * shape.ffn_width
-        vocabulary = shape.width * shape.vocab_size
-        gathered = feedforward * (2 * self.itemsize + 4) + vocabulary * (self.itemsize + 12)
-        logits = 3 * CHUNK * shape.vocab_size * 4
-        return 16 * self.parameters / self.devices + gathered + logits
-
-    @property
-    def per_token(self) -> float:
-        """Bytes per token of a device, without the scores of vanilla attention."""
-        shape, ring = self.shape, self.method == "ring"
-        unit = shape.width * self.itemsize
-        kept = 2 if self.remat == "offload" else shape.layers
-        blocks = (9 if ring else 5) + (_RING_FLOAT32 if ring else _LOCAL_FLOAT32) * 4 / self.itemsize
-        blocks /= shape.head_groups if ring else 1
-        whole = self.method in ("vanilla", "memory_efficient")
-        feedforward = 6 * shape.ffn_width * self.itemsize if whole else 0
-        # The feedforward's backward and the attention's do not overlap in time.
-        return unit * (kept + _WHOLE_UNITS[self.platform]) + max(unit * blocks, feedforward)
-
-    def bytes(self, context: int) -> float:
-        """Returns the bytes per device for one sequence per device, or for one in total with a ring."""
-        tokens = context / self.devices if self.method == "ring" else context
-        scores = _SCORE_BYTES * self.shape.heads * tokens**2 if self.method == "vanilla" else 0
-        return self.constant + self.per_token * tokens + scores
-
-    def longest(self, limit: float, least: int = 1024) -> int:
-        """Returns the longest context that fits: ``least`` times a power of two, and at least ``least``."""
-        context = least
-        while self.bytes(2 * context) <= limit:
-            context *= 2
-        return context

@@ -43,8 +43,7 @@ class Hardware:
       memory_bandwidth: bytes per second.
       link_bandwidth: bytes per second that a device can send to its neighbour in a ring while it receives
         as many: one link of a TPU torus, all NVLinks of a GPU.
-      target, chip: further fields of XLA's description of a GPU, and arguments of a TPU's topology.
-      example: an arrangement of TPU chips, for messages.
+      description: further fields of XLA's description of a GPU, or arguments of a TPU's topology.
     """
 
     name: str
@@ -53,9 +52,7 @@ class Hardware:
     flops: float
     memory_bandwidth: float
     link_bandwidth: float
-    target: Mapping[str, Any] = field(default_factory=dict)
-    chip: Mapping[str, Any] = field(default_factory=dict)
-    example: str = "2x2x4"
+    description: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def limit(self) -> float:
@@ -91,11 +88,11 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("a100", "cuda", 85100068864, 312e12, 2.039e12, 300e9, _GPU_FIELDS["a100"]),
         Hardware("h100", "cuda", 84942979072, 989e12, 3.352e12, 450e9, _GPU_FIELDS["h100"]),
         Hardware("h200", "cuda", 151397597184, 989e12, 4.8e12, 450e9, _GPU_FIELDS["h100"]),
-        Hardware("v3", "tpu", 15.48 * _GIB, 61.5e12, 0.45e12, 100e9, example="4x4"),
-        Hardware("v4", "tpu", 30.75 * _GIB, 275e12, 1.2e12, 45e9, chip=_MEGACORE),
-        Hardware("v5e", "tpu", 15.75 * _GIB, 197e12, 0.81e12, 45e9, example="4x4"),
+        Hardware("v3", "tpu", 15.48 * _GIB, 61.5e12, 0.45e12, 100e9),
+        Hardware("v4", "tpu", 30.75 * _GIB, 275e12, 1.2e12, 45e9, _MEGACORE),
+        Hardware("v5e", "tpu", 15.75 * _GIB, 197e12, 0.81e12, 45e9),
         Hardware("v5p", "tpu", 95.74 * _GIB, 459e12, 2.8e12, 90e9),
-        Hardware("v6e", "tpu", 31.25 * _GIB, 920e12, 1.6e12, 90e9, example="4x4"),
+        Hardware("v6e", "tpu", 31.25 * _GIB, 920e12, 1.6e12, 90e9),
         Hardware("tpu7x", "tpu", 94.75 * _GIB, 1153e12, 3.7e12, 100e9),
     )
 }
@@ -105,13 +102,17 @@ DEVICE_KINDS: dict[str, str] = _DATA["device_kinds"]
 """Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
 
 
+# Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find no tiles
+# for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
+_COMPILER_OPTIONS = {"tpu": {}, "cuda": {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}}
+
+
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices to compile for, on which nothing can run, and options that their compiler then needs."""
+    """Devices to compile for, on which nothing can run."""
 
     hardware: Hardware
     devices: tuple[Any, ...]
-    compiler_options: Mapping[str, Any]
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compiles a program that was lowered for these devices.
@@ -122,7 +123,7 @@ class CompileTarget:
         """
         limit, name = self.hardware.limit, self.hardware.name
         try:
-            compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+            compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS[self.hardware.platform])
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
             if "RESOURCE_EXHAUSTED" not in reason:
@@ -138,60 +139,48 @@ class CompileTarget:
         return compiled
 
 
-def compile_target(name: str, arrangement: str | int) -> CompileTarget:
+def compile_target(hardware: Hardware, arrangement: str | int) -> CompileTarget:
     """Returns devices of one kind to compile for.
 
     Args:
-      name: one of ``HARDWARE``.
       arrangement: topology of TPU chips, such as "4x4", where a v3 chip counts as two devices; or number of
         GPUs, of which more than 8 are spread over hosts of 8.
 
     Raises:
-      UnknownNameError: no such hardware.
-      ArgumentError: an arrangement that does not exist.
+      ArgumentError: a number of GPUs that hosts of 8 do not have.
       CompilerMissingError: the compiler for the platform is not installed.
     """
-    if name not in HARDWARE:
-        raise UnknownNameError("hardware", name, tuple(HARDWARE))
-    hardware = HARDWARE[name]
-    if hardware.platform == "tpu":
-        if not isinstance(arrangement, str):
-            example = hardware.example
-            raise ArgumentError(f"{arrangement} {name}; give a topology of chips, such as {example!r}")
+    name, platform = hardware.name, hardware.platform
+    if isinstance(arrangement, str):
         # Without the first two libtpu waits for the metadata server of a TPU host, and refuses a second
         # process; without the others it warns that it found no such host.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-        layout, arguments, options = f"{name}:{arrangement}", hardware.chip, {}
+        layout, arguments = f"{name}:{arrangement}", hardware.description
     else:
-        if isinstance(arrangement, str) or arrangement < 1 or arrangement % min(arrangement, GPUS_PER_HOST):
+        if arrangement < 1 or arrangement % min(arrangement, GPUS_PER_HOST):
             raise ArgumentError(
                 f"{arrangement} {name}; choose 1 to {GPUS_PER_HOST} GPUs, or a multiple of {GPUS_PER_HOST}"
             )
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # its plugin looks for a driver
         layout, arguments = name, _gpu_description(hardware, arrangement)
-        # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find
-        # no tiles for some shapes, such as 3200 x 3200, so all are left to cuBLAS.
-        options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     try:
-        devices = topologies.get_topology_desc(layout, platform=hardware.platform, **arguments).devices
+        devices = topologies.get_topology_desc(layout, platform=platform, **arguments).devices
     except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
-        if hardware.platform == "tpu" and isinstance(error, jax.errors.JaxRuntimeError):
-            raise ArgumentError(
-                f"{layout} is no arrangement of TPU chips, try {name}:{hardware.example}; {error}"
-            ) from error
+        if platform == "tpu" and isinstance(error, jax.errors.JaxRuntimeError):
+            raise
         raise CompilerMissingError(
             f"the compiler for {name} is missing; run: pip install 'agentic_ring[{hardware.compiler_extra}]'"
         ) from error
-    return CompileTarget(hardware, tuple(devices), options)
+    return CompileTarget(hardware, tuple(devices))
 
 
 def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
     """Returns the arguments of a topology of ``count`` GPUs."""
-    memory = {"memory_bandwidth": hardware.memory_bandwidth, "device_memory_size": hardware.memory}
-    info = {**_GPU_FIELDS["every"], **{key: int(value) for key, value in memory.items()}, **hardware.target}
+    memory = {"memory_bandwidth": int(hardware.memory_bandwidth), "device_memory_size": int(hardware.memory)}
+    info = _GPU_FIELDS["every"] | memory | hardware.description
     fields = " ".join(f"{key}: {value}" for key, value in info.items())
     config = (  # XLA's GpuTargetConfigProto as text
         f'gpu_device_info {{ {fields} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
@@ -203,26 +192,27 @@ def _gpu_description(hardware: Hardware, count: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class NamedMachine:
-    """A machine by its usual name, such as 8xA100 or TPUv5e-256."""
+    """A machine by its usual name, such as 8xA100 or TPUv5e-256.
+
+    Attributes:
+      devices: number of devices that JAX sees.
+      host_memory: bytes of the host's memory per device.
+      topology: arrangement of TPU chips; None for GPUs.
+      paper: its name in the paper's Tables 3 and 4, if it is there.
+      note: how the name maps to devices, where that is not plain.
+    """
 
     name: str
-    """As on the command line."""
     hardware: Hardware
-    """Specification of each device."""
     devices: int
-    """Number of devices that JAX sees."""
     host_memory: float
-    """Bytes of the host's memory per device."""
     topology: str | None = None
-    """Arrangement of TPU chips; None for GPUs."""
     paper: str | None = None
-    """Its name in the paper's Tables 3 and 4, if it is there."""
     note: str = ""
-    """How the name maps to devices, where that is not plain."""
 
     def compile_target(self) -> CompileTarget:
         """Returns the machine's devices to compile for; see ``compile_target`` for errors."""
-        return compile_target(self.hardware.name, self.topology or self.devices)
+        return compile_target(self.hardware, self.topology or self.devices)
 
 
 _CORE_DEVICES = "TPUs of this generation are named after their cores, and JAX sees each core as a device"

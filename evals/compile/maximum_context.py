@@ -20,7 +20,7 @@ from agentic_ring.device_memory import DoesNotFitError
 from agentic_ring.errors import AgenticRingError, DataError
 from agentic_ring.files.json_files import read_json, write_json
 from agentic_ring.provenance import git_commit, versions
-from evals.compile.llama_step import SHAPES, LlamaStep, MemoryFormula, Method, Precision
+from evals.compile.llama_step import CHUNK, SHAPES, LlamaStep, Method, Precision
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.step_memory import TrainStep
 
@@ -62,20 +62,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step at one context, to be compiled for a machine."""
+    """A training step at one context, to be compiled for a machine.
+
+    Attributes:
+      name: for messages.
+      context: tokens per sequence.
+      configuration: everything that the program depends on beside its context, machine and compiler.
+      train_step: returns the step on these devices, which need not exist.
+      arguments: script and flags of the Python process that calls ``compile_here``, without --output.
+    """
 
     name: str
-    """For messages."""
     machine: NamedMachine
-    """Machine to compile for."""
     context: int
-    """Tokens per sequence."""
     configuration: str
-    """Everything that the program depends on beside its context, machine and compiler."""
     train_step: Callable[[tuple[Any, ...]], TrainStep]
-    """Returns the step on these devices, which need not exist."""
     arguments: tuple[str, ...]
-    """Script and flags of the Python process that calls ``compile_here``, without --output."""
 
     def __str__(self) -> str:
         return self.name
@@ -140,6 +142,20 @@ class Program:
         return finding
 
 
+# A *unit* is one array [tokens of a device, width] in the compute dtype. The number of units that are alive
+# at once was counted in the compilers' plans of a layer's backward pass. TPUs keep more of them than GPUs,
+# and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
+_WHOLE_UNITS = {"cuda": 4, "tpu": 9}
+"""Units alive beside the attention of a layer: its input, what is kept of the heads, gradients of both."""
+_RING_FLOAT32 = 7
+"""Blocks that a ring holds in float32: dQ, and dK and dV that are summed, sent and received."""
+_LOCAL_FLOAT32 = 3
+"""Blocks that attention on one device holds in float32: dQ, dK and dV."""
+_SCORE_BYTES = 7
+"""Bytes per pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
+compilers hold in float32 or narrower and not all at once."""
+
+
 @dataclass(frozen=True)
 class ContextCell:
     """One cell of Table 3: a name for ``machine``, and arguments of ``LlamaStep``."""
@@ -159,16 +175,36 @@ class ContextCell:
         return LlamaStep(self.model, self.method, context, devices, self.precision, remat=self.remat)
 
     @property
-    def expected(self) -> MemoryFormula:
-        """The formula of its memory."""
-        itemsize, platform = jnp.dtype(self.precision).itemsize, self.machine.hardware.platform
-        devices = self.machine.devices
-        return MemoryFormula(SHAPES[self.model], self.method, self.remat, devices, itemsize, platform)
-
-    @property
     def machine(self) -> NamedMachine:
         """Machine to compile for."""
         return machine(self.hardware)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, without those of norms."""
+        shape = SHAPES[self.model]
+        key_share = (shape.kv_heads or shape.heads) / shape.heads
+        layer = shape.width * (shape.width * (2 + 2 * key_share) + 3 * shape.ffn_width)
+        return round(shape.layers * layer + 2 * shape.vocab_size * shape.width)
+
+    def expected_bytes(self, context: int) -> float:
+        """Returns the bytes per device by a formula, which starts a search and checks compilers."""
+        shape, ring, target = SHAPES[self.model], self.method == "ring", self.machine
+        itemsize, tokens = jnp.dtype(self.precision).itemsize, context / target.devices if ring else context
+        # State, gradients and gathered weights do not depend on the context.
+        feedforward, vocabulary = 3 * shape.width * shape.ffn_width, shape.width * shape.vocab_size
+        gathered = feedforward * (2 * itemsize + 4) + vocabulary * (itemsize + 12)
+        constant = 16 * self.parameters / target.devices + gathered + 3 * CHUNK * shape.vocab_size * 4
+        unit = shape.width * itemsize
+        kept = 2 if self.remat == "offload" else shape.layers
+        blocks = (9 if ring else 5) + (_RING_FLOAT32 if ring else _LOCAL_FLOAT32) * 4 / itemsize
+        blocks /= shape.head_groups if ring else 1
+        whole = self.method in ("vanilla", "memory_efficient")
+        hidden = 6 * shape.ffn_width * itemsize if whole else 0
+        # The feedforward's backward and the attention's do not overlap in time.
+        per_token = unit * (kept + _WHOLE_UNITS[target.hardware.platform]) + max(unit * blocks, hidden)
+        scores = _SCORE_BYTES * shape.heads * tokens**2 if self.method == "vanilla" else 0
+        return constant + per_token * tokens + scores
 
 
 def search(cell: ContextCell, compile_at: Callable[[int], Finding]) -> Iterator[Finding]:
@@ -178,8 +214,9 @@ def search(cell: ContextCell, compile_at: Callable[[int], Finding]) -> Iterator[
     where it fails twice in a row. ``compile_at`` returns the cell's finding at a context.
     """
     target = cell.machine
-    least = max(LEAST_CONTEXT, 2 * target.devices) if cell.method == "ring" else LEAST_CONTEXT
-    context = max(least, cell.expected.longest(target.hardware.limit, least))
+    context = least = max(LEAST_CONTEXT, 2 * target.devices) if cell.method == "ring" else LEAST_CONTEXT
+    while cell.expected_bytes(2 * context) <= target.hardware.limit:
+        context *= 2
     finding = compile_at(context)
     yield finding
     upwards = finding.verdict == "fits"

@@ -16,16 +16,16 @@ _CONTAINERS = re.compile(r"^(while|conditional|call)(\.|$)")
 
 
 class KernelTime(NamedTuple):
-    """Total time of one kernel, or of one operation on a device without kernels, such as a CPU."""
+    """Time of one kernel, or of one operation on a device without kernels, such as a CPU.
+
+    ``name`` lacks the trailing number of the instance; ``seconds`` are of all runs on all devices, without
+    those of nested operations; ``share`` is that of the seconds of all kernels.
+    """
 
     name: str
-    """Name without the trailing number of the instance."""
     seconds: float
-    """Seconds of all runs on all devices, without those of nested operations."""
     runs: int
-    """Number of runs."""
     share: float
-    """Share of the seconds of all kernels."""
 
 
 def trace(directory: Path, run: Callable[[], Any]) -> list[KernelTime]:

@@ -9,11 +9,10 @@ Simulated devices share one processor, so steps are comparable where they do the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,56 +29,38 @@ from evals.compile.machines import DEVICE_KINDS, HARDWARE
 from evals.utilisation.projection import Rates, Step, reached_rates
 
 
-@dataclass(frozen=True)
-class RunningStep:
-    """A step on this machine's devices, with a state of its own and random text; it is compiled only once."""
+def updates(step: LlamaStep) -> Callable[[], Any]:
+    """Returns a function that runs one update after the other, from random parameters on random text.
 
-    step: LlamaStep
+    Raises:
+      DoesNotFitError: the step needs more memory than there is; nothing has run.
+    """
+    train_step, devices = step.train_step, len(step.devices)
+    try:
+        compiled = step.compiled
+        check_memory(PlannedMemory.of(compiled).total * devices, devices)
+        optimizer = make_optimizer(train_step.optimizer, steps=1)
+        state = init_state(train_step.model, optimizer, 0, step.mesh, step.rules)
+        batch = random_text(step)
+    except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise DoesNotFitError(
+            f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
+            "smaller model or fewer tokens per device; JAX uses 0.75 of a GPU's memory unless "
+            "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
+        ) from error
 
-    @property
-    def sizes(self) -> Step:
-        """Sizes of the step, which give its operations."""
-        step, devices, itemsize = self.step, len(self.step.devices), jnp.dtype(self.step.precision).itemsize
-        ring, stack = devices if step.method == "ring" else 1, step.config.transformer
-        return Step(stack, step.config.vocab_size, step.context, ring, devices, itemsize=itemsize)
+    def update() -> Any:
+        nonlocal state
+        state, metrics = compiled(state, batch)
+        return metrics
 
-    @cached_property
-    def compiled(self) -> jax.stages.Compiled:
-        """The compiled program."""
-        return self.step.train_step.lower().compile()
-
-    def updates(self, seed: int = 0) -> Callable[[], Any]:
-        """Returns a function that runs one update after the other, from ``seed``'s parameters and text.
-
-        Raises:
-          DoesNotFitError: the step needs more memory than there is; nothing has run.
-        """
-        step, train_step, devices = self.step, self.step.train_step, len(self.step.devices)
-        try:
-            compiled = self.compiled
-            check_memory(PlannedMemory.of(compiled).total * devices, devices)
-            optimizer = make_optimizer(train_step.optimizer, steps=1)
-            state = init_state(train_step.model, optimizer, seed, step.mesh, step.rules)
-            batch = random_text(step, seed)
-        except (DoesNotFitError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, DoesNotFitError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            reason = str(error).partition("\n")[0]
-            raise DoesNotFitError(
-                f"{step.model} with {step.method} attention over {step.context} tokens: {reason}; take a "
-                "smaller model or fewer tokens per device; JAX uses 0.75 of a GPU's memory unless "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
-            ) from error
-
-        def update() -> Any:
-            nonlocal state
-            state, metrics = compiled(state, batch)
-            return metrics
-
-        return update
+    return update
 
 
-def random_text(step: LlamaStep, seed: int) -> TokenBatch:
+def random_text(step: LlamaStep) -> TokenBatch:
     """Returns a batch with one text per row, in the token order of the step's devices."""
     shapes = step.train_step.batch(step.mesh, step.rules)
     rows, length = shapes.tokens.shape
@@ -92,58 +73,44 @@ def random_text(step: LlamaStep, seed: int) -> TokenBatch:
         return TokenBatch(tokens, targets, jnp.ones((rows, length)), places[None], None, shapes.layout)
 
     shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-    return jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
+    return jax.jit(make, out_shardings=shardings)(jax.random.key(0))
 
 
-class MeasuredRow(NamedTuple):
-    """Measurements of one step."""
-
-    method: str
-    step: Step
-    spreads: dict[str, Spread]
-    """Seconds per update as ``seconds``; utilisation by each count of ``StepFlops`` as ``mfu_paper`` and so
-    on; actual over expected seconds as ``over_blockwise_rate``, which blockwise itself lacks."""
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the row as named cells of a CSV file."""
-        cells = {"method": self.method, **self.step.columns(), "tokens_a_second": self.tokens_a_second}
-        cells |= {f"flops_{count}": number for count, number in self.step.flops._asdict().items()}
-        for name, spread in self.spreads.items():
-            cells |= spread.cells(name)
-        return cells
-
-    @property
-    def tokens_a_second(self) -> float:
-        """Tokens per second of all devices."""
-        return self.step.tokens / self.spreads["seconds"].median
-
-
-def measure(steps: Sequence[RunningStep], turns: int) -> tuple[list[MeasuredRow], Rates]:
+def measure(steps: Sequence[LlamaStep], turns: int) -> tuple[list[dict[str, Any]], Rates]:
     """Times the blockwise step and others, each after a product of square matrices, in ``turns`` rounds.
 
-    Returns a row for each step, and the rates that a device reached in the first, the blockwise one.
+    Returns:
+      A row of a CSV file for each step, and the rates that a device reached in the first, the blockwise one.
+      Medians are followed by their minimum and maximum: ``seconds`` per update, ``mfu_paper`` and so on by
+      each count of operations, and ``over_blockwise_rate``, actual over expected seconds, which blockwise
+      itself lacks.
 
     Raises:
       ArgumentError: fewer than one round.
     """
     if turns < 1:
         raise ArgumentError(f"turns is {turns}; it must be at least 1")
-    blockwise = steps[0].sizes
+    blockwise = Step.of(steps[0])
     product = partial(square_product, {2: jnp.bfloat16, 4: jnp.float32}[blockwise.itemsize])
-    times = _times([[product, each.updates] for each in steps], turns)
+    times = _times([[product, partial(updates, step)] for step in steps], turns)
     known, _ = known_peak(blockwise.itemsize)
     peaks = [known or square_product_flops() / median(products) for products in zip(*times[::2], strict=True)]
-    rows = []
-    for running, seconds in zip(steps, times[1::2], strict=True):
-        step, spreads = running.sizes, {"seconds": Spread.of(seconds)}
-        devices = 1 if simulated() else step.devices
-        for count, operations in step.flops._asdict().items():
+    rows: list[dict[str, Any]] = []
+    for step, seconds in zip(steps, times[1::2], strict=True):
+        sizes, flops = Step.of(step), Step.of(step).flops
+        row: dict[str, Any] = {"method": step.method, **sizes.columns()}
+        row["tokens_a_second"] = sizes.tokens / median(seconds)
+        row |= {f"flops_{count}": operations for count, operations in flops.items()}
+        row |= Spread.of(seconds).cells("seconds")
+        devices = 1 if simulated() else sizes.devices
+        for count, operations in flops.items():
             shares = (operations / (t * peak * devices) for t, peak in zip(seconds, peaks, strict=True))
-            spreads[f"mfu_{count}"] = Spread.of(shares)
+            row |= Spread.of(shares).cells(f"mfu_{count}")
         if rows:
-            more = step.flops.model / blockwise.flops.model
-            spreads["over_blockwise_rate"] = Spread.ratio(seconds, [more * base for base in times[1]])
-        rows.append(MeasuredRow(running.step.method, step, spreads))
+            more = flops["model"] / blockwise.flops["model"]
+            expected = [more * base for base in times[1]]
+            row |= Spread.ratio(seconds, expected).cells("over_blockwise_rate")
+        rows.append(row)
     sharing = blockwise.devices if simulated() else 1
     return rows, reached_rates(blockwise, median(times[1]), median(peaks) / sharing)
 

@@ -23,11 +23,13 @@ FLOPs are counted in three ways, all without what rematerialisation computes aga
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
-from agentic_ring.errors import ArgumentError, DataError
+import jax.numpy as jnp
+
+from agentic_ring.errors import DataError
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.results.rows import read_rows
+from evals.compile.llama_step import LlamaStep
 from evals.compile.machines import HARDWARE
 
 BACKWARD = 2
@@ -42,36 +44,6 @@ ACCUMULATION_BYTES = 12  # likewise, for adding the gradients of one part of a b
 
 _COMPUTING = ("products", "head", "causal_forward", "causal_backward", "full_forward", "full_backward")
 """Fields of ``Rates`` that are operations per second."""
-_PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
-
-
-class StepFlops(NamedTuple):
-    """Operations of one step, counted in three ways; see the module."""
-
-    paper: float
-    halved: float
-    model: float
-
-
-def step_flops(stack: TransformerConfig, vocab_size: int, context: int, sequences: int) -> StepFlops:
-    """Returns the operations of forward and backward over ``sequences`` of ``context`` tokens each."""
-    factor = (1 + BACKWARD) * sequences
-    width, layers = stack.width, stack.layers
-    dense, pairs = 24 * context * width**2 * layers, 4 * context**2 * width * layers
-    layer = 2 * context * layer_weights(stack) + attention_forward(stack, context**2 / 2)
-    model = layers * layer + 2 * context * width * vocab_size
-    return StepFlops(factor * (dense + pairs), factor * (dense + pairs / 2), factor * model)
-
-
-def layer_weights(stack: TransformerConfig) -> int:
-    """Returns the number of weights in the matrices of one layer: two operations each per token."""
-    heads = 2 * stack.heads + 2 * stack.key_value_heads
-    return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
-
-
-def attention_forward(stack: TransformerConfig, pairs: float) -> float:
-    """Returns the operations of both products over ``pairs`` of query and key in one layer, all heads."""
-    return 4 * pairs * stack.heads * stack.head_dim
 
 
 @dataclass(frozen=True)
@@ -149,9 +121,6 @@ class Step:
       rows: sequences that a ring computes at once.
       accumulation: parts of a batch that are computed one after the other.
       itemsize: bytes per number of the compute dtype.
-
-    Raises:
-      ArgumentError: the ring does not divide the devices, or the context the ring.
     """
 
     stack: TransformerConfig
@@ -163,16 +132,12 @@ class Step:
     accumulation: int = 1
     itemsize: int = 2
 
-    def __post_init__(self) -> None:
-        for name, number in vars(self).items():
-            if name != "stack" and number < 1:
-                raise ArgumentError(f"{name} is {number}; it must be at least 1")
-        halves = 1 if self.ring == 1 else 2 * self.ring
-        if self.devices % self.ring or self.context % halves:
-            raise ArgumentError(
-                f"ring is {self.ring}; it must divide {self.devices} devices, and {halves} must divide a "
-                f"context of {self.context}"
-            )
+    @classmethod
+    def of(cls, step: LlamaStep) -> "Step":
+        """Returns the sizes of a LLaMA's step on its devices, which may be absent."""
+        config, devices = step.config, len(step.devices)
+        ring, itemsize = devices if step.method == "ring" else 1, jnp.dtype(step.precision).itemsize
+        return cls(config.transformer, config.vocab_size, step.context, ring, devices, itemsize=itemsize)
 
     @property
     def block(self) -> int:
@@ -190,9 +155,15 @@ class Step:
         return self.sequences * self.context
 
     @property
-    def flops(self) -> StepFlops:
-        """Operations per batch, on all devices."""
-        return step_flops(self.stack, self.vocab_size, self.context, self.sequences)
+    def flops(self) -> dict[str, float]:
+        """Operations per batch on all devices by the counts "paper", "halved" and "model"; see the module."""
+        stack, context, factor = self.stack, self.context, (1 + BACKWARD) * self.sequences
+        dense = 24 * context * stack.width**2 * stack.layers
+        pairs = 4 * context**2 * stack.width * stack.layers
+        layer = 2 * context * layer_weights(stack) + attention_forward(stack, context**2 / 2)
+        model = stack.layers * layer + 2 * context * stack.width * self.vocab_size
+        counts = {"paper": dense + pairs, "halved": dense + pairs / 2, "model": model}
+        return {name: factor * count for name, count in counts.items()}
 
     def columns(self) -> dict[str, int]:
         """Returns the sizes as named cells of a CSV file."""
@@ -200,40 +171,32 @@ class Step:
         return {**numbers, "sequences": self.sequences, "tokens": self.tokens}
 
 
-@dataclass(frozen=True)
-class Projection:
-    """Projected seconds of the parts of a step, and the peak rate of a device."""
+def layer_weights(stack: TransformerConfig) -> int:
+    """Returns the number of weights in the matrices of one layer: two operations each per token."""
+    heads = 2 * stack.heads + 2 * stack.key_value_heads
+    return stack.width * (heads * stack.head_dim + 3 * stack.ffn_width)
 
-    step: Step
-    peak: float
-    products: float
-    head: float
-    attention: float
-    hops: float
-    gathers: float
-    optimizer: float
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of the step."""
-        return sum(getattr(self, part) for part in _PARTS)
+def attention_forward(stack: TransformerConfig, pairs: float) -> float:
+    """Returns the operations of both products over ``pairs`` of query and key in one layer, all heads."""
+    return 4 * pairs * stack.heads * stack.head_dim
 
-    def columns(self) -> dict[str, float]:
-        """Returns sizes, seconds and utilisation as named cells of a CSV file."""
-        cells = {**self.step.columns(), "peak": self.peak, "seconds": self.seconds}
-        cells |= {f"{part}_seconds": getattr(self, part) for part in _PARTS}
-        counts = self.step.flops._asdict()
-        return cells | {f"mfu_{name}": self.utilisation(operations) for name, operations in counts.items()}
 
-    def utilisation(self, flops: float) -> float:
-        """Returns the share of all devices' peak rate, for the operations of a batch."""
-        return flops / (self.seconds * self.step.devices * self.peak)
+def hop_operations(stack: TransformerConfig, block: int, *, backward: bool = False) -> float:
+    """Returns the operations of a hop of a balanced causal ring: half of a block's pairs."""
+    return attention_forward(stack, block**2 / 2) * (ATTENTION_BACKWARD if backward else 1)
+
+
+def hop_bytes(stack: TransformerConfig, block: int, itemsize: int, *, backward: bool = False) -> float:
+    """Returns the bytes that a hop sends: keys and values, and in the backward pass their gradients."""
+    numbers = 2 * block * stack.key_value_heads * stack.head_dim
+    return numbers * (itemsize + (GRADIENT_BYTES if backward else 0))
 
 
 def project(
     step: Step, rates: Rates, overlap_hops: bool = True, overlap_gathers: bool = True, zigzag: bool = True
-) -> Projection:
-    """Projects the time of a step by its parts; see the module.
+) -> dict[str, float]:
+    """Projects the seconds of a step by its parts; see the module.
 
     Attention overlaps the ring's transfers, and a layer's products the gathers of weights and scatters of
     gradients. Zigzag order balances a causal mask; without it the last device attends to whole blocks in
@@ -249,17 +212,22 @@ def project(
     again = 2 * tokens * stack.width * heads * stack.head_dim / rates.products
     forward, forward_hops = _ring_pass(step, rates, overlap_hops, zigzag, backward=False)
     backward, backward_hops = _ring_pass(step, rates, overlap_hops, zigzag, backward=True)
+    # A recomputed layer and its backward pass share one gather. No layer overlaps those of embedding and
+    # head, which are gathered and scattered once.
+    number = (step.devices - 1) / step.devices / rates.collective
+    gather, scatter = number * step.itemsize, number * GRADIENT_BYTES
+    hidden = forward_products if overlap_gathers else 0.0
+    before = max(0.0, gather * weights - hidden)
+    after = max(0.0, (gather + scatter) * weights - (forwards - 1 + BACKWARD) * hidden)
     passes = OPTIMIZER_BYTES + (parts * ACCUMULATION_BYTES if parts > 1 else 0)
-    return Projection(
-        step=step,
-        peak=rates.peak,
-        products=layers * ((forwards + BACKWARD) * forward_products + again),
-        head=parts * (1 + BACKWARD) * tokens * ends / rates.head,
-        attention=layers * (attends * forward + backward),
-        hops=layers * (attends * forward_hops + backward_hops),
-        gathers=parts * _gathers(step, rates, forward_products if overlap_gathers else 0.0, forwards),
-        optimizer=passes * (weights * stack.layers + ends) / step.devices / rates.memory,
-    )
+    return {
+        "products": layers * ((forwards + BACKWARD) * forward_products + again),
+        "head": parts * (1 + BACKWARD) * tokens * ends / rates.head,
+        "attention": layers * (attends * forward + backward),
+        "hops": layers * (attends * forward_hops + backward_hops),
+        "gathers": parts * (stack.layers * (before + after) + (gather + scatter) * ends),
+        "optimizer": passes * (weights * stack.layers + ends) / step.devices / rates.memory,
+    }
 
 
 def reached_rates(step: Step, seconds: float, peak: float) -> Rates:
@@ -268,19 +236,8 @@ def reached_rates(step: Step, seconds: float, peak: float) -> Rates:
     Its time for gathers and the optimiser counts as computing. ``peak`` is as in ``Rates``.
     """
     links = {"link": inf, "collective": inf, "memory": inf}
-    operations = project(step, Rates(**dict.fromkeys(_COMPUTING, 1.0), peak=1.0, **links)).seconds
+    operations = sum(project(step, Rates(**dict.fromkeys(_COMPUTING, 1.0), peak=1.0, **links)).values())
     return Rates(**dict.fromkeys(_COMPUTING, operations / seconds), peak=peak, **links)
-
-
-def hop_operations(stack: TransformerConfig, block: int, *, backward: bool = False) -> float:
-    """Returns the operations of a hop of a balanced causal ring: half of a block's pairs."""
-    return attention_forward(stack, block**2 / 2) * (ATTENTION_BACKWARD if backward else 1)
-
-
-def hop_bytes(stack: TransformerConfig, block: int, itemsize: int, *, backward: bool = False) -> float:
-    """Returns the bytes that a hop sends: keys and values, and in the backward pass their gradients."""
-    numbers = 2 * block * stack.key_value_heads * stack.head_dim
-    return numbers * (itemsize + (GRADIENT_BYTES if backward else 0))
 
 
 def _ring_pass(
@@ -301,24 +258,5 @@ def _ring_pass(
     if not overlap_hops:
         return compute, others * (block + gradient) + final
     # The first block arrives while the own one is computed; the last hop only sends gradients.
-    between = (others - 1) * _beyond(block + gradient, other)
-    return compute, _beyond(block, own) + between + _beyond(gradient, other) + final
-
-
-def _gathers(step: Step, rates: Rates, hidden: float, forwards: int) -> float:
-    """Returns the exposed seconds of gathers and scatters in one part of a batch.
-
-    ``hidden`` seconds of a layer's forward products, computed ``forwards`` times, overlap a gather.
-    """
-    number = (step.devices - 1) / step.devices / rates.collective
-    gather, scatter = number * step.itemsize, number * GRADIENT_BYTES
-    layer, ends = layer_weights(step.stack), 2 * step.stack.width * step.vocab_size
-    # A recomputed layer and its backward pass share one gather. No layer overlaps those of embedding and
-    # head, which are gathered and scattered once.
-    before = _beyond(gather * layer, hidden)
-    after = _beyond((gather + scatter) * layer, (forwards - 1 + BACKWARD) * hidden)
-    return step.stack.layers * (before + after) + (gather + scatter) * ends
-
-
-def _beyond(needed: float, hidden: float) -> float:
-    return max(0.0, needed - hidden)
+    between = (others - 1) * max(0.0, block + gradient - other)
+    return compute, max(0.0, block - own) + between + max(0.0, gradient - other) + final

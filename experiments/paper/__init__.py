@@ -32,13 +32,9 @@ def exorl_rows() -> dict[str, dict[str, Any]]:
 
 
 class Interconnect(NamedTuple):
-    """A row of Table 2.
+    """A row of Table 2: peak bfloat16 operations and one-way bytes per second of a device and its links.
 
-    Attributes:
-      name: hardware and its links, such as "A100 NVLink".
-      flops: peak bfloat16 operations per second per device.
-      link_bandwidth: bytes per second, one way.
-      block_k, sequence_k: minimal block, and sequence per device, in thousands of tokens, as printed.
+    The minimal block, and sequence per device, are in thousands of tokens, as printed.
     """
 
     name: str
@@ -49,7 +45,7 @@ class Interconnect(NamedTuple):
 
 
 def interconnects() -> dict[str, Interconnect]:
-    """Table 2, by name."""
+    """Table 2, by name, such as "A100 NVLink"."""
     return {
         name: Interconnect(name, tflops * 1e12, bandwidth * 1e9, block, sequence)
         for name, tflops, _, bandwidth, block, sequence in tables()["table2_minimum_sequence"]["rows"]

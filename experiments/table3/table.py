@@ -21,23 +21,23 @@ from experiments import paper
 
 
 class Column(NamedTuple):
-    """A method and the memory that holds its layer inputs; see ``ContextCell``."""
+    """A method and the memory that holds its layer inputs; its colour and marker in plots."""
 
     method: Method
     remat: Literal["full", "offload"]
     title: str
+    colour: str
+    marker: str
 
 
-RING = Column("ring", "full", "ring")
-RING_HOST = Column("ring", "offload", "ring, inputs on host")
+RING = Column("ring", "full", "ring", BLUE, "o")
+RING_HOST = Column("ring", "offload", "ring, inputs on host", GREEN, "s")
 BASELINES = (
-    Column("blockwise", "full", "blockwise"),
-    Column("memory_efficient", "full", "memory efficient"),
-    Column("vanilla", "full", "vanilla"),
+    Column("blockwise", "full", "blockwise", ORANGE, "v"),
+    Column("memory_efficient", "full", "memory efficient", PINK, "^"),
+    Column("vanilla", "full", "vanilla", GREY, "D"),
 )
 COLUMNS = (RING, RING_HOST, *BASELINES)
-STYLES = dict(zip(COLUMNS, ((BLUE, "o"), (GREEN, "s"), (ORANGE, "v"), (PINK, "^"), (GREY, "D")), strict=True))
-"""Colour and marker by column."""
 PANELS_ACROSS = 4
 
 
@@ -81,13 +81,13 @@ class Row:
 
 def table_rows(names: Sequence[tuple[str, str]], done: Mapping[ContextCell, Sequence[Finding]]) -> list[Row]:
     """Returns the rows of these machines and models, with the findings so far."""
-    cells, rows = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}, []
-    for hardware, model in names:
-        own = {column: cells.get((hardware, model, *column[:2])) for column in COLUMNS}
-        rows.append(
-            Row(hardware, model, {column: (cell, done[cell]) for column, cell in own.items() if cell})
-        )
-    return rows
+    cells = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}
+
+    def found(hardware: str, model: str) -> dict[Column, tuple[ContextCell, Sequence[Finding]]]:
+        own = {column: cells.get((hardware, model, column.method, column.remat)) for column in COLUMNS}
+        return {column: (cell, done[cell]) for column, cell in own.items() if cell}
+
+    return [Row(*name, found(*name)) for name in names]
 
 
 def write_table(folder: Path, rows: Sequence[Row]) -> None:
@@ -157,7 +157,7 @@ def _columns(cell: ContextCell, finding: Finding) -> dict[str, Any]:
     names, values = asdict(cell), asdict(finding)
     values["compiled at"] = values.pop("commit")
     # "hardware" is the column of where it was compiled.
-    expected = round(cell.expected.bytes(finding.context))
+    expected = round(cell.expected_bytes(finding.context))
     return {"machine": names.pop("hardware"), **names, **values, "expected": expected}
 
 
@@ -167,8 +167,9 @@ def plot_contexts(path: Path, rows: Sequence[Row]) -> None:
     axes = canvas.subplots()
     for place, row in enumerate(rows):
         axes.axhline(place, color="0.92", linewidth=0.8, zorder=0)
-        for column, (colour, marker) in STYLES.items():
+        for column in COLUMNS:
             own, published = row.context(column), row.paper.get(column.method)
+            marker, colour = column.marker, column.colour
             if own:
                 axes.plot(own, place, marker, color=colour, markersize=7, label=column.title)
             if published and column.remat == "full":
@@ -189,7 +190,7 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
     panels = list(canvas.subplots(down, PANELS_ACROSS, squeeze=False).flat)
     for axes, row in zip(panels, rows, strict=False):
         for column, (cell, findings) in row.found.items():
-            colour, marker = STYLES[column]
+            colour, marker = column.colour, column.marker
             axes.axhline(findings[0].limit / 1e9, color="black", linewidth=1, linestyle=":")
             known = [(f.context, f.needed / 1e9, f.verdict) for f in findings if f.needed is not None]
             for context, needed, verdict in sorted(known):
@@ -198,7 +199,7 @@ def plot_memory(path: Path, rows: Sequence[Row]) -> None:
             if known:
                 first, last = min(known)[0] // 4, max(known)[0]
                 contexts = [first * 2**n for n in range((last // first).bit_length())]
-                expected = [cell.expected.bytes(context) / 1e9 for context in contexts]
+                expected = [cell.expected_bytes(context) / 1e9 for context in contexts]
                 axes.plot(contexts, expected, color=colour, linewidth=1, alpha=0.6)
         _tokens(axes)
         axes.set_title(f"{row.hardware}, {row.model}", loc="left", fontsize=9, fontweight="bold")

@@ -8,21 +8,18 @@ hops compute half of the pairs, so they need longer blocks; its backward pass al
 computes more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.terminal.tables import TextTable
 from agentic_ring.token_units import thousands
-from evals.compile.llama_step import LlamaStep, Method
+from evals.compile.llama_step import SHAPES, LlamaStep, Remat
 from evals.compile.machines import machine
 from evals.utilisation.kernel_times import KernelTime
-from evals.utilisation.measured_mfu import MeasuredRow
-from evals.utilisation.projection import Projection, Rates, Step, hop_bytes, hop_operations, project
+from evals.utilisation.projection import Rates, Step, hop_bytes, hop_operations, project
 from experiments import paper
-
-Remat = Literal["full", "offload", "attention"]
 
 MACHINE_NAMES = {
     "8x A100": ("8xA100", "A100 NVLink"),
@@ -30,57 +27,26 @@ MACHINE_NAMES = {
     "TPUv4-1024": ("TPUv4-1024", "TPUv4"),
 }
 """Names of Table 4's machines in ``evals.compile.machines``, and of their rows in Table 2."""
+SHOWN_PARTS = ("attention", "hops", "gathers", "optimizer")
 KERNELS_SHOWN = 15
 
 
-class MinimumBlock(NamedTuple):
-    """Tokens of a block whose compute takes as long as its transfer: the paper's, and of our causal ring."""
-
-    paper: float
-    forward: float
-    backward: float
-
-
-def minimum_block(stack: TransformerConfig, operations_per_second: float, link: float) -> MinimumBlock:
-    """Returns the minimum block for bfloat16 keys and values.
+def minimum_block(
+    stack: TransformerConfig, operations_per_second: float, link: float, *, backward: bool = False
+) -> float:
+    """Returns the tokens of a causal ring's block whose compute takes as long as its transfer in bfloat16.
 
     A device attends at ``operations_per_second``, the peak in the paper, and sends ``link`` bytes per second.
     """
-
-    def balance(*, backward: bool) -> float:
-        """Solves c^2 operations / rate = c bytes / link, with both taken at c = 1."""
-        work = hop_operations(stack, 1, backward=backward) / operations_per_second
-        return hop_bytes(stack, 1, 2, backward=backward) / link / work
-
-    forward, backward = balance(backward=False), balance(backward=True)
-    # All pairs are twice those of a causal hop, and the paper has a key head for each query head.
-    return MinimumBlock(forward / 2 * stack.heads / stack.key_value_heads, forward, backward)
+    # Solves c^2 operations / rate = c bytes / link, with both taken at c = 1.
+    work = hop_operations(stack, 1, backward=backward) / operations_per_second
+    return hop_bytes(stack, 1, 2, backward=backward) / link / work
 
 
-class ProjectedRow(NamedTuple):
-    """Projection of one variant of a training step."""
-
-    machine: str
-    model: str
-    method: str
-    """"blockwise" or "ring", and the difference from a ring that overlaps all it can."""
-    projection: Projection
-    over_blockwise_rate: float
-    """Seconds over those that the rate of the projected blockwise step predicts, in the model's own
-    operations."""
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the row as named cells of a CSV file."""
-        cells = {"projected": True, "machine": self.machine, "model": self.model, "method": self.method}
-        return {**cells, **self.projection.columns(), "over_blockwise_rate": self.over_blockwise_rate}
-
-
-def step_on(
-    model: str, method: Method, remat: Remat, context: int, ring: int, devices: int, parts: int = 1
-) -> Step:
-    """Returns the sizes of a model's step in bfloat16, on another machine."""
-    config = LlamaStep(model, method, 2, (None,), remat=remat).config
-    return Step(config.transformer, config.vocab_size, context, ring, devices, accumulation=parts)
+def absent_steps(model: str, block: int, context: int, devices: int, remat: Remat) -> tuple[Step, Step]:
+    """Returns a blockwise step over ``block`` tokens and one on a ring of all devices, in bfloat16."""
+    blockwise = LlamaStep(model, "blockwise", block, (None,) * devices, remat=remat)
+    return Step.of(blockwise), Step.of(replace(blockwise, method="ring", context=context))
 
 
 def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple[Step, Step]:
@@ -91,24 +57,26 @@ def paper_steps(row: paper.MfuRow, devices: int, remat: Remat = "full") -> tuple
     still computes one per device, as nothing else would use all devices.
     """
     block, context = row.blockwise_context, row.ring_context
-    parts = max(1, row.batch_tokens // (block * devices))
-    blockwise = step_on(row.model, "blockwise", remat, block, 1, devices, parts)
+    blockwise, ring = absent_steps(row.model, block, context, devices, remat)
     together = min(row.batch_tokens, devices * block) // context
-    parts = row.batch_tokens // (together * context)
-    return blockwise, step_on(row.model, "ring", remat, context, devices // together, devices, parts)
+    return (
+        replace(blockwise, accumulation=max(1, row.batch_tokens // (block * devices))),
+        replace(ring, ring=devices // together, accumulation=row.batch_tokens // (together * context)),
+    )
 
 
 def project_variants(
     machine: str, model: str, steps: tuple[Step, Step], rates: Rates, torus_link: float | None
-) -> list[ProjectedRow]:
-    """Returns the blockwise step, the ring, and the ring with one feature left out at a time.
+) -> list[dict[str, Any]]:
+    """Returns a CSV row for the blockwise step, the ring, and the ring with one feature left out at a time.
 
     ``torus_link`` is the bytes per second of a single link, where ``rates.link`` is of several.
+    ``over_blockwise_rate`` is seconds over those that the rate of the projected blockwise step predicts, in
+    the model's own operations.
     """
     blockwise, ring = steps
-    base = project(blockwise, rates)
     variants = {
-        "blockwise": base,
+        "blockwise": project(blockwise, rates),
         "ring": project(ring, rates),
         "ring, contiguous order": project(ring, rates, zigzag=False),
         "ring, hops exposed": project(ring, rates, overlap_hops=False),
@@ -116,16 +84,22 @@ def project_variants(
     }
     if torus_link is not None:
         variants["ring, one torus link"] = project(ring, replace(rates, link=torus_link))
-    rate = blockwise.flops.model / base.seconds
-    return [
-        ProjectedRow(machine, model, method, found, found.seconds / (found.step.flops.model / rate))
-        for method, found in variants.items()
-    ]
+    rate = blockwise.flops["model"] / sum(variants["blockwise"].values())
+    rows = []
+    for method, parts in variants.items():
+        step, seconds = blockwise if method == "blockwise" else ring, sum(parts.values())
+        row = {"projected": True, "machine": machine, "model": model, "method": method, **step.columns()}
+        row |= {"peak": rates.peak, "seconds": seconds}
+        row |= {f"{part}_seconds": own for part, own in parts.items()}
+        all_devices = seconds * step.devices * rates.peak
+        row |= {f"mfu_{count}": operations / all_devices for count, operations in step.flops.items()}
+        rows.append({**row, "over_blockwise_rate": seconds / (step.flops["model"] / rate)})
+    return rows
 
 
-def project_paper(rates: Rates, remat: Remat = "full") -> list[ProjectedRow]:
+def project_paper(rates: Rates, remat: Remat = "full") -> list[dict[str, Any]]:
     """All rows of Table 4, at Table 2's peaks and links, with these rates' shares of their own peak."""
-    rows: list[ProjectedRow] = []
+    rows: list[dict[str, Any]] = []
     for row in paper.mfu_rows():
         name, interconnect = MACHINE_NAMES[row.hardware]
         target, link = machine(name), paper.interconnects()[interconnect]
@@ -137,36 +111,35 @@ def project_paper(rates: Rates, remat: Remat = "full") -> list[ProjectedRow]:
 
 def project_machine(
     name: str, model: str, block: int, rates: Rates, remat: Remat = "full"
-) -> list[ProjectedRow]:
+) -> list[dict[str, Any]]:
     """One sequence of ``block`` tokens per device, and one over all, at the machine's own peak and link."""
     devices, hardware = machine(name).devices, machine(name).hardware
     own = rates.of_machine(hardware.flops, hardware.link_bandwidth, hardware.memory_bandwidth)
-    blockwise = step_on(model, "blockwise", remat, block, 1, devices)
-    ring = step_on(model, "ring", remat, block * devices, devices, devices)
-    return project_variants(name, model, (blockwise, ring), own, torus_link=None)
+    steps = absent_steps(model, block, block * devices, devices, remat)
+    return project_variants(name, model, steps, own, torus_link=None)
 
 
-def measured_table(measured: Sequence[MeasuredRow], title: str, notes: Sequence[str]) -> TextTable:
+def measured_table(measured: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str]) -> TextTable:
     """Returns the measured steps; medians over rounds with minimum and maximum."""
 
-    def spread(row: MeasuredRow, name: str, form: str) -> str:
-        found = row.spreads.get(name)
-        return f"{found.median:{form}} ({found.low:{form}}-{found.high:{form}})" if found else ""
+    def spread(row: Mapping[str, Any], name: str, form: str) -> str:
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        return f"{row[name]:{form}} ({low:{form}}-{high:{form}})"
 
     rows = [
         {
-            "method": row.method,
-            **_sizes(row.step),
+            "method": row["method"],
+            **_sizes(row),
             "seconds": spread(row, "seconds", ".3g"),
-            "tokens/s": f"{row.tokens_a_second:,.0f}",
-            "TFLOP paper": f"{row.step.flops.paper / 1e12:.3g}",
-            "TFLOP halved": f"{row.step.flops.halved / 1e12:.3g}",
-            "MFU paper": f"{row.spreads['mfu_paper'].median:.1%}",
+            "tokens/s": f"{row['tokens_a_second']:,.0f}",
+            "TFLOP paper": f"{row['flops_paper'] / 1e12:.3g}",
+            "TFLOP halved": f"{row['flops_halved'] / 1e12:.3g}",
+            "MFU paper": f"{row['mfu_paper']:.1%}",
             "MFU halved": spread(row, "mfu_halved", ".1%"),
-            "MFU model": f"{row.spreads['mfu_model'].median:.1%}",
-            "by blockwise rate": spread(row, "over_blockwise_rate", ".2f"),
+            "MFU model": f"{row['mfu_model']:.1%}",
+            "by blockwise rate": "" if index == 0 else spread(row, "over_blockwise_rate", ".2f"),
         }
-        for row in measured
+        for index, row in enumerate(measured)
     ]
     lines = (
         "MFU paper counts all pairs of tokens, as the paper does; halved counts those of a causal mask; "
@@ -178,24 +151,20 @@ def measured_table(measured: Sequence[MeasuredRow], title: str, notes: Sequence[
     return TextTable(f"Measured: {title}", rows, (*notes, *lines))
 
 
-def projected_table(rows: Sequence[ProjectedRow], rates_from: str) -> TextTable:
+def projected_table(rows: Sequence[Mapping[str, Any]], rates_from: str) -> TextTable:
     """Returns the projected steps of other machines."""
-
-    def cells(row: ProjectedRow) -> dict[str, str]:
-        found = row.projection
-        parts = {name: getattr(found, name) for name in ("attention", "hops", "gathers", "optimizer")}
-        return {
-            "machine": row.machine,
-            "model": row.model,
-            "method": row.method,
-            **_sizes(found.step),
-            "seconds": f"{found.seconds:.3g}",
-            "MFU paper": f"{found.utilisation(found.step.flops.paper):.1%}",
-            "MFU halved": f"{found.utilisation(found.step.flops.halved):.1%}",
-            **{name: f"{seconds / found.seconds:.1%}" for name, seconds in parts.items()},
-            "by blockwise rate": f"{row.over_blockwise_rate:.2f}",
+    cells = [
+        {
+            **{name: row[name] for name in ("machine", "model", "method")},
+            **_sizes(row),
+            "seconds": f"{row['seconds']:.3g}",
+            "MFU paper": f"{row['mfu_paper']:.1%}",
+            "MFU halved": f"{row['mfu_halved']:.1%}",
+            **{part: f"{row[f'{part}_seconds'] / row['seconds']:.1%}" for part in SHOWN_PARTS},
+            "by blockwise rate": f"{row['over_blockwise_rate']:.2f}",
         }
-
+        for row in rows
+    ]
     notes = (
         f"Rates: {rates_from}, as shares of the peak; projections assume that these shares carry over.",
         "attention, hops, gathers and optimizer are shares of the seconds; hops and gathers are exposed "
@@ -204,7 +173,7 @@ def projected_table(rows: Sequence[ProjectedRow], rates_from: str) -> TextTable:
         "the model's operations. Attention is slower than other products, and a longer context has more of "
         "it: this part is not caused by the ring, and the paper expects it too.",
     )
-    return TextTable("Projected, not measured: bfloat16", [cells(row) for row in rows], notes)
+    return TextTable("Projected, not measured: bfloat16", cells, notes)
 
 
 def kernel_table(method: str, kernels: Sequence[KernelTime]) -> TextTable:
@@ -219,18 +188,21 @@ def kernel_table(method: str, kernels: Sequence[KernelTime]) -> TextTable:
 
 def minimum_table() -> TextTable:
     """Returns Table 2: the paper's figures beside those of the same formula and of this project."""
-    stack, rows = step_on("7B", "ring", "full", 1, 1, 1).stack, []
+    stack, rows = SHAPES["7B"].llama().transformer, []
     for link in paper.interconnects().values():
-        found = minimum_block(stack, link.flops, link.link_bandwidth)
+        forward, backward = (
+            minimum_block(stack, link.flops, link.link_bandwidth, backward=each) for each in (False, True)
+        )
+        all_pairs = forward / 2  # twice the work of a causal hop
         rows.append(
             {
                 "interconnect": link.name,
                 "block, paper": f"{link.block_k:g}K",
-                "F / B": f"{found.paper / 1e3:.1f}K",
+                "F / B": f"{all_pairs / 1e3:.1f}K",
                 "sequence, paper": f"{link.sequence_k:g}K",
-                "6 F / B": f"{6 * found.paper / 1e3:.1f}K",
-                "ours, forward": f"{found.forward / 1e3:.1f}K",
-                "ours, backward": f"{found.backward / 1e3:.1f}K",
+                "6 F / B": f"{6 * all_pairs / 1e3:.1f}K",
+                "ours, forward": f"{forward / 1e3:.1f}K",
+                "ours, backward": f"{backward / 1e3:.1f}K",
             }
         )
     notes = (
@@ -243,10 +215,10 @@ def minimum_table() -> TextTable:
     return TextTable("Minimum block and sequence length per device (Table 2)", rows, notes)
 
 
-def _sizes(step: Step) -> dict[str, str]:
+def _sizes(row: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "context": thousands(step.context),
-        "ring": str(step.ring),
-        "per device": thousands(step.block),
-        "sequences": str(step.sequences),
+        "context": thousands(row["context"]),
+        "ring": str(row["ring"]),
+        "per device": thousands(row["context"] // row["ring"]),
+        "sequences": str(row["sequences"]),
     }

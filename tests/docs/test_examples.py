@@ -18,9 +18,17 @@ from tests.docs.pages import NOTEBOOKS, PAGES, ROOT, blocks
 from tests.models.tiny_llama import write_tiny_model
 
 LANGUAGES = {page: {block.language for block in blocks(page)} for page in PAGES}
+SLOW = {"docs/llama.md"}  # compiles three engines; tests/inference calls the same functions
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "python" in LANGUAGES[page]])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+        for page in PAGES
+        if "python" in LANGUAGES[page]
+    ],
+)
 def test_the_python_blocks_run(page, tmp_path, monkeypatch):
     """``FOLDER`` is a small LLaMA with its tokenizer."""
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ from agentic_ring.attention.kernels.splash import SplashKernel
 from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.scores import Dropout, Scores
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from evals.compile.machines import CompilerMissingError, CompileTarget, compile_target
+from evals.compile.machines import HARDWARE, CompilerMissingError, CompileTarget, compile_target
 from tests.attention.kernels.tiles import SCALE, arrays, unlabelled
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ FULL, CAUSAL, WINDOW = MaskSpec(causal=False), MaskSpec(), MaskSpec(window=700)
 
 def machine(name: str, arrangement: str | int) -> CompileTarget:
     try:
-        return compile_target(name, arrangement)
+        return compile_target(HARDWARE[name], arrangement)
     except CompilerMissingError as error:
         pytest.skip(str(error))
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from agentic_ring.models.model import Model
+from evals.compile.llama_step import METHODS, LlamaStep
 from evals.compile.maximum_context import ContextCell, Finding, Program, longest, search
 from experiments.table3_max_context import context_program
 
@@ -74,3 +76,15 @@ def test_a_finding_is_compiled_once_and_again_where_it_is_damaged(tmp_path):
         assert PROGRAM.kept(tmp_path) is None
     assert PROGRAM.compiled(tmp_path, run) == KEPT
     assert len(ran) == 2
+
+
+def test_the_formula():
+    for name in ("tiny", "8B"):  # all heads, and grouped ones
+        parameters = Model(LlamaStep(name, "vanilla", 128, (None,)).config).parameter_count()
+        assert replace(CELL, model=name).parameters == pytest.approx(parameters, rel=2e-3), name
+    needed = CELL.expected_bytes(2**20)
+    assert CELL.expected_bytes(2**21) - needed == pytest.approx(needed - CELL.expected_bytes(0))
+    assert replace(CELL, hardware="16xA100").expected_bytes(2**21) < needed
+    assert replace(CELL, remat="offload").expected_bytes(2**20) < needed
+    bytes_of = [replace(CELL, method=method).expected_bytes(2**15) for method in METHODS]
+    assert bytes_of == sorted(bytes_of, reverse=True)

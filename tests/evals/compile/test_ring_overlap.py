@@ -6,7 +6,7 @@ import pytest
 
 from agentic_ring.attention import attention
 from agentic_ring.mesh import MeshShape, make_mesh
-from evals.compile.machines import CompilerMissingError, compile_target
+from evals.compile.machines import HARDWARE, CompilerMissingError, compile_target
 from tests.compiled_schedule import hops, parse
 
 
@@ -14,7 +14,7 @@ from tests.compiled_schedule import hops, parse
 def test_every_hop_on_a_tpu_overlaps_compute():
     """Except the final transfer of dK and dV, after which nothing is left to compute."""
     try:
-        target = compile_target("v5e", "4x4")
+        target = compile_target(HARDWARE["v5e"], "4x4")
     except CompilerMissingError as error:
         pytest.skip(str(error))
     ring = len(target.devices)

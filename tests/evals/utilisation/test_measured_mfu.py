@@ -15,8 +15,8 @@ from agentic_ring.results.timing import Spread
 from evals.compile import llama_step
 from evals.compile.llama_step import LlamaStep
 from evals.utilisation import measured_mfu
-from evals.utilisation.measured_mfu import RunningStep, known_peak, measure, random_text
-from evals.utilisation.projection import project, read_rates
+from evals.utilisation.measured_mfu import known_peak, measure, random_text, updates
+from evals.utilisation.projection import Step, project, read_rates
 
 
 @pytest.fixture
@@ -25,30 +25,26 @@ def tiny(monkeypatch):
     return lambda method, context: LlamaStep("tiny", method, context, tuple(jax.devices()), "float32")
 
 
-@pytest.fixture
-def measured(tiny, monkeypatch):
+def test_utilisation_and_expectation_are_of_the_same_turn(tiny, monkeypatch, tmp_path):
     """Steps of fixed seconds per round, of 2000, 4000 and 8000 operations per second at most."""
     seconds = [[0.5, 0.25, 0.125], [2.0, 4.0, 8.0], [0.5, 0.25, 0.125], [10.0, 10.0, 20.0]]
     monkeypatch.setattr(measured_mfu, "_times", lambda makers, turns: seconds)
     monkeypatch.setattr(timing, "MATMUL", {"cpu": 10 / 2 ** (1 / 3)})
-    return measure([RunningStep(tiny("blockwise", 64)), RunningStep(tiny("ring", 512))], turns=3)
-
-
-def test_utilisation_and_expectation_are_of_the_same_turn(measured, tmp_path):
-    (blockwise, ring), rates = measured
-    flops, peaks = blockwise.step.flops, (2000, 4000, 8000)
-    assert (ring.step.ring, ring.step.devices, ring.step.itemsize) == (8, 8, 4)
+    steps = [tiny("blockwise", 64), tiny("ring", 512)]
+    (blockwise, ring), rates = measure(steps, turns=3)
+    assert (ring["ring"], ring["devices"], ring["itemsize"]) == (8, 8, 4)
     # One processor that all simulated devices share.
-    shares = [flops.halved / s / peak for s, peak in zip((2.0, 4.0, 8.0), peaks, strict=True)]
-    assert blockwise.spreads["mfu_halved"].median == pytest.approx(median(shares))
-    assert ring.spreads["mfu_model"].high == pytest.approx(ring.step.flops.model / 10.0 / 2000)
-    assert ring.tokens_a_second == 512 / 10.0
-    more = ring.step.flops.model / flops.model
-    found = ring.spreads["over_blockwise_rate"]
-    assert vars(found) == pytest.approx(vars(Spread.of(x / more for x in (5.0, 2.5, 2.5))))
-    assert "over_blockwise_rate" not in blockwise.spreads
+    turns = zip((2.0, 4.0, 8.0), (2000, 4000, 8000), strict=True)
+    shares = [blockwise["flops_halved"] / seconds / peak for seconds, peak in turns]
+    assert blockwise["mfu_halved"] == pytest.approx(median(shares))
+    assert ring["mfu_model_high"] == pytest.approx(ring["flops_model"] / 10.0 / 2000)
+    assert ring["tokens_a_second"] == 512 / 10.0
+    more = ring["flops_model"] / blockwise["flops_model"]
+    expected = Spread.of(x / more for x in (5.0, 2.5, 2.5)).cells("over_blockwise_rate")
+    assert {name: ring[name] for name in expected} == pytest.approx(expected)
+    assert not set(expected) & set(blockwise)
     # The rate that blockwise attention reached gives its seconds again.
-    assert project(blockwise.step, rates).seconds == pytest.approx(4.0)
+    assert sum(project(Step.of(tiny("blockwise", 64)), rates).values()) == pytest.approx(4.0)
     assert rates.peak == pytest.approx(4000 / 8)
     path = tmp_path / "rates.csv"
     write_rows(path, [vars(rates)])
@@ -75,7 +71,7 @@ def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
 @pytest.mark.parametrize(("method", "context", "ring"), [("ring", 64, 8), ("blockwise", 8, 1)])
 def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, method, context, ring):
     step = tiny(method, context)
-    batch = random_text(step, seed=0)
+    batch = random_text(step)
     assert batch.tokens.shape == (8 // ring, context)
     places = np.asarray(batch.positions[0])
     np.testing.assert_array_equal(places, order("zigzag", context, ring))
@@ -87,7 +83,7 @@ def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, me
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(tiny, monkeypatch):
-    monkeypatch.setattr(RunningStep, "compiled", None)
+    monkeypatch.setattr(LlamaStep, "compiled", None)
     monkeypatch.setattr(PlannedMemory, "of", lambda compiled: PlannedMemory(10**15, 0))
     with pytest.raises(DoesNotFitError, match=r"tiny with ring .* 32 tokens: needs 8000000\.0 GB"):
-        RunningStep(tiny("ring", 32)).updates()
+        updates(tiny("ring", 32))

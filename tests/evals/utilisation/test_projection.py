@@ -7,18 +7,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from agentic_ring.errors import ArgumentError
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
-from evals.utilisation.projection import (
-    Rates,
-    Step,
-    attention_forward,
-    hop_bytes,
-    layer_weights,
-    project,
-    step_flops,
-)
+from evals.utilisation.projection import Rates, Step, attention_forward, hop_bytes, layer_weights, project
 from experiments import paper
 from experiments.table4.tables import minimum_block
 
@@ -27,21 +18,22 @@ STACK = TransformerConfig(width=8, layers=2, heads=2, ffn_width=16)
 RATES = Rates(100.0, 50.0, 1e9, 1e9, 64.0, 200.0, 20.0, 10.0, 40.0, 30.0)
 MASK_IS_FREE = replace(RATES, causal_forward=RATES.full_forward, causal_backward=RATES.full_backward)
 STEP = Step(STACK, vocab_size=10, context=64, ring=4, devices=4)
-PARTS = ("products", "head", "attention", "hops", "gathers", "optimizer")
 
 
 def test_one_device_is_a_sum_by_hand():
     step = Step(STACK, vocab_size=10, context=16, ring=1, devices=1, rows=3)
     weights = 4 * 8 * 8 + 3 * 8 * 16
-    projected = project(step, RATES)
-    assert projected.products == pytest.approx(2 * 4 * 3 * 16 * 2 * weights / 100)
-    assert projected.head == pytest.approx(3 * 3 * 16 * 2 * 8 * 10 / 50)
     forward = 3 * 4 * (16 * 16 / 2) * 8
-    assert projected.attention == pytest.approx(2 * (2 * forward / 20 + 2.5 * forward / 10))
-    assert projected.hops == projected.gathers == 0
-    assert projected.optimizer == pytest.approx(32 * (2 * weights + 2 * 80) / 64)
-    assert projected.seconds == pytest.approx(sum(getattr(projected, part) for part in PARTS))
-    assert projected.utilisation(projected.seconds * 200) == pytest.approx(1)
+    assert project(step, RATES) == pytest.approx(
+        {
+            "products": 2 * 4 * 3 * 16 * 2 * weights / 100,
+            "head": 3 * 3 * 16 * 2 * 8 * 10 / 50,
+            "attention": 2 * (2 * forward / 20 + 2.5 * forward / 10),
+            "hops": 0,
+            "gathers": 0,
+            "optimizer": 32 * (2 * weights + 2 * 80) / 64,
+        }
+    )
 
 
 def test_what_is_kept_is_not_computed_again():
@@ -51,13 +43,13 @@ def test_what_is_kept_is_not_computed_again():
     )
     forward = 4 * (16 * 16 / 2) * 8
     for less in (saved, kept):
-        assert again.attention - less.attention == pytest.approx(2 * forward * (1 / 20 + 3 / 40))
-    assert saved.products == again.products
-    assert kept.products == pytest.approx(again.products * 3 / 4)
+        assert again["attention"] - less["attention"] == pytest.approx(2 * forward * (1 / 20 + 3 / 40))
+    assert saved["products"] == again["products"]
+    assert kept["products"] == pytest.approx(again["products"] * 3 / 4)
     # Groups of heads project once more.
     groups = project(replace(STEP, stack=replace(STACK, head_groups=2)), RATES)
-    assert groups.products - again.products == pytest.approx(2 * 16 * 2 * 8 * 3 * 8 / 100)
-    assert groups.attention == again.attention
+    assert groups["products"] - again["products"] == pytest.approx(2 * 16 * 2 * 8 * 3 * 8 / 100)
+    assert groups["attention"] == again["attention"]
 
 
 def test_equal_rates_make_a_balanced_ring_as_fast_as_its_share_of_one_device():
@@ -65,62 +57,58 @@ def test_equal_rates_make_a_balanced_ring_as_fast_as_its_share_of_one_device():
     ring = project(STEP, MASK_IS_FREE)
     # A causal mask has half of all pairs, and a balanced ring computes exactly those.
     for part in ("products", "head", "attention", "optimizer"):
-        assert getattr(ring, part) == pytest.approx(getattr(alone, part) / 4)
+        assert ring[part] == pytest.approx(alone[part] / 4)
     # In contiguous order all wait for the last: a block's own half and three whole ones, against four halves.
     contiguous = project(STEP, MASK_IS_FREE, zigzag=False)
-    assert contiguous.attention / ring.attention == pytest.approx((0.5 + 3) / (4 * 0.5))
+    assert contiguous["attention"] / ring["attention"] == pytest.approx((0.5 + 3) / (4 * 0.5))
 
 
 def test_only_the_final_transfer_and_what_compute_does_not_overlap_is_exposed():
     fast = replace(RATES, link=1e6)
     block, with_gradients = hop_bytes(STACK, 16, 2), hop_bytes(STACK, 16, 2, backward=True)
-    assert project(STEP, fast).hops == pytest.approx(2 * block / 1e6)
+    assert project(STEP, fast)["hops"] == pytest.approx(2 * block / 1e6)
     exposed = project(STEP, fast, overlap_hops=False)
-    assert exposed.hops == pytest.approx(2 * (3 * 2 * block + 3 * with_gradients + block) / 1e6)
+    assert exposed["hops"] == pytest.approx(2 * (3 * 2 * block + 3 * with_gradients + block) / 1e6)
 
     slow = replace(RATES, link=0.01)
     hidden, exposed = project(STEP, slow), project(STEP, slow, overlap_hops=False)
-    assert 0 < hidden.hops < exposed.hops
+    assert 0 < hidden["hops"] < exposed["hops"]
     # Per layer, the hops behind which a block travels: the own one and two others, forward twice. In
     # the backward likewise; its last hop sends gradients, which take longer than any hop.
     forward = 4 * (16 * 16 / 2) * 8
     behind = 2 * (forward / 20 + 2 * forward / 40) + 2.5 * forward * (1 / 10 + 3 / 30)
-    assert exposed.hops - hidden.hops == pytest.approx(2 * behind)
+    assert exposed["hops"] - hidden["hops"] == pytest.approx(2 * behind)
 
 
 def test_products_overlap_gathers_or_not():
     rates = replace(RATES, collective=1000.0)
     a_number, layer, ends = 3 / 4 / 1000, 4 * 8 * 8 + 3 * 8 * 16, 2 * 80
     # Gathered in two bytes, twice a layer; the gradients scattered in four.
-    shown = project(STEP, rates, overlap_gathers=False).gathers
+    shown = project(STEP, rates, overlap_gathers=False)["gathers"]
     assert shown == pytest.approx(a_number * (2 * (2 + 2 + 4) * layer + (2 + 4) * ends))
-    assert project(STEP, rates).gathers == pytest.approx(a_number * (2 + 4) * ends)
+    assert project(STEP, rates)["gathers"] == pytest.approx(a_number * (2 + 4) * ends)
     slow = replace(rates, collective=0.1)
     behind = 2 * 4 * 16 * 2 * layer / 100
-    shown = project(STEP, slow, overlap_gathers=False).gathers
-    assert shown - project(STEP, slow).gathers == pytest.approx(behind)
+    shown = project(STEP, slow, overlap_gathers=False)["gathers"]
+    assert shown - project(STEP, slow)["gathers"] == pytest.approx(behind)
 
 
 def test_accumulation_repeats_everything_but_the_update():
     once, thrice = project(STEP, RATES), project(replace(STEP, accumulation=3), RATES)
     for part in ("products", "head", "attention", "hops", "gathers"):
-        assert getattr(thrice, part) == pytest.approx(3 * getattr(once, part))
-    assert thrice.optimizer / once.optimizer == pytest.approx((32 + 3 * 12) / 32)
-    assert thrice.step.tokens == 3 * once.step.tokens
+        assert thrice[part] == pytest.approx(3 * once[part])
+    assert thrice["optimizer"] / once["optimizer"] == pytest.approx((32 + 3 * 12) / 32)
 
 
-def test_rates_scale_with_the_peak_and_steps_that_do_not_divide_are_refused():
+def test_rates_scale_with_the_peak():
     other = RATES.of_machine(peak=2000.0, link=7.0, memory=8.0)
     assert (other.products, other.head, other.causal_backward) == (1000.0, 500.0, 100.0)
     assert (other.link, other.collective, other.memory, other.peak) == (7.0, 7.0, 8.0, 2000.0)
-    for name, value in {"ring": 3, "context": 36, "rows": 0}.items():
-        with pytest.raises(ArgumentError, match=f"{name} .*{value}|{name} of {value}"):
-            replace(STEP, **{name: value})
 
 
 def test_table_2():
     for row in paper.interconnects().values():
-        found = minimum_block(STACK, row.flops, row.link_bandwidth).paper / 1e3
+        found = minimum_block(STACK, row.flops, row.link_bandwidth) / 2 / 1e3
         # The paper prints 24.5 and 149.5 for InfiniBand, which do not even agree with each other (6 x 24.5
         # = 147); 312 / 12.5 is 24.96. All other figures are rounded right.
         block_slip, sequence_slip = (0.46, 0.26) if row.name == "A100 InfiniBand" else (0.05, 0.05)
@@ -130,30 +118,29 @@ def test_table_2():
 
 def test_at_the_minimum_block_a_hop_takes_as_long_as_its_transfer():
     link, rate = 50.0, 400_000.0
-    found = minimum_block(STACK, rate, link)
-    assert found.forward == pytest.approx(2 * found.paper)
-    assert found.backward == pytest.approx(2.4 * found.paper)
+    forward, backward = (minimum_block(STACK, rate, link, backward=each) for each in (False, True))
+    assert forward == pytest.approx(2 * rate / link)  # half of the pairs in the paper's F / B
+    assert backward == pytest.approx(2.4 / 2 * forward)
     kernels = ("causal_forward", "causal_backward", "full_forward", "full_backward")
     rates = replace(RATES, link=link, **dict.fromkeys(kernels, rate))
-    block = 2 * round(found.backward / 2)
+    block = 2 * round(backward / 2)
     final = 2 * hop_bytes(STACK, block, 2) / link
-    assert project(replace(STEP, context=4 * block), rates).hops == pytest.approx(final, rel=0.01)
-    assert project(replace(STEP, context=2 * block), rates).hops > 1.5 * final / 2
-    grouped = minimum_block(replace(STACK, kv_heads=1), rate, link)
-    assert grouped.forward == pytest.approx(found.forward / 2)
-    assert grouped.paper == pytest.approx(found.paper)
+    assert project(replace(STEP, context=4 * block), rates)["hops"] == pytest.approx(final, rel=0.01)
+    assert project(replace(STEP, context=2 * block), rates)["hops"] > 1.5 * final / 2
+    assert minimum_block(replace(STACK, kv_heads=1), rate, link) == pytest.approx(forward / 2)
 
 
 def test_the_counts_differ_by_pairs_feedforward_and_head_and_give_the_ratios_of_figure_5():
-    flops = step_flops(TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008), 32_000, 8192, 3)
-    assert flops.paper - flops.halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
-    assert flops.halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
+    stack = TransformerConfig(width=4096, layers=32, heads=32, ffn_width=11008)
+    paper, halved, model = Step(stack, 32_000, 8192, ring=1, devices=3).flops.values()
+    assert paper - halved == 3 * 3 * 32 * 2 * 8192**2 * 4096
+    assert halved == pytest.approx(3 * 3 * 32 * (24 * 8192 * 4096**2 + 2 * 8192**2 * 4096))
     feedforward = 3 * 3 * 32 * 8192 * 4096 * (6 * 11008 - 16 * 4096)
-    assert flops.model - flops.halved == pytest.approx(feedforward + 3 * 3 * 2 * 8192 * 4096 * 32_000)
+    assert model - halved == pytest.approx(feedforward + 3 * 3 * 2 * 8192 * 4096 * 32_000)
     for width, ratio in ((4096, 37.4), (5120, 31.0), (8192, 20.6)):
         stack = TransformerConfig(width=width, layers=2, heads=32, ffn_width=1)
         # The same number of tokens, in long or in short sequences.
-        long, short = (step_flops(stack, 32_000, length, 2**20 // length).paper for length in (2**20, 2**12))
+        long, short = (Step(stack, 32_000, 2**20 // n, 1, devices=n).flops["paper"] for n in (1, 256))
         assert long / short == pytest.approx(ratio, abs=0.06)
 
 
