@@ -112,11 +112,8 @@ def asked_questions(documents: Sequence[Document]) -> list[AskedQuestion]:
 class PredictionLog:
     """The answers to the questions ``asked`` of a set in a file with one JSON object per line.
 
-    A later row for a question replaces an earlier one.
-
-    Raises:
-      DataError: a row is malformed, or belongs to another set. Only the last row may be incomplete, if the
-        run was killed: it is dropped, and its question is asked again.
+    A later row for a question replaces an earlier one. A row that is malformed or belongs to another set is a
+    ``DataError``; only the last may be incomplete, if the run was killed: its question is asked again.
     """
 
     def __init__(self, path: Path, asked: Sequence[AskedQuestion]):
@@ -134,11 +131,6 @@ class PredictionLog:
                 )
             self.rows[row.case] = row
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every question was asked."""
-        return len(self.rows) == len(self._asked)
 
     @property
     def failed(self) -> int:
@@ -164,11 +156,7 @@ class PredictionLog:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a million tokens of prompts, of those that a server had read before, and of answers.
-
-    Raises:
-      ConfigError: a price is negative or no number.
-    """
+    """Prices of a million tokens of prompts, of those that a server had read before, and of answers."""
 
     prompt: float
     cached: float

@@ -132,11 +132,7 @@ def open_reader(
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once.
-
-    Raises:
-      DataError: there is no such folder and no such name, or the download fails.
-    """
+    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once."""
     folder = Path(model)
     if folder.is_dir():
         return folder

@@ -144,8 +144,8 @@ def test_rows_that_do_not_fit_are_refused(run, tmp_path):
     row = packing.PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
     description = packing.PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
     for split in ("train", "test"):
-        with packing.packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
-            writer.add(row)
+        with packing.packed_writer(tmp_path / f"{split}.h5", description, 64) as add:
+            add(row)
     with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
         stage_data.given_rows([tmp_path], [64], tokenizer)
 

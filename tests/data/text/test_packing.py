@@ -46,9 +46,9 @@ def packed(texts, length, window_rows=4):
 
 
 def write(path, rows, length):
-    with packed_writer(path, DESCRIPTION, length) as writer:
+    with packed_writer(path, DESCRIPTION, length) as add:
         for row in rows:
-            writer.add(row)
+            add(row)
     return path
 
 
