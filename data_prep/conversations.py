@@ -94,10 +94,8 @@ class OtherSpeakerError(DataError):
 def records(path: Path) -> Iterator[Record]:
     """Yields the entries of a JSON array or the lines of a jsonl file; the first character tells which it is.
 
-    A malformed line of a jsonl file is yielded with its fault, and reading continues.
-
-    Raises:
-      DataError: the file is missing, empty or not UTF-8, or its array is malformed.
+    A malformed line of a jsonl file is yielded with its fault. A file that is missing, empty or not UTF-8, or
+    a malformed array, is a ``DataError``.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl of conversations")
@@ -111,12 +109,7 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def conversation(value: Any) -> Conversation:
-    """Returns the conversation that a record holds.
-
-    Raises:
-      OtherSpeakerError: it has another speaker.
-      DataError: the record has an unknown format.
-    """
+    """Returns the conversation that a record holds; a ``DataError`` if the record has an unknown format."""
     if not isinstance(value, dict):
         raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
     turns = value.get("conversations", value.get("messages"))
@@ -322,10 +315,7 @@ def clean_text(turn: Turn) -> Turn:
 def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
     """The turns to train on: the system's if it comes first, then pairs of question and answer.
 
-    None of the phrases in ``blocked`` may occur, in upper or lower case.
-
-    Raises:
-      Rejected: nothing is left to train on.
+    If none are left, or a phrase of ``blocked`` occurs, in upper or lower case, they are ``Rejected``.
     """
     cleaned = [turn for turn in map(clean_text, turns) if turn.text]
     if not cleaned:

@@ -174,9 +174,7 @@ class _Encoder:
 def prepare(config: ConversationsConfig) -> PackingSummary:
     """Packs conversations into one file per split; see the module's docstring.
 
-    Raises:
-      DataError: a file is missing or malformed, the tokenizer or the template does not fit, or no
-        conversation is left to train on.
+    A file, tokenizer or template that does not fit is a ``DataError``, and so is nothing left to train on.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     template = chat_template(config.template, tokenizer)
@@ -192,7 +190,7 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
 
         def write(split: str, rows: list[PackedRow]) -> None:
             for row in rows:
-                writers[split].add(row)
+                writers[split](row)
                 tokens, answers = int((row.segment_ids >= 0).sum()), int(row.counts.sum())
                 summary.splits[split].update({"rows": 1, "tokens": tokens, "answer tokens": answers})
 

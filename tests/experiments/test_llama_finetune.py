@@ -18,6 +18,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained, token_loss
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.loop import MetricsLog, read_metrics
+from data_prep.sharegpt import ConversationsConfig, prepare
 from evals.retrieval.local_reader import EMBEDDED
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions
@@ -234,9 +235,10 @@ def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines
         assert [turn["value"] for turn in turns[1::2]] == [values[key] for key in keys]
         expected.add("".join(f"{values[key]}>\n<end>" for key in keys))
 
-    folder = stage_data.pack_rows([path], [512], "tokenizer", tmp_path / "base", tmp_path / "rows")[512]
+    packed = tmp_path / "rows"
+    prepare(ConversationsConfig((path,), tmp_path / "base", "512", "tokenizer", 0.05, output=packed))
     for split in ("train.h5", "test.h5"):
-        with PackedRows.open(folder / split) as file:
+        with PackedRows.open(packed / split) as file:
             rows = [file[number] for number in range(len(file))]
         assert sum((row.segment_ids >= 0).sum() < 480 for row in rows) <= 1
         for row in rows:

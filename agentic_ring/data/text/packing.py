@@ -85,11 +85,7 @@ class RowPacker:
         self._tokens = 0
 
     def add(self, text: TokenizedText) -> list[PackedRow]:
-        """Adds a text of 1 to T tokens and returns the completed rows, if any.
-
-        Raises:
-          ArgumentError: the text is empty or longer than a row.
-        """
+        """Adds a text of 1 to T tokens and returns the completed rows, if any."""
         if not 1 <= len(text) <= self._length:
             raise ArgumentError(
                 f"a text has {len(text)} tokens, expected 1 to {self._length}; split or truncate it first"
