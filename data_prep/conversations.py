@@ -87,8 +87,8 @@ class Conversation:
     turns: tuple[Turn, ...]
 
 
-class OtherSpeakerError(DataError):
-    """A conversation has a speaker that is neither user, assistant nor system, such as a tool."""
+class Rejected(DataError):
+    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -109,7 +109,10 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def conversation(value: Any) -> Conversation:
-    """Returns the conversation that a record holds; a ``DataError`` if the record has an unknown format."""
+    """Returns the conversation that a record holds.
+
+    An unknown format is a ``DataError``, and another speaker, such as a tool, a reason to be ``Rejected``.
+    """
     if not isinstance(value, dict):
         raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
     turns = value.get("conversations", value.get("messages"))
@@ -130,7 +133,7 @@ def _turn(value: Any) -> Turn:
         raise DataError("a turn has no text from|role and value|content")
     role = _ROLES.get(speaker.lower())
     if role is None:
-        raise OtherSpeakerError(f"{speaker!r} speaks in it, expected one of {', '.join(_ROLES)}")
+        raise Rejected("an unknown speaker")
     # Each unpaired surrogate is replaced by U+FFFD.
     return Turn(role, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
@@ -256,10 +259,6 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     )
     backend.train_from_iterator(texts, trainer)
     return Tokenizer(backend, bos=BOS, eos=(EOS,), add_bos=True)
-
-
-class Rejected(Exception):
-    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
 
 
 class _Converter(MarkdownConverter):

@@ -60,8 +60,8 @@ class FinetunePreset:
     def training(self, stage: Stage, mesh: Mesh, seed: int, batch_rows: int | None = None) -> TrainConfig:
         """How to train a stage on this mesh.
 
-        ``batch_rows`` are the rows per update of a run that is continued, which must divide over the mesh; None
-        takes the stage's ``batch_tokens``.
+        ``batch_rows``, of a run that is continued, must divide over the mesh; None takes the stage's
+        ``batch_tokens``.
         """
         if batch_rows is None:
             shards = batch_shards(mesh)

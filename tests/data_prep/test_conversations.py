@@ -13,7 +13,6 @@ from data_prep import conversations
 from data_prep.conversations import (
     Conversation,
     Deduplicator,
-    OtherSpeakerError,
     Rejected,
     clean_text,
     clean_turns,
@@ -90,7 +89,7 @@ def test_all_known_shapes_are_one_conversation():
     assert conversation(sharegpt) == Conversation("x", expected)
     assert conversation(openai) == Conversation(None, expected)
     assert conversation({"id": 7, "conversations": []}) == Conversation("7", ())
-    with pytest.raises(OtherSpeakerError, match="'bing'"):
+    with pytest.raises(Rejected, match="an unknown speaker"):
         conversation({"conversations": [{"from": "bing", "value": "x"}]})
 
 
