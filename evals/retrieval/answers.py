@@ -82,7 +82,9 @@ class AskedQuestion:
     def predicted(self, answer: Answer, record: str, pairs_of_words: bool) -> Prediction:
         """Scores an answer about a record, whose keys may be pairs of words."""
         asked, key = self.question, self.question.key
-        paired = pairs_of_words and isinstance(key, str) and "-" in key
+        partners = None
+        if pairs_of_words and isinstance(key, str) and "-" in key:
+            partners = count_word_partners(record, key)
         return Prediction(
             **vars(answer),
             case=self.case,
@@ -94,7 +96,7 @@ class AskedQuestion:
             prompt_digest=self.digest,
             key=key,
             value_duplicates=asked.value_duplicates,
-            word_partners=count_word_partners(record, key) if paired else None,
+            word_partners=partners,
         )
 
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from agentic_ring.attention import MaskSpec
 from agentic_ring.attention.mask import PADDING
-from agentic_ring.attention.ring.layout import balanced_layout, order, padded_length
+from agentic_ring.attention.ring.layout import Layout, balanced_layout, order, padded_length
 from agentic_ring.data.sealed_hdf5 import FileKind, SealedReader, write_sealed
 from agentic_ring.data.sharded_batches import ShardedBatches
 from agentic_ring.data.text.conversation_tokens import TokenizedText
@@ -259,9 +259,9 @@ class PackedBatches(ShardedBatches):
 
     def __init__(self, rows: PackedRows, batch_size: int, mesh: Mesh, seed: int = 0):
         ring = mesh.shape["ring"]
-        self._layout = layout = balanced_layout(
-            MaskSpec(), True, ring, rows.length // ring, mesh_platform(mesh)
-        )
+        on_device, platform = rows.length // ring, mesh_platform(mesh)
+        layout: Layout = balanced_layout(MaskSpec(), True, ring, on_device, platform)
+        self._layout: Layout = layout
         if not len(rows):
             raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
         needed = padded_length(rows.length, ring, layout)

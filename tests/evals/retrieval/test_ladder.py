@@ -210,7 +210,7 @@ def test_the_embedded_retriever_takes_any_question_and_answers_the_one_it_knows(
     ring = make_mesh(MeshShape(ring=2), jax.devices()[:2])
     monkeypatch.setattr("evals.retrieval.local_reader.make_mesh", lambda shape: ring)
     monkeypatch.setattr("evals.retrieval.local_reader.CHUNK", 64)  # so that several chunks are prefilled
-    flags = RunFlags(max_new_tokens=4, num_samples=3, output=tmp_path / "run")
+    flags = RunFlags(max_new_tokens=4, num_samples=3, devices=8, output=tmp_path / "run")
     assert ladder.main(flags, "600", "line,value") == 0
     results = read_results(tmp_path / "run" / "results.json")
     assert results.config["trained_on_task"] is True
