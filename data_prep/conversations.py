@@ -87,17 +87,15 @@ class Conversation:
     turns: tuple[Turn, ...]
 
 
-class OtherSpeakerError(DataError):
-    """A conversation has a speaker that is neither user, assistant nor system, such as a tool."""
+class Rejected(DataError):
+    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
 
 
 def records(path: Path) -> Iterator[Record]:
     """Yields the entries of a JSON array or the lines of a jsonl file; the first character tells which it is.
 
-    A malformed line of a jsonl file is yielded with its fault, and reading continues.
-
-    Raises:
-      DataError: the file is missing, empty or not UTF-8, or its array is malformed.
+    A malformed line of a jsonl file is yielded with its fault. A file that is missing, empty or not UTF-8, or
+    a malformed array, is a ``DataError``.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a ShareGPT JSON file, or a jsonl of conversations")
@@ -113,9 +111,7 @@ def records(path: Path) -> Iterator[Record]:
 def conversation(value: Any) -> Conversation:
     """Returns the conversation that a record holds.
 
-    Raises:
-      OtherSpeakerError: it has another speaker.
-      DataError: the record has an unknown format.
+    An unknown format is a ``DataError``, and another speaker, such as a tool, a reason to be ``Rejected``.
     """
     if not isinstance(value, dict):
         raise DataError(f"it is a {type(value).__name__}, expected an object with conversations or messages")
@@ -137,7 +133,7 @@ def _turn(value: Any) -> Turn:
         raise DataError("a turn has no text from|role and value|content")
     role = _ROLES.get(speaker.lower())
     if role is None:
-        raise OtherSpeakerError(f"{speaker!r} speaks in it, expected one of {', '.join(_ROLES)}")
+        raise Rejected("an unknown speaker")
     # Each unpaired surrogate is replaced by U+FFFD.
     return Turn(role, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
@@ -265,10 +261,6 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(backend, bos=BOS, eos=(EOS,), add_bos=True)
 
 
-class Rejected(Exception):
-    """A conversation is rejected; the message is the reason, the same for all conversations of its kind."""
-
-
 class _Converter(MarkdownConverter):
     def convert_br(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         return " " if "_inline" in parent_tags else "\n"
@@ -322,10 +314,7 @@ def clean_text(turn: Turn) -> Turn:
 def clean_turns(turns: Sequence[Turn], blocked: Sequence[str] = BLOCKED) -> tuple[Turn, ...]:
     """The turns to train on: the system's if it comes first, then pairs of question and answer.
 
-    None of the phrases in ``blocked`` may occur, in upper or lower case.
-
-    Raises:
-      Rejected: nothing is left to train on.
+    If none are left, or a phrase of ``blocked`` occurs, in upper or lower case, they are ``Rejected``.
     """
     cleaned = [turn for turn in map(clean_text, turns) if turn.text]
     if not cleaned:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +41,6 @@ from data_prep.conversations import (
     BLOCKED,
     Conversation,
     Deduplicator,
-    OtherSpeakerError,
     Record,
     Rejected,
     clean_turns,
@@ -139,49 +137,33 @@ class PackingSummary:
         return learned
 
 
-class _Encoder:
-    """Reads, cleans and encodes conversations, and counts the rejected ones."""
-
-    def __init__(self, config: ConversationsConfig, tokenizer: Tokenizer, template: ChatTemplate):
-        self._config = config
-        self._tokenize = partial(tokenize_in_parts, tokenizer, template, length=config.row_length)
-        self._seen = Deduplicator()
-        self.summary = PackingSummary()
-
-    def encode(self, path: Path, record: Record) -> tuple[str, list[TokenizedText]] | None:
-        """The key and the texts of a conversation; None if it is rejected or malformed."""
-        try:
-            if record.fault:
-                raise DataError(record.fault)
-            read = conversation(record.value)
-        except OtherSpeakerError:
-            self.summary.rejected["an unknown speaker"] += 1
-            return None
-        except DataError as error:
-            self.summary.malformed_count += 1
-            if self.summary.malformed_count <= _MOST_NAMED:
-                self.summary.malformed.append(f"{path}, line {record.line}: {error}")
-            return None
-        try:
-            turns = clean_turns(read.turns, self._config.blocked)
-            key = self._seen.check(Conversation(read.key, turns))
-            return key, self.summary.add_parts(list(self._tokenize(turns)))
-        except (Rejected, DataError) as reason:  # a DataError is the template's
-            self.summary.rejected[str(reason)] += 1
-            return None
+def _encode(
+    record: Record,
+    seen: Deduplicator,
+    config: ConversationsConfig,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+) -> tuple[str, list[TokenizedText]]:
+    """The key and the parts of a conversation; raises ``Rejected``, or a ``DataError`` if it is malformed."""
+    if record.fault:
+        raise DataError(record.fault)
+    read = conversation(record.value)
+    try:
+        turns = clean_turns(read.turns, config.blocked)
+        key = seen.check(Conversation(read.key, turns))
+        return key, list(tokenize_in_parts(tokenizer, template, turns, config.row_length))
+    except DataError as error:  # of the template, too
+        raise Rejected(str(error)) from error
 
 
 def prepare(config: ConversationsConfig) -> PackingSummary:
     """Packs conversations into one file per split; see the module's docstring.
 
-    Raises:
-      DataError: a file is missing or malformed, the tokenizer or the template does not fit, or no
-        conversation is left to train on.
+    A file, tokenizer or template that does not fit is a ``DataError``, and so is nothing left to train on.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     template = chat_template(config.template, tokenizer)
-    encoder = _Encoder(config, tokenizer, template)
-    summary = encoder.summary
+    summary, seen = PackingSummary(), Deduplicator()
     description = PackedDescription(tokenizer.digest, tokenizer.vocab_size, template.name)
     packers = {name: RowPacker(config.row_length) for name in SPLITS}
     with replacing_folder(config.folder) as folder, ExitStack() as stack:
@@ -192,18 +174,26 @@ def prepare(config: ConversationsConfig) -> PackingSummary:
 
         def write(split: str, rows: list[PackedRow]) -> None:
             for row in rows:
-                writers[split].add(row)
+                writers[split](row)
                 tokens, answers = int((row.segment_ids >= 0).sum()), int(row.counts.sum())
                 summary.splits[split].update({"rows": 1, "tokens": tokens, "answer tokens": answers})
 
         for path, record in _all_records(config.inputs):
-            encoded = encoder.encode(path, record)
-            if encoded is not None:
-                key, texts = encoded
-                split = "test" if is_test(key, config.test_share) else "train"
-                summary.splits[split]["conversations"] += 1
-                for text in texts:
-                    write(split, packers[split].add(text))
+            try:
+                key, parts = _encode(record, seen, config, tokenizer, template)
+                texts = summary.add_parts(parts)
+            except Rejected as reason:
+                summary.rejected[str(reason)] += 1
+                continue
+            except DataError as error:
+                summary.malformed_count += 1
+                if summary.malformed_count <= _MOST_NAMED:
+                    summary.malformed.append(f"{path}, line {record.line}: {error}")
+                continue
+            split = "test" if is_test(key, config.test_share) else "train"
+            summary.splits[split]["conversations"] += 1
+            for text in texts:
+                write(split, packers[split].add(text))
         for split, packer in packers.items():
             write(split, packer.finish())
         if not summary.splits["train"]["rows"]:

@@ -29,13 +29,9 @@ OWN_COLOURS = (BLUE, ORANGE, GREEN, PINK)
 
 @dataclass(frozen=True)
 class RunCurve:
-    """The accuracies of one run.
+    """The sets of cases of one run, such as ``4k``, in ascending length, with tokens per prompt and accuracy.
 
-    Attributes:
-      label: name of the model, with a note if it was ``trained_on_task``, on line retrieval itself.
-      sets: names of the sets of cases, such as ``4k``, in ascending length.
-      tokens: mean number of tokens per prompt, by set.
-      accuracies: share of right answers, by set.
+    The label notes if the model was ``trained_on_task``, on line retrieval itself.
     """
 
     label: str
@@ -46,11 +42,7 @@ class RunCurve:
 
 
 def read_curve(path: Path) -> RunCurve:
-    """Reads the curve of a run's ``results.json``.
-
-    Raises:
-      DataError: it cannot be read, or it is not that of line retrieval.
-    """
+    """Reads the curve of a run's ``results.json``; a ``DataError`` if it is not that of line retrieval."""
     results = read_results(path)
     points = {f.name.removeprefix("accuracy/"): f for f in results.figures if f.name.startswith("accuracy/")}
     reader, trained = results.config.get("reader"), results.config.get("trained_on_task")
@@ -78,16 +70,8 @@ def plot_curves(path: Path, runs: Sequence[RunCurve], paper: Sequence[RetrievalC
             axes.fill_between(contexts, low, high, color=GREY, alpha=0.15, linewidth=0)
     for index, run in enumerate(runs):
         colour = OWN_COLOURS[index % len(OWN_COLOURS)]
-        style = {
-            "color": colour,
-            "marker": "o",
-            "mfc": colour,
-            "linestyle": "-",
-            "capsize": 4,
-            "linewidth": 2,
-        }
-        if run.trained_on_task:
-            style |= {"mfc": "white", "linestyle": "--"}
+        fill, line = ("white", "--") if run.trained_on_task else (colour, "-")
+        style = {"color": colour, "marker": "o", "mfc": fill, "linestyle": line, "capsize": 4, "linewidth": 2}
         draw_intervals(axes, run.tokens, run.accuracies, label=run.label, **style)
     tokens = [point.context for curve in paper for point in curve.points]
     accuracy_axes(axes, [*tokens, *(length for run in runs for length in run.tokens)])

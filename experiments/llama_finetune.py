@@ -57,14 +57,6 @@ from experiments.retriever.training import retriever_llama, write_beside_weights
 
 TEST_ROWS = 64
 """Maximum number of held-out rows on which the loss is measured."""
-RULES = ShardingRules()
-
-
-@dataclass(frozen=True)
-class _InitialLoss:
-    """Contents of ``initial_loss.json``, in nats per answer token."""
-
-    loss: float
 
 
 def trained_model(config: LlamaConfig, lora: LoraConfig | None) -> Model:
@@ -123,7 +115,6 @@ class Finetuning:
                     PackedBatches(rows, batch_rows, self.mesh, seed),
                     self.mesh,
                     *outputs,
-                    rules=RULES,
                     start=lambda: self.starting_params() if params is None else params,
                     frozen=self.frozen,
                 ).params
@@ -144,7 +135,7 @@ class Finetuning:
     def _init_params(self) -> Callable[[jax.Array], Params]:
         """Compiled once for the loss before training and for training."""
         model = self._model(self.config.stages[0])
-        return jax.jit(model.init_params, out_shardings=model.param_shardings(self.mesh, RULES))
+        return jax.jit(model.init_params, out_shardings=model.param_shardings(self.mesh, ShardingRules()))
 
     def _loaded(self, dtype: Any) -> Params:
         assert self.start is not None
@@ -155,13 +146,13 @@ class Finetuning:
         """Loss before training on the last stage's test rows, at the model's rotary base; kept on disk."""
         path = self.directory / "initial_loss.json"
         if path.exists():
-            return read_json(path, _InitialLoss, "delete it to compute it again").loss
+            return read_json(path, dict[str, float], "delete it to compute it again")["loss"]
         config, own = self.preset.model(self.base, self._last_stage, self.mesh), self.base.transformer
         stack = replace(config.transformer, rope_theta=own.rope_theta, rope_scaling=own.rope_scaling)
         model = trained_model(replace(config, transformer=stack), self.config.lora)
         loss = self._test_loss(model, self.starting_params())
         if jax.process_index() == 0:
-            write_json(path, asdict(_InitialLoss(loss)))
+            write_json(path, {"loss": loss})
         return loss
 
     def final_loss(self, params: Params) -> float:
@@ -249,7 +240,7 @@ def print_plan(
     print_pipeline(training, mesh)
     model = trained_model(preset.model(base, longest, mesh), lora)
     batch = token_batch(training.batch_size, longest.context, packed=True)
-    step = TrainStep(model, token_loss, training.optimizer, batch, mesh, RULES)
+    step = TrainStep(model, token_loss, training.optimizer, batch, mesh)
     if lora is not None:
         print(f"trained by LoRA     {model.parameter_count():,}")
     say(f"compiling a step at {short_tokens(longest.context)} tokens, which takes minutes for a large model")

@@ -47,26 +47,23 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Answer):
-    """One question and its answer; a resumed run asks a question again whose answer has an ``error``.
-
-    Attributes:
-      case, document: numbers of the question over all documents of the set, and of its document, from 0.
-      task, depth, expected, key, value_duplicates: see ``Question``.
-      score: score of the answer by its task, in [0, 1].
-      prompt_digest: digest of the prompt, which tells the question from those of other sets.
-      word_partners: how many other lines share a word with the key; None if keys are not pairs of words.
-    """
+    """One question and its answer; for what is not described here see ``Question``."""
 
     case: Count
+    """Number of the question over all documents of the set, from 0."""
     document: Count
+    """Number of its document, from 0."""
     task: str
     depth: Annotated[float, pydantic.Field(ge=0, lt=1)]
     expected: tuple[str, ...]
     score: Annotated[float, pydantic.Field(ge=0, le=1)]
+    """Score of the answer by its task."""
     prompt_digest: str
+    """Tells the question from those of other sets."""
     key: str | int | None = None
     value_duplicates: Count | None = None
     word_partners: Count | None = None
+    """How many other lines share a word with the key; None if keys are not pairs of words."""
 
     def parsed(self, rule: Rule) -> int:
         """The number in the answer that counts by a rule."""
@@ -84,8 +81,10 @@ class AskedQuestion:
 
     def predicted(self, answer: Answer, record: str, pairs_of_words: bool) -> Prediction:
         """Scores an answer about a record, whose keys may be pairs of words."""
-        asked, key = self.question, str(self.question.key)
-        paired = pairs_of_words and asked.key is not None and "-" in key
+        asked, key = self.question, self.question.key
+        partners = None
+        if pairs_of_words and isinstance(key, str) and "-" in key:
+            partners = count_word_partners(record, key)
         return Prediction(
             **vars(answer),
             case=self.case,
@@ -95,9 +94,9 @@ class AskedQuestion:
             expected=asked.expected,
             score=TASKS[asked.task].score(asked.expected, answer.text),
             prompt_digest=self.digest,
-            key=asked.key,
+            key=key,
             value_duplicates=asked.value_duplicates,
-            word_partners=count_word_partners(record, key) if paired else None,
+            word_partners=partners,
         )
 
 
@@ -115,11 +114,8 @@ def asked_questions(documents: Sequence[Document]) -> list[AskedQuestion]:
 class PredictionLog:
     """The answers to the questions ``asked`` of a set in a file with one JSON object per line.
 
-    A later row for a question replaces an earlier one.
-
-    Raises:
-      DataError: a row is malformed, or belongs to another set. Only the last row may be incomplete, if the
-        run was killed: it is dropped, and its question is asked again.
+    A later row for a question replaces an earlier one. A row that is malformed or belongs to another set is a
+    ``DataError``; only the last may be incomplete, if the run was killed: its question is asked again.
     """
 
     def __init__(self, path: Path, asked: Sequence[AskedQuestion]):
@@ -137,11 +133,6 @@ class PredictionLog:
                 )
             self.rows[row.case] = row
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every question was asked."""
-        return len(self.rows) == len(self._asked)
 
     @property
     def failed(self) -> int:
@@ -167,11 +158,7 @@ class PredictionLog:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a million tokens of prompts, of those that a server had read before, and of answers.
-
-    Raises:
-      ConfigError: a price is negative or no number.
-    """
+    """Prices of a million tokens of prompts, of those that a server had read before, and of answers."""
 
     prompt: float
     cached: float

@@ -45,10 +45,8 @@ def line_keys(kind: KeyKind, count: int, generator: random.Random) -> Sequence[s
     """Returns ``count`` different keys.
 
     For the same state of the generator, a shorter list is the beginning of a longer one. Keys of letters
-    are the exception: they become longer when 6, 7, ... letters no longer suffice, as in LongChat.
-
-    Raises:
-      ArgumentError: ``count`` is above ``LONGEST_LIST_OF_PAIRS`` for pairs of words.
+    are the exception: they become longer when 6, 7, ... letters no longer suffice, as in LongChat. More than
+    ``LONGEST_LIST_OF_PAIRS`` pairs of words are an ``ArgumentError``.
     """
     match kind:
         case "LRT":
@@ -96,10 +94,8 @@ def word_lists() -> tuple[list[str], list[str]]:
 def count_word_partners(record: str, key: str) -> int:
     """Returns how many lines of a record, other than the key's own, share its adjective or its noun.
 
-    Words that are the same up to a hyphen, such as "old" and "old-fashioned", count as shared.
-
-    The key, of a line of the record, is an adjective and a noun with a hyphen between them; in a file with
-    other words than ours, the first hyphen is between them.
+    Words that are the same up to a hyphen, such as "old" and "old-fashioned", count as shared. The key, of a
+    line of the record, is an adjective, a hyphen (in files with other words than ours the first) and a noun.
     """
     compound = (word for word in word_lists()[0] if "-" in word and key.startswith(f"{word}-"))
     adjective = next(compound, key.partition("-")[0])
@@ -137,13 +133,6 @@ class Question:
     """How many other lines have the same number."""
 
 
-def line_question(
-    text: str, key: str | int, position: int, num_lines: int, number: int, occurrences: int
-) -> Question:
-    """The question for the number in a line; ``occurrences`` is how many lines have this number."""
-    return Question("line", text, (str(number),), position / num_lines, key, position, occurrences - 1)
-
-
 @dataclass(frozen=True)
 class Document:
     """A record of ``num_lines`` lines, or pairs of JSON, and the questions about it.
@@ -173,11 +162,7 @@ class LinePlan:
     num_strata: int
 
     def build(self, num_lines: int) -> Document:
-        """Builds the document; a longer one begins with the same lines.
-
-        Raises:
-          ArgumentError: there are fewer lines than questions.
-        """
+        """Builds the document, with a line or more for each question; a longer one begins with the same."""
         if num_lines < len(self.strata):
             raise ArgumentError(
                 f"{num_lines} lines cannot be asked {len(self.strata)} different questions; "
@@ -192,10 +177,9 @@ class LinePlan:
             start = stratum * num_lines // self.num_strata
             end = max(start + 1, (stratum + 1) * num_lines // self.num_strata)
             at = start + int(pick.random() * (end - start))
-            key, value = keys[at], values[at]
-            questions.append(
-                line_question(question_text(key), key, at, num_lines, value, values.count(value))
-            )
+            text, value, depth = question_text(keys[at]), values[at], at / num_lines
+            duplicates = values.count(value) - 1
+            questions.append(Question("line", text, (str(value),), depth, keys[at], at, duplicates))
         text = HEADER + "".join(map(line_text, keys, values))
         return Document(text, num_lines, tuple(questions), self.seed)
 
@@ -232,7 +216,7 @@ def longest_document(
       count_tokens: counts tokens as the model does.
 
     Raises:
-      ConfigError: not even one line for each question fits.
+      ConfigError: not even ``least`` lines fit.
       ArgumentError: the count does not grow with the number of lines.
     """
 
@@ -309,8 +293,7 @@ def write_cases(path: Path, documents: Sequence[Document]) -> None:
 def read_cases(path: Path) -> list[Document]:
     """Reads one of our files or of LongChat's; consecutive cases with the same record form one document.
 
-    Raises:
-      DataError: the file does not exist or is empty, or a case is malformed or contradicts itself.
+    A file that is absent or empty, or a case that is malformed or contradicts itself, is a ``DataError``.
     """
     documents: list[Document] = []
     remedy = "give one of LongChat's files, such as longeval/evaluation/lines/testcases/200_lines.jsonl"
@@ -357,6 +340,7 @@ def _read_case(line: bytes, where: str) -> Document:
         raise DataError(
             f"{where} contradicts itself: {'; '.join(wrong)}. Remove the line or generate the file again"
         )
-    occurrences = record.count(line_text("", expected).removeprefix("line "))
-    asked = line_question(question, key, position, case.num_lines, expected, occurrences)
+    duplicates = record.count(line_text("", expected).removeprefix("line ")) - 1
+    depth = position / case.num_lines
+    asked = Question("line", question, (str(expected),), depth, key, position, duplicates)
     return Document(text, case.num_lines, (asked,), case.seed)

@@ -38,9 +38,8 @@ class EndpointReader:
 
     The first question about a document goes alone: when it is answered, a server that caches prefixes has
     read the document, and the others go several at a time. A reply that reports far fewer prompt tokens than
-    were sent is an error: servers may cut long prompts without saying so.
-
-    The API key comes from the environment variable OPENAI_API_KEY, if it is set, and is never shown.
+    were sent is an error: servers may cut long prompts without saying so. The API key comes from the
+    environment variable OPENAI_API_KEY, if it is set, and is never shown.
 
     Attributes:
       address: base address, such as http://127.0.0.1:8000/v1.
@@ -57,8 +56,7 @@ class EndpointReader:
         server asks for, up to a minute.
 
     Raises:
-      ConfigError: the address is malformed or contains a password; a field is one that a question needs; a
-        number is out of range; or the key has spaces or characters other than ASCII's.
+      ConfigError: the address, a field, a number or the key cannot be used.
     """
 
     address: str
@@ -111,11 +109,8 @@ class EndpointReader:
         """Answers with the numbers of their questions, each as soon as it is complete.
 
         Lost requests and refusals (429, 5xx) are retried; after the last attempt, and after a reply without
-        an answer, the answer has an error. If the first prompt is truncated, the others are not sent.
-
-        Raises:
-          ConfigError: the server does not accept the key, address or model, or never replied at all; further
-            questions would fail too.
+        an answer, the answer has an error. If the first prompt is truncated, the others are not sent. It is a
+        ``ConfigError`` if the server refuses the key, address or model, or never replied at all.
         """
         document_tokens = self.count_text(document)
         client = openai.OpenAI(
@@ -246,11 +241,8 @@ def _tokens(usage: Any, *path: str) -> int | None:
 def token_counter(tokenizer: Path | None) -> Callable[[str], int]:
     """A function that counts the tokens of a text, including BOS if the tokenizer adds it.
 
-    Args:
-      tokenizer: a ``tokenizer.json``, or its folder; None gives ``estimated_tokens``.
-
-    Raises:
-      DataError: the file does not exist or is not a tokenizer.
+    ``tokenizer`` is a ``tokenizer.json``, or its folder; None gives ``estimated_tokens``. A file that is
+    absent or no tokenizer is a ``DataError``.
     """
     if tokenizer is None:
         return estimated_tokens

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentic_ring.errors import ArgumentError, ConfigError
+from agentic_ring.errors import ConfigError
 from evals.retrieval.documents import (
     HEADER,
     LARGEST_VALUE,
@@ -86,13 +86,7 @@ class LadderPlan:
         return max(2 * special, 4 * LISTED, 2 * max(counts.values()))
 
     def build(self, num_lines: int) -> Document:
-        """Builds the document.
-
-        Raises:
-          ArgumentError: there are fewer lines than ``least``.
-        """
-        if num_lines < self.least:
-            raise ArgumentError(f"{num_lines} lines are too few for these questions; {self.least} are needed")
+        """Builds the document, which has ``least`` lines or more."""
         place = f"{self.kind}/{self.name}/{self.seed}/{self.number}/{self.record}/{num_lines}"
         draw = random.Random(f"ladder/{place}")
         keys = [str(key) for key in line_keys(self.kind, num_lines, draw)]
@@ -113,10 +107,7 @@ def ladder_documents(
 ) -> list[Document]:
     """As few records as hold all questions of a length; each kind of record has its own.
 
-    ``num_samples`` questions are asked of each task; for ``room`` see ``longest_document``.
-
-    Raises:
-      ConfigError: not even one question fits.
+    ``num_samples`` questions are asked of each task; for ``room`` and errors see ``longest_document``.
     """
 
     def fewest(record: Record, asked: Sequence[str]) -> list[Document]:

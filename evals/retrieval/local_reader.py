@@ -94,16 +94,12 @@ class LocalReader:
 def open_reader(
     model: str | None, contexts: Sequence[int], template: str | None, allow_extrapolation: bool
 ) -> LocalReader:
-    """Opens a model.
+    """Opens a model; a ``ConfigError`` if it does not support a context, or the memory does not suffice.
 
     Args:
       model: folder or Hugging Face name; None is the embedded retriever.
       contexts: context lengths to be used; the memory that the longest needs is checked and printed.
       template: name of a chat template; None is the one in the model's folder, or "plain" if it has none.
-
-    Raises:
-      ConfigError: a context is longer than the model supports, or the longest does not fit into memory.
-      DataError: the model cannot be read.
     """
     folder = EMBEDDED if model is None else model_folder(model)
     fields, longest = read_fields(folder / "config.json"), max(contexts, default=0)
@@ -132,11 +128,7 @@ def open_reader(
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once.
-
-    Raises:
-      DataError: there is no such folder and no such name, or the download fails.
-    """
+    """The folder of a model; a model named ``organisation/name`` is downloaded from Hugging Face once."""
     folder = Path(model)
     if folder.is_dir():
         return folder

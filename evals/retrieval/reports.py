@@ -221,10 +221,9 @@ class LadderReport:
 
 
 def effective_length(scores: Sequence[SetScore], task: str = ALL) -> str:
-    """The longest length up to which the interval's lower end stays above 85% of the score at 4K.
+    """The longest length, such as ``64k``, up to which the interval stays above 85% of the score at 4K.
 
-    Returns:
-      Its name, such as ``64k``; "none" if even 4K is not kept, and "" without answers at 4K.
+    It is "none" if even 4K is not kept, and "" without answers at 4K.
     """
     reference = next((score.score(task) for score in scores if score.name == REFERENCE), None)
     if reference is None:
@@ -250,11 +249,7 @@ def _with_interval(found: Interval | None, digits: int) -> str:
 
 
 def ruler_scores(path: Path) -> dict[str, dict[int, float]]:
-    """The scores by length of RULER's tasks in the results of ``evals/harness.py``.
-
-    Raises:
-      DataError: the file cannot be read, or has no such score.
-    """
+    """The scores by length of RULER's tasks in the results of ``evals/harness.py``."""
     try:
         tasks = json.loads(path.read_text(encoding="utf-8"))["results"]
         # The harness names a metric "4096,none", and writes -1 for a length that was not run.

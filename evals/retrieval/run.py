@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.atomic import replacing
 from agentic_ring.files.json_files import json_row, read_json_rows
 from agentic_ring.files.run_folder import Stages, enter_directory
@@ -95,17 +95,10 @@ class RunFlags:
         report: LineReport | LadderReport,
         questions_per_document: int | None = None,
     ) -> "RetrievalRun":
-        """Opens the model and the run that asks it; see ``RetrievalConfig``.
-
-        Raises:
-          ConfigError: a flag is out of range, or does not fit the others.
-          DataError: the model or its tokenizer cannot be read.
-        """
-        fields = request_fields(self.request_json)
+        """Opens the model and the run that asks it; see ``RetrievalConfig``."""
+        fields = None if self.request_json is None else request_fields(self.request_json)
         most = default_new_tokens if self.max_new_tokens is None else self.max_new_tokens
-        for name, number in (("max_new_tokens", most), ("num_samples", self.num_samples)):
-            if number < 1:
-                raise ConfigError(f"{name} is {number}; it must be at least 1")
+        check_at_least_one(replace(self, max_new_tokens=most), "max_new_tokens", "num_samples")
         if self.endpoint is None:
             if fields is not None:
                 raise ConfigError("request_json is of an endpoint; name one with --endpoint URL")
@@ -152,17 +145,13 @@ class RunFlags:
         return RetrievalRun(directory, config, reader, report)
 
 
-def request_fields(text: str | None) -> dict[str, Any] | None:
-    """The fields in a JSON object.
-
-    Raises:
-      ConfigError: the text is none.
-    """
+def request_fields(text: str) -> dict[str, Any]:
+    """The fields in a JSON object."""
     try:
-        fields = None if text is None else json.loads(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"request_json is {text!r}, which is no JSON: {error}") from error
-    if text is not None and not isinstance(fields, dict):
+    if not isinstance(fields, dict):
         raise ConfigError(f"request_json is {text!r}; expected an object such as " + '{"top_p": 1}')
     return fields
 
@@ -201,6 +190,7 @@ class RetrievalConfig:
     request_json: str | None = None
 
 
+@dataclass(frozen=True)
 class RetrievalRun:
     """A folder of documents and answers.
 
@@ -209,15 +199,11 @@ class RetrievalRun:
     results.json, summary.csv, and what else the report writes
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        config: RetrievalConfig,
-        reader: LocalReader | EndpointReader,
-        report: LineReport | LadderReport,
-    ):
-        self._directory, self._config, self._reader, self._report = directory, config, reader, report
-        self._stages = Stages()
+    directory: Path
+    config: RetrievalConfig
+    reader: LocalReader | EndpointReader
+    report: LineReport | LadderReport
+    stages: Stages = field(default_factory=Stages)
 
     @contextmanager
     def prepare(
@@ -225,14 +211,7 @@ class RetrievalRun:
     ) -> Iterator[list[str]]:
         """Generates all documents, or reads LongChat's files; in the block no other process may write here.
 
-        Yields:
-          Names of the sets: first the lengths in ascending order, then the files.
-
-        Raises:
-          FolderInUseError: another process writes to the folder.
-          ConfigError: there is no set, two have the same name, or a length is too short; or the folder holds
-            another run.
-          DataError: a file cannot be read.
+        Yields the names of the sets: first the lengths in ascending order, then the files.
         """
         names = [short_tokens(context) for context in contexts] + [path.stem for path in files]
         if not names or len(set(names)) < len(names):
@@ -241,10 +220,10 @@ class RetrievalRun:
                 "with different names"
             )
         from_files = [read_cases(path) for path in files]
-        with enter_directory(self._directory, self._config, resume):
-            self._stages.keep_in(self._directory)
-            (self._directory / "testcases").mkdir(exist_ok=True)
-            with self._stages.stage("cases"):
+        with enter_directory(self.directory, self.config, resume):
+            self.stages.keep_in(self.directory)
+            (self.directory / "testcases").mkdir(exist_ok=True)
+            with self.stages.stage("cases"):
                 for name, context in zip(names, contexts, strict=False):
                     if not self._cases(name).exists():
                         self._write(name, self._make(name, context))
@@ -253,20 +232,20 @@ class RetrievalRun:
                         self._write(name, documents)
                     elif self._read(name) != documents:
                         raise ConfigError(
-                            f"{self._directory} holds other cases with the name {name}; give another --output"
+                            f"{self.directory} holds other cases with the name {name}; give another --output"
                         )
             yield names
 
     def ask(self, name: str) -> None:
         """Asks the questions of a set that have no answer yet."""
         documents, log = self._opened(name)
-        pairs_of_words = self._config.line_idx == "LRT-NL" and self._config.test == "line_retrieval"
+        pairs_of_words = self.config.line_idx == "LRT-NL" and self.config.test == "line_retrieval"
         total = sum(len(document.questions) for document in documents)
         started, answered = time.monotonic(), 0
-        with self._stages.stage(name), progress(f"questions of {name}", total) as advance:
+        with self.stages.stage(name), progress(f"questions of {name}", total) as advance:
             for document, asked in log.open(documents):
                 texts = [each.question.text for each in asked]
-                for index, answer in self._reader.answers(document.text, texts, self._config.max_new_tokens):
+                for index, answer in self.reader.answers(document.text, texts, self.config.max_new_tokens):
                     log.add(asked[index].predicted(answer, document.text, pairs_of_words))
                     answered += answer.error is None
                     advance(len(log.rows), f"{log.failed} failed" if log.failed else "")
@@ -279,46 +258,45 @@ class RetrievalRun:
         documents, log = self._opened(name)
         requests = prompt_tokens = repeated_tokens = 0
         for document, asked in log.open(documents):
-            tokens = self._reader.count_tokens(document.text, asked[0].question.text)
+            tokens = self.reader.count_tokens(document.text, asked[0].question.text)
             requests += len(asked)
             prompt_tokens += tokens * len(asked)
             repeated_tokens += tokens * (len(asked) - 1)
-        answer_tokens = requests * self._config.max_new_tokens
+        answer_tokens = requests * self.config.max_new_tokens
         return Forecast(requests, prompt_tokens, repeated_tokens, answer_tokens)
 
     def score(self) -> list[SetScore]:
         """Writes results and report of all sets that were asked completely, and returns their scores."""
         scores = []
-        for path in sorted((self._directory / "testcases").glob("*.jsonl")):
+        for path in sorted((self.directory / "testcases").glob("*.jsonl")):
             documents, log = self._opened(path.stem)
-            if log.complete:
+            rows = [row for _, row in sorted(log.rows.items())]
+            if len(rows) == sum(len(document.questions) for document in documents):
                 lines = sum(document.num_lines for document in documents) / len(documents)
-                rows = [log.rows[case] for case in range(len(log.rows))]
                 scores.append(SetScore(path.stem, lines, rows))
         scores.sort(key=lambda score: score.prompt_tokens)
-        settings = {**asdict(self._config), **self._report.settings}
-        results = Results.of_this_process(settings, self._stages.seconds, self._report.figures(scores))
-        write_results(self._directory / "results.json", results)
-        self._report.write(self._directory, self._reader.name, scores)
+        settings = {**asdict(self.config), **self.report.settings}
+        results = Results.of_this_process(settings, self.stages.seconds, self.report.figures(scores))
+        write_results(self.directory / "results.json", results)
+        self.report.write(self.directory, self.reader.name, scores)
         return scores
 
     def evaluate(self, names: Sequence[str]) -> int:
         """Asks all questions, writes the results after each set, and prints the table.
 
-        Returns:
-          The exit status: 1 if questions failed or answers are unfinished.
+        Returns the exit status: 1 if questions failed or answers are unfinished.
         """
         scores = []
         for name in names:
             self.ask(name)
             scores = self.score()
-        title = f"{self._report.title}, {self._reader.name}"
-        if self._reader.trained_on_task:
+        title = f"{self.report.title}, {self.reader.name}"
+        if self.reader.trained_on_task:
             title += " (trained on line retrieval)"
         console = Console(width=None if sys.stdout.isatty() else 200)
-        table = self._report.table(scores, title)
+        table = self.report.table(scores, title)
         console.print(table.rich(), *table.notes)
-        console.print(f"written to {self._directory}: results.json, summary.csv, answers and plots")
+        console.print(f"written to {self.directory}: results.json, summary.csv, answers and plots")
         rows = [row for score in scores for row in score.predictions]
         failures = [row.error for row in rows if row.error is not None]
         if failures:
@@ -336,25 +314,22 @@ class RetrievalRun:
         return 1 if failures or unfinished else 0
 
     def _make(self, name: str, context: int) -> list[Document]:
-        config, count = self._config, self._reader.count_tokens
-        room = context - config.max_new_tokens
+        config, count = self.config, self.reader.count_tokens
+        room, each = context - config.max_new_tokens, config.questions_per_document or config.num_samples
+        what = config.line_idx, name, config.seed, config.num_samples
         if config.test == "ladder":
-            tasks = config.tasks.split(",")
-            return ladder_documents(
-                tasks, config.line_idx, name, config.seed, config.num_samples, room, count
-            )
-        each = config.questions_per_document or config.num_samples
-        plans = plan_lines(config.line_idx, name, config.seed, config.num_samples, each)
+            return ladder_documents(config.tasks.split(","), *what, room, count)
+        plans = plan_lines(*what, each)
         return [longest_document(plan.build, len(plan.strata), room, count) for plan in plans]
 
     def _read(self, name: str) -> list[Document]:
-        if self._config.test == "line_retrieval":
+        if self.config.test == "line_retrieval":
             return read_cases(self._cases(name))
         remedy = "give another --output, or --no-resume to start anew"
         return read_json_rows(self._cases(name), Document, remedy)
 
     def _write(self, name: str, documents: Sequence[Document]) -> None:
-        if self._config.test == "line_retrieval":
+        if self.config.test == "line_retrieval":
             write_cases(self._cases(name), documents)
         else:
             with replacing(self._cases(name)) as beside, beside.open("w", encoding="utf-8") as file:
@@ -363,8 +338,8 @@ class RetrievalRun:
     def _opened(self, name: str) -> tuple[list[Document], PredictionLog]:
         """The documents of a set, and the answers to their questions so far."""
         documents = self._read(name)
-        path = self._directory / "predictions" / f"{name}.jsonl"
+        path = self.directory / "predictions" / f"{name}.jsonl"
         return documents, PredictionLog(path, asked_questions(documents))
 
     def _cases(self, name: str) -> Path:
-        return self._directory / "testcases" / f"{name}.jsonl"
+        return self.directory / "testcases" / f"{name}.jsonl"

@@ -60,11 +60,8 @@ class FinetunePreset:
     def training(self, stage: Stage, mesh: Mesh, seed: int, batch_rows: int | None = None) -> TrainConfig:
         """How to train a stage on this mesh.
 
-        Args:
-          batch_rows: rows per update of a run that is continued; None takes the stage's ``batch_tokens``.
-
-        Raises:
-          MeshError: the batch of a continued run does not divide over the mesh.
+        ``batch_rows``, of a run that is continued, must divide over the mesh; None takes the stage's
+        ``batch_tokens``.
         """
         if batch_rows is None:
             shards = batch_shards(mesh)

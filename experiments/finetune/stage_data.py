@@ -46,12 +46,7 @@ ASKED_LINES = 50
 def given_rows(
     folders: Sequence[str | Path], contexts: Sequence[int], tokenizer: Tokenizer
 ) -> dict[int, Path]:
-    """The folder with rows of each context length, among those that data_prep.sharegpt wrote.
-
-    Raises:
-      DataError: a length is missing, or a file has no answers.
-      StoreError: a file is of another tokenizer, missing or damaged.
-    """
+    """The folder with rows of each context length, among those that data_prep.sharegpt wrote; checks them."""
     lengths = {}
     for folder in folders:
         with PackedRows.open(Path(folder) / "train.h5") as rows:
@@ -65,30 +60,6 @@ def given_rows(
             )
         _check_rows(lengths[context], tokenizer)
     return {context: lengths[context] for context in contexts}
-
-
-def pack_rows(
-    conversations: Sequence[Path],
-    contexts: Sequence[int],
-    template: str,
-    tokenizer_folder: Path,
-    directory: Path,
-) -> dict[int, Path]:
-    """The folder with rows of each context length, below ``directory``; packs what is missing.
-
-    Raises:
-      DataError: no conversation is left to train or to test on.
-    """
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    folders = {context: directory / short_tokens(context) for context in contexts}
-    for folder in folders.values():
-        if not all((folder / f"{split}.h5").exists() for split in SPLITS):
-            inputs, length = tuple(conversations), folder.name
-            prepare(
-                ConversationsConfig(inputs, tokenizer_folder, length, template, TEST_SHARE, output=folder)
-            )
-        _check_rows(folder, tokenizer)
-    return folders
 
 
 def _check_rows(folder: Path, tokenizer: Tokenizer) -> None:
@@ -107,13 +78,7 @@ def _check_rows(folder: Path, tokenizer: Tokenizer) -> None:
 def check_inputs(config: FinetuneConfig, vocab_size: int) -> None:
     """Checks that the inputs of a run go together, before its folder is made.
 
-    Args:
-      vocab_size: entries of the model's vocabulary.
-
-    Raises:
-      ConfigError: flags do not go together; it says what to give.
-      ArgumentError: a file of conversations is missing.
-      DataError: the tokenizer is not the model's, or the packed rows do not fit.
+    ``vocab_size`` is that of the model. The errors say what to give.
     """
     base = PRESETS[config.preset].base
     if config.data and config.conversations:
@@ -151,24 +116,24 @@ def prepare_rows(
       directory: folder of the run.
       base: folder of the model that the run made for itself to finetune; None if it made none.
     """
-    if base is not None:
-        rows = {}
-        for context in config.contexts:
-            path = directory / f"records-{short_tokens(context)}.jsonl"
-            if not path.exists():
-                write_record_conversations(path, context, ROWS)
-            rows |= pack_rows([path], [context], "tokenizer", base, directory / "rows")
-        return Tokenizer.load(base), rows
-    folder = directory / "tokenizer" if config.model is None else Path(config.model)
-    if config.data:
-        tokenizer = Tokenizer.load(folder)
-        return tokenizer, given_rows(config.data, config.contexts, tokenizer)
-    conversations = [Path(path) for path in config.conversations]
-    if config.model is None and not all((folder / name).exists() for name in SAVED_FILES):
+    folder = base or (directory / "tokenizer" if config.model is None else Path(config.model))
+    inputs, template = tuple(map(Path, config.conversations)), config.template
+    if base is None and config.model is None and not all((folder / name).exists() for name in SAVED_FILES):
         with replacing_folder(folder) as beside:
-            train_tokenizer(conversation_texts(conversations), vocab_size).save(beside)
-    rows = pack_rows(conversations, config.contexts, config.template, folder, directory / "rows")
-    return Tokenizer.load(folder), rows
+            train_tokenizer(conversation_texts(inputs), vocab_size).save(beside)
+    tokenizer, rows = Tokenizer.load(folder), {}
+    if config.data:
+        return tokenizer, given_rows(config.data, config.contexts, tokenizer)
+    for context in config.contexts:
+        length = short_tokens(context)
+        rows[context] = packed = directory / "rows" / length
+        if not all((packed / f"{split}.h5").exists() for split in SPLITS):
+            if base is not None:
+                inputs, template = (directory / f"records-{length}.jsonl",), "tokenizer"
+                write_record_conversations(inputs[0], context, ROWS)
+            prepare(ConversationsConfig(inputs, folder, length, template, TEST_SHARE, output=packed))
+        _check_rows(packed, tokenizer)
+    return tokenizer, rows
 
 
 def write_record_conversations(path: Path, context: int, rows: int) -> None:
@@ -204,12 +169,10 @@ def train_base(folder: Path, seed: int) -> Path:
 
 
 def ask_lines(when: str, model: Path, contexts: list[int], directory: Path, seed: int) -> list[Figure]:
-    """Asks a model for single lines of a record of each length; resumes in ``directory``/ladder-``when``.
+    """Shares of right answers to questions for single lines of a record of each length, as figures.
 
     The length of the rows that the model before finetuning has seen is asked, too: what it could do already.
-
-    Returns:
-      Shares of right answers, as figures of ``results.json``.
+    The questions resume in ``directory``/ladder-``when``.
     """
     contexts, folder = sorted({STAGES[0].tokens, *contexts}), directory / f"ladder-{when}"
     reader, report = open_reader(str(model), contexts, None, allow_extrapolation=False), LadderReport()

@@ -18,6 +18,7 @@ from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.llama import load_pretrained, token_loss
 from agentic_ring.results.results_file import read_results
 from agentic_ring.training.loop import MetricsLog, read_metrics
+from data_prep.sharegpt import ConversationsConfig, prepare
 from evals.retrieval.local_reader import EMBEDDED
 from experiments import llama_finetune
 from experiments.common.launch import LaunchOptions
@@ -144,8 +145,8 @@ def test_rows_that_do_not_fit_are_refused(run, tmp_path):
     row = packing.PackedRow(np.ones(64, np.int32), np.zeros(64, bool), np.zeros(64, np.int32))
     description = packing.PackedDescription(tokenizer.digest, tokenizer.vocab_size, "plain")
     for split in ("train", "test"):
-        with packing.packed_writer(tmp_path / f"{split}.h5", description, 64) as writer:
-            writer.add(row)
+        with packing.packed_writer(tmp_path / f"{split}.h5", description, 64) as add:
+            add(row)
     with pytest.raises(DataError, match=r"train\.h5 has 1 rows and no token of an answer"):
         stage_data.given_rows([tmp_path], [64], tokenizer)
 
@@ -234,9 +235,10 @@ def test_a_conversation_fills_a_row_and_its_answers_are_the_numbers_of_the_lines
         assert [turn["value"] for turn in turns[1::2]] == [values[key] for key in keys]
         expected.add("".join(f"{values[key]}>\n<end>" for key in keys))
 
-    folder = stage_data.pack_rows([path], [512], "tokenizer", tmp_path / "base", tmp_path / "rows")[512]
+    packed = tmp_path / "rows"
+    prepare(ConversationsConfig((path,), tmp_path / "base", "512", "tokenizer", 0.05, output=packed))
     for split in ("train.h5", "test.h5"):
-        with PackedRows.open(folder / split) as file:
+        with PackedRows.open(packed / split) as file:
             rows = [file[number] for number in range(len(file))]
         assert sum((row.segment_ids >= 0).sum() < 480 for row in rows) <= 1
         for row in rows:

@@ -6,9 +6,8 @@ generation encode the same pieces separately, so that the tokens of a prompt are
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Literal, NamedTuple, NoReturn
@@ -25,7 +24,26 @@ with needs_extra("text"):
     import jinja2.sandbox
 
 Role = Literal["system", "user", "assistant"]
-TEMPLATES = ("vicuna_v1.1", "llama-3", "plain", "tokenizer")
+_SOURCES = {
+    "vicuna_v1.1": (
+        "{% if messages[0].role != 'system' %}A chat between a curious user and an artificial intelligence "
+        "assistant. The assistant gives helpful, detailed, and polite answers to the user's questions. "
+        "{% endif %}{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content }} "
+        "{% elif turn.role == 'user' %}USER: {{ turn.content }} ASSISTANT:"
+        "{% else %} {{ turn.content }}</s>{% endif %}{% endfor %}"
+    ),
+    "llama-3": (
+        "<|begin_of_text|>{% for turn in messages %}"
+        "{% if turn.role != 'assistant' %}<|start_header_id|>{{ turn.role }}<|end_header_id|>\n\n{% endif %}"
+        "{{ turn.content | trim }}<|eot_id|>"
+        "{% if turn.role == 'user' %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}{% endfor %}"
+    ),
+    "plain": (
+        "{% for turn in messages %}{{ turn.content }}"
+        "{{ eos_token if turn.role == 'assistant' else '\\n' }}{% endfor %}"
+    ),
+}
+TEMPLATES = (*_SOURCES, "tokenizer")
 """Names for ``chat_template``; "plain" writes each turn on its own line without roles, and "tokenizer" is the
 template of the tokenizer's folder."""
 _ANOTHER = "use another template: vicuna_v1.1, llama-3 or plain"
@@ -67,63 +85,21 @@ def _check_turns(turns: Sequence[Turn], asks: bool = False) -> None:
         raise DataError("a prompt must end with a turn of the user; remove the last answer")
 
 
-@dataclass(frozen=True)
-class FormatTemplate:
-    """A template made of format strings, each with one ``{}`` for the text."""
+class ChatTemplate:
+    """A template, rendered in Jinja's sandbox as Hugging Face does.
 
-    name: str
-    system_turn: str
-    question: str
-    """The user's turn, up to the answer's beginning."""
-    answer: str
-    """The answer and its end token."""
-    start: str = ""
-    """Text before all turns."""
-    system: str | None = None
-    """The system's text for conversations without a system turn."""
-    special: tuple[str, ...] = ()
-    """Tokens in these strings, each of which must be one token of the tokenizer."""
-    strip: bool = False
-    """Whether to remove white space around a turn."""
+    Its methods raise a ``DataError`` for turns that are no conversation.
+    """
 
-    def prompt(self, turns: Sequence[Turn]) -> str:
-        """Returns the text of a conversation that ends with the user's turn, up to the answer's beginning."""
-        _check_turns(turns, asks=True)
-        return "".join(piece.text for piece in self.pieces(turns))
-
-    def pieces(self, turns: Sequence[Turn]) -> list[Piece]:
-        """Returns the text of a conversation with its answers, as pieces."""
-        _check_turns(turns)
-        if self.system is not None and turns[0].role != "system":
-            turns = [Turn("system", self.system), *turns]
-        front = self.start
-        pieces = []
-        for role, text in turns:
-            text = text.strip() if self.strip else text
-            if role == "system":
-                front += self.system_turn.format(text)
-            elif role == "user":
-                pieces.append(Piece(front + self.question.format(text), False))
-                front = ""
-            else:
-                pieces.append(Piece(self.answer.format(text), True))
-        return pieces
-
-
-class JinjaTemplate:
-    """The template of a tokenizer's folder, rendered in Jinja's sandbox as Hugging Face does."""
-
-    name = "tokenizer"
-
-    def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now):
-        extensions = [_Generation, jinja2.ext.loopcontrols]
+    def __init__(self, name: str, source: str, tokenizer: Tokenizer):
+        self.name = name
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         # Without the HTML escapes of Jinja's own filter.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -242,32 +218,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-ChatTemplate = FormatTemplate | JinjaTemplate
-"""Its methods raise a ``DataError`` for turns that are no conversation."""
-
-_VICUNA = FormatTemplate(
-    name="vicuna_v1.1",
-    system_turn="{} ",
-    question="USER: {} ASSISTANT:",
-    answer=" {}</s>",
-    system=(
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-        "helpful, detailed, and polite answers to the user's questions."
-    ),
-    special=("</s>",),
-)
-_LLAMA_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
-_LLAMA_3 = FormatTemplate(
-    name="llama-3",
-    start="<|begin_of_text|>",
-    system_turn=_LLAMA_HEADER.format("system") + "{}<|eot_id|>",
-    question=_LLAMA_HEADER.format("user") + "{}<|eot_id|>" + _LLAMA_HEADER.format("assistant"),
-    answer="{}<|eot_id|>",
-    special=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    strip=True,
-)
-
-
 def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
     """Returns the template with this name, checked against the tokenizer.
 
@@ -277,20 +227,16 @@ def chat_template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
     """
     if name not in TEMPLATES:
         raise UnknownNameError("chat template", name, TEMPLATES)
-    if name == "tokenizer":
-        if tokenizer.chat_template is None:
-            raise DataError(f"the tokenizer's folder has no chat template; {_ANOTHER}")
-        return JinjaTemplate(tokenizer.chat_template, tokenizer)
-    if name == "plain":
-        if tokenizer.eos is None:
-            raise DataError(
-                "the tokenizer names no token that ends an answer; set eos_token in tokenizer_config.json"
-            )
-        end = tokenizer.eos.replace("{", "{{").replace("}", "}}")
-        return FormatTemplate("plain", "{}\n", "{}\n", "{}" + end)
-    template = {"vicuna_v1.1": _VICUNA, "llama-3": _LLAMA_3}[name]
-    _check_special(name, tokenizer, template.special)
-    return template
+    source = _SOURCES.get(name, tokenizer.chat_template)
+    if source is None:
+        raise DataError(f"the tokenizer's folder has no chat template; {_ANOTHER}")
+    if name in _SOURCES:
+        _check_special(name, tokenizer, _SPECIAL.findall(source))
+    if name == "plain" and tokenizer.eos is None:
+        raise DataError(
+            "the tokenizer names no token that ends an answer; set eos_token in tokenizer_config.json"
+        )
+    return ChatTemplate(name, source, tokenizer)
 
 
 def check_special_tokens(template: ChatTemplate, tokenizer: Tokenizer) -> None:

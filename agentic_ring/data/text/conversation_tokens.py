@@ -56,8 +56,7 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[in
 def prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:
     """Returns the ids of a prompt, up to the answer to the last turn, the same as in training.
 
-    Raises:
-      DataError: the turns are not a conversation that ends with the user's turn.
+    Turns that are not a conversation that ends with the user's turn are a ``DataError``.
     """
     template.prompt(turns)
     return list(chain(*encode_pieces(tokenizer, template.pieces(_bordered(tokenizer, turns)))))
@@ -93,10 +92,7 @@ def tokenize_in_parts(
 
     Each part is a conversation of its own that begins with the system's turn. A question and its answer stay
     together; a pair that is longer than a row is truncated, and ``TokenizedText.cut`` counts the removed
-    tokens.
-
-    Raises:
-      DataError: the turns are not a conversation.
+    tokens. Turns that are not a conversation are a ``DataError``.
     """
     whole = tokenize(tokenizer, template, turns)
     if len(whole) <= length:

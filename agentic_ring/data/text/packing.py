@@ -85,11 +85,7 @@ class RowPacker:
         self._tokens = 0
 
     def add(self, text: TokenizedText) -> list[PackedRow]:
-        """Adds a text of 1 to T tokens and returns the completed rows, if any.
-
-        Raises:
-          ArgumentError: the text is empty or longer than a row.
-        """
+        """Adds a text of 1 to T tokens and returns the completed rows, if any."""
         if not 1 <= len(text) <= self._length:
             raise ArgumentError(
                 f"a text has {len(text)} tokens, expected 1 to {self._length}; split or truncate it first"
@@ -155,38 +151,35 @@ class PackedDescription:
     template: str
 
 
-class PackedWriter:
-    """Adds rows to a new file; see ``packed_writer``."""
+@contextmanager
+def packed_writer(
+    path: Path, description: PackedDescription, length: int
+) -> Iterator[Callable[[PackedRow], None]]:
+    """Yields a function that adds a row to a new file, which replaces ``path`` once the block ends.
 
-    def __init__(self, file: h5py.File, check_disk: Callable[[], None], length: int):
-        self._check_disk, self._length, self._rows = check_disk, length, 0
+    It raises an ``ArgumentError`` for a row of another length, and an ``OSError`` on a full disk.
+    """
+    with write_sealed(path, PACKED) as (file, check_disk):
+        file.attrs.update(asdict(description))
         chunks = {"maxshape": (None, length), "chunks": (1, min(length, _CHUNK_TOKENS))}
         # Compression is cheap: runs of equal numbers, and ids that need half their bytes.
         filters = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
-        self._arrays = {
+        arrays = {
             name: file.create_dataset(name, (0, length), dtype, **chunks, **filters)
             for name, dtype in _DTYPES.items()
         }
 
-    def add(self, row: PackedRow) -> None:
-        """Writes one more row; raises ``ArgumentError`` for another length, ``OSError`` on a full disk."""
-        if len(row.tokens) != self._length:
-            raise ArgumentError(
-                f"the row has {len(row.tokens)} tokens, expected {self._length} as in the whole file"
-            )
-        for name, array in self._arrays.items():
-            array.resize(self._rows + 1, axis=0)
-            array[self._rows] = getattr(row, name)
-        self._rows += 1
-        self._check_disk()
+        def add(row: PackedRow) -> None:
+            if len(row.tokens) != length:
+                raise ArgumentError(
+                    f"the row has {len(row.tokens)} tokens, expected {length} as in the whole file"
+                )
+            for name, array in arrays.items():
+                array.resize(len(array) + 1, axis=0)
+                array[-1] = getattr(row, name)
+            check_disk()
 
-
-@contextmanager
-def packed_writer(path: Path, description: PackedDescription, length: int) -> Iterator[PackedWriter]:
-    """Writes a new file, which replaces ``path`` once the block ends without an error."""
-    with write_sealed(path, PACKED) as (file, check_disk):
-        file.attrs.update(asdict(description))
-        yield PackedWriter(file, check_disk, length)
+        yield add
 
 
 class PackedRows(SealedReader):
@@ -250,7 +243,7 @@ class PackedRows(SealedReader):
 
 
 class PackedBatches(ShardedBatches):
-    """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring.
+    """An endless iterator of ``TokenBatch``, rows over data and fsdp, tokens over the ring in balanced order.
 
     Every row occurs once per epoch, in an order that depends on the seed but not on the mesh. A batch's
     weight is one global array: its sum is the number of answer tokens on all devices and processes, by which
@@ -259,25 +252,16 @@ class PackedBatches(ShardedBatches):
     Args:
       batch_size: number of rows, over all processes.
       seed: seed of the order of the rows.
-      layout: order of the tokens over the ring; None takes the one that balances packed rows on the mesh's
-        devices (``balanced_layout``).
 
     Raises:
       DataError: there are no rows, or their length does not divide evenly over the ring.
     """
 
-    def __init__(
-        self,
-        rows: PackedRows,
-        batch_size: int,
-        mesh: Mesh,
-        seed: int = 0,
-        layout: Layout | None = None,
-        rules: ShardingRules = ShardingRules(),
-    ):
-        ring = int(np.prod([mesh.shape[axis] for axis in rules.sequence]))
-        if layout is None:
-            layout = balanced_layout(MaskSpec(), True, ring, rows.length // ring, mesh_platform(mesh))
+    def __init__(self, rows: PackedRows, batch_size: int, mesh: Mesh, seed: int = 0):
+        ring = mesh.shape["ring"]
+        on_device, platform = rows.length // ring, mesh_platform(mesh)
+        layout: Layout = balanced_layout(MaskSpec(), True, ring, on_device, platform)
+        self._layout: Layout = layout
         if not len(rows):
             raise DataError(f"{rows.path} has no rows; pack more conversations, or shorter rows")
         needed = padded_length(rows.length, ring, layout)
@@ -300,8 +284,7 @@ class PackedBatches(ShardedBatches):
             }
             return {name: array[places[columns]] for name, array in fields.items()}
 
-        super().__init__(load, batch_size, rows.length, mesh, rules)
-        self._layout: Layout = layout
+        super().__init__(load, batch_size, rows.length, mesh, ShardingRules())
 
     def __iter__(self) -> Iterator[TokenBatch]:
         return self

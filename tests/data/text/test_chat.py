@@ -2,10 +2,11 @@
 
 from contextlib import nullcontext
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
-from agentic_ring.data.text.chat import JinjaTemplate, Piece, Turn, chat_template, check_special_tokens
+from agentic_ring.data.text.chat import ChatTemplate, Piece, Turn, chat_template, check_special_tokens
 from agentic_ring.errors import DataError, UnknownNameError
 from tests.data.text.tokenizers_for_tests import byte_level
 
@@ -53,22 +54,24 @@ def test_a_folders_template_gives_the_same_pieces_as_the_builtin_of_that_format(
 
 
 def test_what_follows_the_end_of_an_answer_is_no_part_of_it():
-    template = JinjaTemplate(CHAT_ML, byte_level())
+    template = ChatTemplate("tokenizer", CHAT_ML, byte_level())
     question = "<|im_start|>user\n{}</s>\n<|im_start|>assistant\n"
     texts = question.format("Hi {you}"), "Hello</s>", "\n" + question.format("Why?"), "So.</s>"
     assert template.pieces(TURNS) == [*map(Piece, texts, (False, True) * 2)]
     assert template.prompt(TURNS[:3]) == "".join(texts[:3])
 
 
-def test_a_template_may_ask_for_the_date_and_for_json():
+def test_a_template_may_ask_for_the_date_and_for_json(monkeypatch):
     source = "{{ strftime_now('%d %b %Y') }} {{ messages[0] | tojson }}"
-    template = JinjaTemplate(source, byte_level(), clock=lambda: datetime(2024, 7, 26))
+    clock = SimpleNamespace(now=lambda: datetime(2024, 7, 26))
+    monkeypatch.setattr("agentic_ring.data.text.chat.datetime", clock)
+    template = ChatTemplate("tokenizer", source, byte_level())
     assert template.prompt([Turn("user", "<é>")]) == '26 Jul 2024 {"role": "user", "content": "<é>"}'
 
 
 def test_a_template_that_rewrites_earlier_turns_cannot_be_trained_on_but_asked():
     forgetful = "{% for m in messages %}{{ m.content if loop.last else '...' }}|{% endfor %}"
-    template = JinjaTemplate(forgetful, byte_level())
+    template = ChatTemplate("tokenizer", forgetful, byte_level())
     assert template.prompt(TURNS[:3]) == "...|...|Why?|"
     with pytest.raises(DataError, match="before number 2 differently"):
         template.pieces(TURNS)
@@ -88,7 +91,7 @@ NUMBERED = "{% for m in messages %}{{ loop.index }}. {{ m.content }}|{% endfor %
 @pytest.mark.parametrize("system", [True, False])
 def test_long_conversations_have_the_pieces_of_their_beginnings(source, system):
     """Also where a turn's text depends on its number (NUMBERED), so that neighbours do not suffice."""
-    template = JinjaTemplate(source, byte_level())
+    template = ChatTemplate("tokenizer", source, byte_level())
     spoken = [Turn(("user", "assistant")[n % 2], f" text {n}\n" * (n % 3)) for n in range(33)]
     turns = [Turn("system", "Be brief."), *spoken] if system else spoken
     pieces = template.pieces(turns)
@@ -100,7 +103,7 @@ def test_long_conversations_have_the_pieces_of_their_beginnings(source, system):
 
 
 def test_the_pieces_of_a_long_conversation_take_time_linear_in_it():
-    template = JinjaTemplate(CHAT_ML, byte_level())
+    template = ChatTemplate("tokenizer", CHAT_ML, byte_level())
     rendered = []
     render = template._render
     template._render = lambda turns, prompt: rendered.append(len(turns)) or render(turns, prompt)
@@ -121,15 +124,14 @@ def test_the_pieces_of_a_long_conversation_take_time_linear_in_it():
 )
 def test_templates_that_fail_are_named(source, message):
     with pytest.raises(DataError, match=message):
-        JinjaTemplate(source, byte_level()).prompt(TURNS[:1])
+        ChatTemplate("tokenizer", source, byte_level()).prompt(TURNS[:1])
 
 
 BAD_ORDERS = ("", "system", "assistant", "user user", "user system", "user assistant assistant", "user tool")
 
 
-@pytest.mark.parametrize("name", ["plain", "tokenizer"])
-def test_turns_out_of_order_are_refused(name):
-    template = chat_template(name, byte_level(chat_template=CHAT_ML))
+def test_turns_out_of_order_are_refused():
+    template = chat_template("plain", byte_level())
     for roles in BAD_ORDERS:
         turns = [Turn(role, "x") for role in roles.split()]
         for write in (template.pieces, template.prompt):

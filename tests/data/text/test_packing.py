@@ -46,9 +46,9 @@ def packed(texts, length, window_rows=4):
 
 
 def write(path, rows, length):
-    with packed_writer(path, DESCRIPTION, length) as writer:
+    with packed_writer(path, DESCRIPTION, length) as add:
         for row in rows:
-            writer.add(row)
+            add(row)
     return path
 
 
@@ -177,8 +177,8 @@ def test_an_epoch_holds_every_row_once_on_every_mesh(rows):
 def test_packed_rows_have_the_loss_of_each_text_alone(rows):
     """No text sees another, no target is lost where a row is cut up, weights add up over the ring."""
     transformer = TransformerConfig(width=32, layers=1, heads=4, ffn_width=32, remat="none")
-    model = LlamaConfig(transformer, vocab_size=rows.description.vocab_size).build(jax.random.key(0))
-    mesh = make_mesh(MeshShape(ring=4), jax.devices()[:4])
+    model = LlamaConfig(transformer, vocab_size=256).build(jax.random.key(0))
+    mesh = make_mesh(MeshShape(ring=2), jax.devices()[:2])
     batch = next(PackedBatches(rows, 7, mesh))
     shifted = replace(batch, segment_ids=jnp.where(batch.segment_ids >= 0, 0, -1))
     with jax.set_mesh(mesh):

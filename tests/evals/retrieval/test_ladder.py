@@ -5,9 +5,11 @@ import json
 import re
 from collections import Counter, defaultdict
 
+import jax
 import pytest
 
-from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
+from agentic_ring.errors import ConfigError, UnknownNameError
+from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.results.results_file import read_results
 from agentic_ring.results.rows import read_rows
 from evals import ladder
@@ -95,8 +97,6 @@ def test_records_are_exactly_reproducible_and_differ_by_seed_and_length():
 
     assert digest(0, "4k") == "247b54e099f26c07"
     assert len({digest(0, "4k"), digest(1, "4k"), digest(0, "8k")}) == 3
-    with pytest.raises(ArgumentError, match="59 lines are too few for these questions; 60 are needed"):
-        plan(("hop3", 10)).build(59)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def run_oracle(folder, contexts=(4096, 8192), tasks=TASKS, num_samples=6, seed=0
         return reader, run.score()
 
 
-def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, capsys):
+def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, capsys, request):
     folder = tmp_path / "run"
     reader, scores = run_oracle(folder)
     assert [score.name for score in scores] == ["4k", "8k"]
@@ -188,6 +188,7 @@ def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, c
     assert (folder / "ladder.png").stat().st_size > 1000
     assert len(read_rows(folder / "summary.csv")) == 2 * (len(TASKS) + 1)
     # Resumed, it asks only what has no answer.
+    request.getfixturevalue("unplotted")
     path = folder / "predictions" / "4k.jsonl"
     before = path.read_text().splitlines(keepends=True)
     path.write_text("".join(before[:-3]) + before[-1][:20])
@@ -206,8 +207,10 @@ def test_right_answers_have_full_scores_and_each_record_is_read_once(tmp_path, c
 
 def test_the_embedded_retriever_takes_any_question_and_answers_the_one_it_knows(tmp_path, monkeypatch):
     """Its chat template repeats the line of a question that asks for one, and nothing of another question."""
+    ring = make_mesh(MeshShape(ring=2), jax.devices()[:2])
+    monkeypatch.setattr("evals.retrieval.local_reader.make_mesh", lambda shape: ring)
     monkeypatch.setattr("evals.retrieval.local_reader.CHUNK", 64)  # so that several chunks are prefilled
-    flags = RunFlags(max_new_tokens=4, num_samples=6, devices=8, output=tmp_path / "run")
+    flags = RunFlags(max_new_tokens=4, num_samples=3, devices=8, output=tmp_path / "run")
     assert ladder.main(flags, "600", "line,value") == 0
     results = read_results(tmp_path / "run" / "results.json")
     assert results.config["trained_on_task"] is True
