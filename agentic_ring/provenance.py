@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -95,11 +96,8 @@ def _output(*command: str) -> str | None:
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+    if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.*\S)", cpuinfo.read_text(), re.M)):
+        return found[1]
     apple = _output("sysctl", "-n", "machdep.cpu.brand_string")
     return apple or platform.processor() or platform.machine()
 

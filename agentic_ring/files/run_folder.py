@@ -45,14 +45,11 @@ def only_writer(folder: Path, wait: bool = False) -> Iterator[None]:
     """Makes this process the only one that writes to ``folder`` during the block; creates the folder.
 
     With ``wait`` it waits for another writer, with a message. That suits data which several runs share: the
-    second finds there what the first has written.
-
-    The lock is the operating system's, which frees it when the process ends, however it ends: the file of a
-    killed process stops no one. What killed processes left unfinished in the folder is deleted.
+    second finds there what the first has written. The lock is the operating system's: that of a killed
+    process stops no one. What killed processes left unfinished in the folder is deleted.
 
     Raises:
-      FolderInUseError: another process writes to it, and ``wait`` is not set; says which one, since when and
-        with which command.
+      FolderInUseError: another process writes to it, and ``wait`` is not set.
       OSError: the disk of the folder has no locks.
     """
     path = folder / LOCK_FILE
@@ -127,15 +124,6 @@ def read_config(directory: Path, kind: type[Settings]) -> Settings:
     """
     remedy = "give the folder of a run, such as runs/NAME, with its own configuration"
     return read_json(directory / "config.json", kind, remedy)
-
-
-def earlier_config(directory: Path, kind: type[Settings], resume: bool) -> Settings | None:
-    """The configuration of the run that is continued in this folder; None for a new run.
-
-    Raises:
-      DataError: the settings in the folder cannot be read.
-    """
-    return read_config(directory, kind) if resume and (directory / "config.json").exists() else None
 
 
 def differing_fields(old: Dataclass, new: Dataclass) -> dict[str, tuple[Any, Any]]:
@@ -226,11 +214,8 @@ class Stages:
 
     def keep_in(self, directory: Path) -> None:
         """Keeps the seconds in ``stages.json`` from now on, added to those of earlier sessions."""
-        self._path = directory / "stages.json"
-        earlier = {}
-        if self._path.exists():
-            earlier = read_json(self._path, dict[str, _Seconds], "delete it to count the seconds anew")
-        self._add(earlier)
+        self._path, remedy = directory / "stages.json", "delete it to count the seconds anew"
+        self._add(read_json(self._path, dict[str, _Seconds], remedy) if self._path.exists() else {})
 
     def _add(self, seconds: dict[str, float]) -> None:
         for name, more in seconds.items():
