@@ -72,9 +72,5 @@ class RunConfig:
 
 
 def load_config(directory: Path) -> RunConfig:
-    """Reads ``config.json``.
-
-    Raises:
-      DataError: there is none, or it is not a run's configuration.
-    """
+    """Reads ``config.json``; a DataError if there is none, or it is not a run's configuration."""
     return read_config(directory, RunConfig)

@@ -117,11 +117,7 @@ def write_config(directory: Path, config: Dataclass) -> None:
 
 
 def read_config(directory: Path, kind: type[Settings]) -> Settings:
-    """Reads ``config.json`` as a dataclass of this kind.
-
-    Raises:
-      DataError: the file is missing, or is not the configuration of such a run.
-    """
+    """Reads ``config.json`` as a dataclass of this kind; a DataError if it is missing or another one's."""
     remedy = "give the folder of a run, such as runs/NAME, with its own configuration"
     return read_json(directory / "config.json", kind, remedy)
 
@@ -149,9 +145,7 @@ def _by_number(value: Any) -> Any:
 def check_same_run(directory: Path, config: Dataclass) -> bool:
     """Checks that the folder holds a run with these settings; returns whether it was on other hardware.
 
-    Raises:
-      ConfigError: settings other than ``HARDWARE_FIELDS`` differ; the message names them.
-      DataError: they are missing or cannot be read.
+    Settings other than ``HARDWARE_FIELDS`` that differ are a ConfigError, which names them.
     """
     changed = differing_fields(read_config(directory, type(config)), config)
     fixed = {name: values for name, values in changed.items() if not HARDWARE_FIELDS & {*name.split(".")}}
@@ -173,11 +167,8 @@ def check_same_run(directory: Path, config: Dataclass) -> bool:
 def enter_directory(directory: Path, config: Dataclass, resume: bool) -> Iterator[None]:
     """Continues the run in the folder, or starts a new one, as its only writer during the block.
 
-    Without ``resume`` an earlier run is moved to NAME.1, NAME.2, ...; nothing is deleted.
-
-    Raises:
-      FolderInUseError: another process writes to the folder.
-      ConfigError, DataError: as in ``check_same_run``.
+    Without ``resume`` an earlier run is moved to NAME.1, NAME.2, ...; nothing is deleted. Raises what
+    ``only_writer`` and ``check_same_run`` raise.
     """
     settings = directory / "config.json"
     if not resume and settings.exists():

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -43,7 +42,7 @@ def windows(generator, count=6):
 def predictions(config):
     """A fresh model as a compiled function of windows."""
     model = Model(config)
-    params = model.init_params(jax.random.key(0))
+    params = jax.jit(model.init_params)(jax.random.key(0))
     return jax.jit(lambda given: model.bind(params)(given))
 
 
@@ -80,17 +79,15 @@ def test_the_decision_transformer_depends_on_the_past_and_its_state_but_not_its_
 def fitted(config, batch_of, steps):
     """Parameters after some updates of Adam, as a function of windows."""
     model, optimizer = Model(config), optax.adam(3e-3)
-    params = model.init_params(jax.random.key(0))
-    state = optimizer.init(params)
 
     @jax.jit
     def update(params, state, batch):
-        gradient = jax.grad(lambda p: window_loss(model.bind(p), batch) / jnp.maximum(batch.weight.sum(), 1))(
-            params
-        )
+        gradient = jax.grad(lambda p: window_loss(model.bind(p), batch) / batch.weight.sum())(params)
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(params, updates), state
 
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    state = jax.jit(optimizer.init)(params)
     for _ in range(steps):
         params, state = update(params, state, batch_of())
     return jax.jit(lambda given: model.bind(params)(given))

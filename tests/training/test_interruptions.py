@@ -27,10 +27,10 @@ class Interruption(Exception):
 def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_path):
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     far = {"steps": STEPS, "checkpoint_every": 10_000}  # the only regular checkpoint is the last
-    expected = train_tiny(store, whole, **far)
+    expected = train_tiny(store, whole, **far, devices=jax.devices()[:2])
     rows = 0
     for number in (signal.SIGUSR1, signal.SIGINT):
-        worker = start_worker(store, disturbed, **far)
+        worker = start_worker(store, disturbed, **far, devices=2)
         await_rows(disturbed, rows + 10, worker)
         worker.send_signal(number)
         if number != signal.SIGINT:  # some schedulers send it twice
@@ -43,12 +43,12 @@ def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_p
         assert said[-1] == f"stopped by {number.name}, {saved}"
         assert len(said) == 1 or "resuming" in said[0]
         assert [path.name for path in (disturbed / "checkpoints").iterdir()] == [str(rows)]
-    worker = start_worker(store, disturbed, **far, checkpoint_minutes=1e-9)
+    worker = start_worker(store, disturbed, **far, devices=2, checkpoint_minutes=1e-9)
     await_rows(disturbed, rows + 10, worker)
     worker.kill()
     worker.communicate()
     assert len(losses(disturbed)) < STEPS, "the kill came too late to prove anything"
-    np.testing.assert_array_equal(train_tiny(store, disturbed, **far), expected)
+    np.testing.assert_array_equal(train_tiny(store, disturbed, **far, devices=jax.devices()[:2]), expected)
     assert measured(disturbed) == measured(whole)
     selected = [(run / f"checkpoints/{STEPS}/loss.json").read_text() for run in (disturbed, whole)]
     assert selected[0] == selected[1]
