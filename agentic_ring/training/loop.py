@@ -145,7 +145,7 @@ def train(
       StopRequested: some process of the job received a signal; the last step is saved.
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
-    learning_rate = learning_rate_schedule(config.optimizer, config.steps)
+    learning_rate: Any = learning_rate_schedule(config.optimizer, config.steps)
     step = make_train_step(model, loss_function, optimizer, config.optimizer.accumulation)
     train_step = compile_together(jax.jit(step, donate_argnames="state"))
     with jax.set_mesh(mesh):
