@@ -54,9 +54,9 @@ def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_p
     assert selected[0] == selected[1]
 
 
-def test_a_run_moves_from_ring_8_to_two_of_4_and_to_one_device(store, tmp_path, monkeypatch, capsys):
-    steps = 6
-    expected = train_tiny(store, tmp_path / "undisturbed", steps)
+def test_a_run_moves_from_ring_4_to_two_of_2_and_to_one_device(store, tmp_path, monkeypatch, capsys):
+    steps, four = 6, {"devices": jax.devices()[:4]}
+    expected = train_tiny(store, tmp_path / "undisturbed", steps, **four)
     write, moved = MetricsLog.write, tmp_path / "moved"
 
     def train_until(last: int, **hardware) -> None:
@@ -69,8 +69,8 @@ def test_a_run_moves_from_ring_8_to_two_of_4_and_to_one_device(store, tmp_path, 
             patch.setattr(MetricsLog, "write", stop)
             train_tiny(store, moved, steps, **hardware)
 
-    train_until(3)
-    train_until(5, data=2)
+    train_until(3, **four)
+    train_until(5, data=2, **four)
     weights = train_tiny(store, moved, steps, devices=jax.devices()[7:])
     printed = capsys.readouterr().err
     assert [f"resuming from step {step} of 6" in printed for step in (2, 4)] == [True] * 2

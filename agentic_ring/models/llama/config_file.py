@@ -99,7 +99,7 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
 
     Raises:
       DataError: the file is missing, damaged, or describes an unsupported model.
-      UnknownNameError: the family or the kind of rotary scaling is not supported.
+      UnknownNameError: the family is not supported.
     """
     file = path / "config.json"
     fields = read_fields(file)
@@ -109,9 +109,6 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
         _check_supported(file, family, fields)
         return _config(family, fields, context)
     except DataError:
-        raise
-    except UnknownNameError as error:
-        error.args = (f"{file}: {error}",)
         raise
     except KeyError as error:
         raise DataError(f"{file} has no {error.args[0]}, which a {family.title} model requires") from error

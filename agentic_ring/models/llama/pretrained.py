@@ -65,7 +65,7 @@ def load_pretrained(
 
     Raises:
       DataError: a file is missing, damaged, pickled, or does not fit ``config.json``.
-      UnknownNameError: the architecture or the kind of rotary scaling is not supported.
+      UnknownNameError: the family is not supported.
     """
     path = Path(path)
     config = read_config(path, context)
