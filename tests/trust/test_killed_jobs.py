@@ -26,7 +26,6 @@ import pytest
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.families.ranked_trials import RankingConfig
 from agentic_ring.errors import EXIT_STOPPED
-from agentic_ring.mesh import simulate_cpu_devices
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.stopping import SIGNALS
 from agentic_ring.terminal import cli
@@ -69,7 +68,6 @@ def write_inputs(folder: Path) -> None:
 
 def shrink_presets() -> None:
     """Makes all presets small, in the job's process, which then runs all cells: others would not see them."""
-    simulate_cpu_devices.__defaults__ = (2,)
     tiny = {"transformer": TransformerConfig(width=16, layers=1, heads=2, ffn_width=32), "trials": 2}
     preset = exorl_presets.PRESETS["demo"]
     exorl_presets.PRESETS["demo"] = replace(preset, **tiny, updates=8, checkpoint_every=2, trajectories=2)
