@@ -22,7 +22,7 @@ leaders follow leaders (``data/hindsight_chains.py``). Its weights start at 0 be
 do not train them: there only the last token may carry the bit, and no action follows it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -194,11 +194,13 @@ class AgenticTransformer(nnx.Module):
           prefix: a cache with the first tokens; of batch 1 if they are common to all rows.
         """
         known = self.config.state_token + 1
-
-        def since_last_call(encode: Callable[[ChainSteps], jax.Array]) -> jax.Array:
-            return jnp.concatenate([encode(previous)[:, known:], encode(current)[:, :known]], axis=1)
-
-        tokens, positions = since_last_call(self.tokens), since_last_call(lambda s: self.positions(s)[0])
+        tokens, positions = (
+            jnp.concatenate([before[:, known:], now[:, :known]], axis=1)
+            for before, now in (
+                (self.tokens(previous), self.tokens(current)),
+                (self.positions(previous)[0], self.positions(current)[0]),
+            )
+        )
         encoded, cache = self.transformer.extend(tokens, positions, cache, prefix)
         return self._head(encoded[:, -1]), cache
 
