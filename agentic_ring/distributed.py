@@ -74,10 +74,7 @@ def first_process_first(name: str) -> Iterator[None]:
     """Runs the block on the first process, then on all others, which then go on together.
 
     For work on files that all processes share: the others find what the first has written, which may take it
-    hours. The block has the same ``name`` on every process.
-
-    Raises:
-      FirstProcessError: on the others, if the block failed on the first.
+    hours. If it fails there, they get a ``FirstProcessError`` with the block's ``name``.
     """
     jax.devices()  # no process has devices before all ask for them, as the block may
     if jax.process_index() == 0:
@@ -165,9 +162,8 @@ def _started(seconds: float, function: Callable[..., object], *arguments: object
 
 
 def _end_hanging() -> None:
-    again = "run the same command again to continue"
-    hung = "no training step has ended for too long: a process of the job hangs"
-    print(f"error: {hung}; {again}", file=sys.stderr, flush=True)
+    hung = "error: no training step has ended for too long: a process of the job hangs"
+    print(f"{hung}; run the same command again to continue", file=sys.stderr, flush=True)
     os._exit(EXIT_PROCESS_LOST)
 
 

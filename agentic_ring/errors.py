@@ -41,10 +41,10 @@ def check_at_least_one(config: object, *names: str, at_most: int = 2**31 - 1) ->
     """Raises a ``ConfigError`` if one of these attributes is not a whole number from 1 to ``at_most``."""
     for name in names:
         value = getattr(config, name)
-        if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number")
-        if not 1 <= value <= at_most:
-            raise ConfigError(f"{name} is {value}; it must be at least 1 and at most {at_most}")
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not (whole and 1 <= value <= at_most):
+            limits = f"at least 1 and at most {at_most}"
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number, {limits}")
 
 
 def check_positive(config: object, *names: str, below: float = math.inf) -> None:

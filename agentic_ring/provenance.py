@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -23,19 +24,15 @@ REPORTED_PACKAGES = (
 
 
 def provenance() -> dict[str, Any]:
-    """The running command, its source (None outside a checkout), hardware and versions, as JSON has them.
+    """The running command, its commit (None outside a checkout), hardware and versions, as JSON has them.
 
-    Starts JAX's backend, as it asks for the devices; call it after ``jax.distributed`` and the
-    number of simulated devices are set.
+    Call it after ``jax.distributed`` and simulated devices are set up, as it asks for the devices.
     """
     return {"command": command_line(), "commit": git_commit(), "hardware": hardware(), "versions": versions()}
 
 
 def command_line() -> str:
-    """This process's command, ready to paste into a shell at the checkout's root.
-
-    It has no path of the interpreter, and none of the checkout: another machine has other ones.
-    """
+    """This process's command, ready to paste into a shell at the root of any machine's checkout."""
     return shlex.join(["python", *(argument.removeprefix(f"{SOURCE}/") for argument in sys.orig_argv[1:])])
 
 
@@ -46,12 +43,9 @@ def git_commit(directory: Path = SOURCE) -> str | None:
     project's checkout) or git cannot be run.
     """
     git = ("git", "-C", str(directory))
-    root = _output(*git, "rev-parse", "--show-toplevel")
-    if root is None or Path(root).resolve() != directory.resolve():
-        return None
-    commit = _output(*git, "rev-parse", "HEAD")
+    root, commit = _output(*git, "rev-parse", "--show-toplevel"), _output(*git, "rev-parse", "HEAD")
     changes = _output(*git, "status", "--porcelain", "--untracked-files=no")
-    if commit is None or changes is None:
+    if root is None or commit is None or changes is None or Path(root).resolve() != directory.resolve():
         return None
     return f"{commit}-dirty" if changes else commit
 
@@ -95,11 +89,8 @@ def _output(*command: str) -> str | None:
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+    if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.*\S)", cpuinfo.read_text(), re.M)):
+        return found[1]
     apple = _output("sysctl", "-n", "machdep.cpu.brand_string")
     return apple or platform.processor() or platform.machine()
 

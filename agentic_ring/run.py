@@ -14,7 +14,7 @@ from pathlib import Path
 from agentic_ring.data.chain_loader import ChainConfig
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.store import TARGET_QUANTILE, Scaling
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, check_at_least_one
 from agentic_ring.files.run_folder import read_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig
@@ -37,13 +37,10 @@ class EvaluationConfig:
     """Every trial aims at this quantile of the training returns, see ``target_return``."""
 
     def __post_init__(self) -> None:
-        if self.trials < 1 or self.environments < 1 or self.prompt_trajectories < 0:
-            raise ConfigError(
-                f"trials {self.trials} and environments {self.environments} must be at least 1 and "
-                f"prompt_trajectories {self.prompt_trajectories} at least 0"
-            )
-        if self.first_seed < 0:
-            raise ConfigError(f"first_seed is {self.first_seed}; seeds are 0 or more")
+        check_at_least_one(self, "trials", "environments")
+        for name in ("prompt_trajectories", "first_seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 <= self.target_quantile <= 1:
             raise ConfigError(f"target_quantile is {self.target_quantile}; expected a share in [0, 1]")
 
@@ -75,9 +72,5 @@ class RunConfig:
 
 
 def load_config(directory: Path) -> RunConfig:
-    """Reads ``config.json``.
-
-    Raises:
-      DataError: there is none, or it is not a run's configuration.
-    """
+    """Reads ``config.json``; a DataError if there is none, or it is not a run's configuration."""
     return read_config(directory, RunConfig)

@@ -67,11 +67,7 @@ class SealedReader(ABC):
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Opens a file for reading and checks its version, size, arrays and shapes.
-
-        Raises:
-          StoreError: the file is missing, truncated, of another version, or lacks an array.
-        """
+        """Opens a file for reading and checks its version, size, arrays and shapes; else a StoreError."""
         return cls(Path(path))
 
     @abstractmethod
@@ -93,11 +89,7 @@ class SealedReader(ABC):
         self._file.close()
 
     def verify(self) -> None:
-        """Reads the whole file and compares it with the digest in its header.
-
-        Raises:
-          StoreError: a byte differs from what was written.
-        """
+        """Reads the whole file and compares it with the digest in its header; else a StoreError."""
         if _digest(self.path) != self._header["blake2b"]:
             changed = "the digest does not match, so some byte has changed"
             raise StoreError(f"{self.path}: {changed}; {self.kind.rewrite}")
@@ -110,9 +102,6 @@ def write_sealed(path: Path, kind: FileKind) -> Iterator[tuple[h5py.File, Callab
     The second value yielded is a function that raises an OSError where the disk is nearly full; call it
     between parts of at most a few MiB, for HDF5 may crash the process where a write fails. On an error
     ``path`` is unchanged and no other file is left.
-
-    Raises:
-      OSError: the disk is full.
     """
     remove_dead_leftovers(path)
     with replacing(path) as beside:
@@ -144,7 +133,7 @@ def seal(path: Path, kind: FileKind) -> None:
 
 
 def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
-    """The header; a StoreError if the file is missing, foreign, outdated, truncated or damaged there."""
+    """The header, checked."""
     try:
         with path.open("rb") as file:
             line, _, padding = file.read(HEADER_BYTES).partition(b"\n")

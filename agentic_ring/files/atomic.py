@@ -1,6 +1,5 @@
 """Atomic writing of files and folders: a reader never sees an incomplete one."""
 
-import contextlib
 import glob
 import os
 import re
@@ -16,9 +15,8 @@ _LEFTOVER = re.compile(r"(\.old)?\.(?P<process>\d+)\.partial$")
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path``, which replaces ``path`` once the block ends without an error.
 
-    On an error, such as a full disk, the temporary file is deleted and ``path`` is unchanged. A process that
-    is killed may leave ``NAME.PROCESS_ID.partial`` behind, which nothing reads; ``remove_leftovers`` deletes
-    it. The folder is created if it does not exist.
+    On an error ``path`` is unchanged. A process that is killed may leave ``NAME.PROCESS_ID.partial`` behind,
+    which nothing reads; ``remove_leftovers`` deletes it. The folder is created if it does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
@@ -62,17 +60,14 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
             flush(written)
         if path.exists():
             path.rename(old)
-        try:
-            beside.rename(path)
-        except OSError:
-            if old.exists():
-                old.rename(path)
-            raise
+        beside.rename(path)
         flush(path.parent)
     except OSError as error:
         error.filename = str(error.filename or path).replace(str(beside), str(path))
         raise
     finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
         shutil.rmtree(beside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -80,16 +75,19 @@ def replacing_folder(path: Path, obsolete: str = "") -> Iterator[Path]:
 def remove_dead_leftovers(path: Path) -> None:
     """Deletes what killed processes of this machine, or this process, left beside ``path``."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*"):
-        if match := _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name)):
-            process = int(match["process"])
-            with contextlib.suppress(PermissionError):  # it runs, for another user
-                try:
-                    if process != os.getpid():
-                        os.kill(process, 0)
-                        continue
-                except (ProcessLookupError, OverflowError):
-                    pass
-                _remove(leftover)
+        match = _LEFTOVER.fullmatch(leftover.name.removeprefix(path.name))
+        if match and not _runs_elsewhere(int(match["process"])):
+            _remove(leftover)
+
+
+def _runs_elsewhere(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it runs, for another user
+        return True
+    return process != os.getpid()
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -24,11 +24,7 @@ _DIGEST = "digest"
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Writes an object with its digest, atomically.
-
-    Raises:
-      ValueError: a number is not finite.
-    """
+    """Writes an object with its digest, atomically; a number that is not finite is a ValueError."""
     text = json.dumps({**fields, _DIGEST: _digest(fields)}, indent=2)
     with replacing(path) as beside:
         beside.write_text(text + "\n", encoding="utf-8")
@@ -55,11 +51,7 @@ def read_json(path: Path, kind: type[Content], remedy: str, foreign: bool = Fals
 
 
 def read_json_rows(path: Path, kind: type[Content], remedy: str) -> list[Content]:
-    """Reads a jsonl file, see ``read_json``; a last line that is not complete, as after a kill, is dropped.
-
-    Raises:
-      DataError: the file cannot be read, or a line is bad.
-    """
+    """Reads a jsonl file, see ``read_json``; a last line that is incomplete, as after a kill, is dropped."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -74,11 +66,7 @@ def read_json_rows(path: Path, kind: type[Content], remedy: str) -> list[Content
 
 
 def parse_json(content: bytes, kind: type[Content], foreign: bool = False) -> Content:
-    """Decodes the content of a file or row, see ``read_json``.
-
-    Raises:
-      ValueError: it is bad; see ``json_fault`` for a message.
-    """
+    """Decodes a file or row, see ``read_json``; ``json_fault`` explains the ValueError of a bad one."""
     try:
         decoded = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except RecursionError:

@@ -45,14 +45,11 @@ def only_writer(folder: Path, wait: bool = False) -> Iterator[None]:
     """Makes this process the only one that writes to ``folder`` during the block; creates the folder.
 
     With ``wait`` it waits for another writer, with a message. That suits data which several runs share: the
-    second finds there what the first has written.
-
-    The lock is the operating system's, which frees it when the process ends, however it ends: the file of a
-    killed process stops no one. What killed processes left unfinished in the folder is deleted.
+    second finds there what the first has written. The lock is the operating system's: that of a killed
+    process stops no one. What killed processes left unfinished in the folder is deleted.
 
     Raises:
-      FolderInUseError: another process writes to it, and ``wait`` is not set; says which one, since when and
-        with which command.
+      FolderInUseError: another process writes to it, and ``wait`` is not set.
       OSError: the disk of the folder has no locks.
     """
     path = folder / LOCK_FILE
@@ -120,22 +117,9 @@ def write_config(directory: Path, config: Dataclass) -> None:
 
 
 def read_config(directory: Path, kind: type[Settings]) -> Settings:
-    """Reads ``config.json`` as a dataclass of this kind.
-
-    Raises:
-      DataError: the file is missing, or is not the configuration of such a run.
-    """
+    """Reads ``config.json`` as a dataclass of this kind; a DataError if it is missing or another one's."""
     remedy = "give the folder of a run, such as runs/NAME, with its own configuration"
     return read_json(directory / "config.json", kind, remedy)
-
-
-def earlier_config(directory: Path, kind: type[Settings], resume: bool) -> Settings | None:
-    """The configuration of the run that is continued in this folder; None for a new run.
-
-    Raises:
-      DataError: the settings in the folder cannot be read.
-    """
-    return read_config(directory, kind) if resume and (directory / "config.json").exists() else None
 
 
 def differing_fields(old: Dataclass, new: Dataclass) -> dict[str, tuple[Any, Any]]:
@@ -161,9 +145,7 @@ def _by_number(value: Any) -> Any:
 def check_same_run(directory: Path, config: Dataclass) -> bool:
     """Checks that the folder holds a run with these settings; returns whether it was on other hardware.
 
-    Raises:
-      ConfigError: settings other than ``HARDWARE_FIELDS`` differ; the message names them.
-      DataError: they are missing or cannot be read.
+    Settings other than ``HARDWARE_FIELDS`` that differ are a ConfigError, which names them.
     """
     changed = differing_fields(read_config(directory, type(config)), config)
     fixed = {name: values for name, values in changed.items() if not HARDWARE_FIELDS & {*name.split(".")}}
@@ -185,11 +167,8 @@ def check_same_run(directory: Path, config: Dataclass) -> bool:
 def enter_directory(directory: Path, config: Dataclass, resume: bool) -> Iterator[None]:
     """Continues the run in the folder, or starts a new one, as its only writer during the block.
 
-    Without ``resume`` an earlier run is moved to NAME.1, NAME.2, ...; nothing is deleted.
-
-    Raises:
-      FolderInUseError: another process writes to the folder.
-      ConfigError, DataError: as in ``check_same_run``.
+    Without ``resume`` an earlier run is moved to NAME.1, NAME.2, ...; nothing is deleted. Raises what
+    ``only_writer`` and ``check_same_run`` raise.
     """
     settings = directory / "config.json"
     if not resume and settings.exists():
@@ -226,11 +205,8 @@ class Stages:
 
     def keep_in(self, directory: Path) -> None:
         """Keeps the seconds in ``stages.json`` from now on, added to those of earlier sessions."""
-        self._path = directory / "stages.json"
-        earlier = {}
-        if self._path.exists():
-            earlier = read_json(self._path, dict[str, _Seconds], "delete it to count the seconds anew")
-        self._add(earlier)
+        self._path, remedy = directory / "stages.json", "delete it to count the seconds anew"
+        self._add(read_json(self._path, dict[str, _Seconds], remedy) if self._path.exists() else {})
 
     def _add(self, seconds: dict[str, float]) -> None:
         for name, more in seconds.items():

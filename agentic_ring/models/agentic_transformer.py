@@ -33,13 +33,7 @@ from flax import nnx
 from agentic_ring.attention.cache import EMPTY_SLOT, KVCache
 from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.errors import ConfigError, check_at_least_one
-from agentic_ring.models.layers import (
-    Linear,
-    ResidualDropout,
-    embedding_table,
-    gather_param,
-    input_projections,
-)
+from agentic_ring.models.layers import Linear, ResidualDropout, embedding_table, gather_param
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 
@@ -131,8 +125,8 @@ class AgenticTransformer(nnx.Module):
         width, rules = config.transformer.width, config.transformer.rules
         # Reward and completion share one token.
         sizes = 1, config.observation_dim, config.action_dim, 2
-        self.embed_return, self.embed_observation, self.embed_action, self.embed_reward = input_projections(
-            keys, sizes, width, rules
+        self.embed_return, self.embed_observation, self.embed_action, self.embed_reward = (
+            Linear(next(keys), size, width, rules, embed_axis=1) for size in sizes
         )
         if config.paired_tokens:
             self.embed_return = None
@@ -187,7 +181,7 @@ class AgenticTransformer(nnx.Module):
     def act(
         self, previous: ChainSteps, current: ChainSteps, cache: KVCache, prefix: KVCache | None = None
     ) -> tuple[tuple[jax.Array, jax.Array], KVCache]:
-        """Encodes the tokens since the last call up to a state and returns the mixture of its action.
+        """Encodes the tokens since the last call up to a state; returns its mixture, and the cache.
 
         The action and reward of a step are known only after it, so a call takes the tokens of the steps
         before, without those of the first one up to its state, and those of the current one up to its state.
@@ -198,10 +192,6 @@ class AgenticTransformer(nnx.Module):
           current: [B, 1] steps; return-to-go and observation are used.
           cache: all earlier tokens, or those after the prefix.
           prefix: a cache with the first tokens; of batch 1 if they are common to all rows.
-
-        Returns:
-          The components: actions float32 [B, K, A] and log probabilities [B, K]; and the cache with the new
-          tokens.
         """
         known = self.config.state_token + 1
         tokens, positions = (
@@ -224,12 +214,8 @@ class AgenticTransformer(nnx.Module):
         if self.embed_return is None:
             parts = [observed, observed + acted + rewarded]
         else:
-            parts = [
-                self.embed_return(steps.return_to_go[..., None].astype(dtype)),
-                observed,
-                acted,
-                rewarded,
-            ]
+            returns = self.embed_return(steps.return_to_go[..., None].astype(dtype))
+            parts = [returns, observed, acted, rewarded]
         tokens = jnp.stack(parts, axis=2)
         rules = self.config.transformer.rules
         place = gather_param(self.embed_timestep, rules, dtype)[steps.timestep]

@@ -25,7 +25,7 @@ from flax import nnx
 
 from agentic_ring.errors import check_at_least_one
 from agentic_ring.mesh import ShardingRules
-from agentic_ring.models.layers import Linear, embedding_table, gather_param, input_projections
+from agentic_ring.models.layers import Linear, embedding_table, gather_param
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 
@@ -130,8 +130,8 @@ class DecisionTransformer(nnx.Module):
         keys = iter(jax.random.split(key, 6))
         width, rules = config.transformer.width, config.transformer.rules
         sizes = 1, config.observation_dim, config.action_dim
-        self.embed_return, self.embed_observation, self.embed_action = input_projections(
-            keys, sizes, width, rules
+        self.embed_return, self.embed_observation, self.embed_action = (
+            Linear(next(keys), size, width, rules, embed_axis=1) for size in sizes
         )
         self.embed_timestep = embedding_table(next(keys), config.max_timestep, width)
         self.transformer = Transformer(next(keys), config.transformer)

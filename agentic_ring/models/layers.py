@@ -1,6 +1,6 @@
 """Layers of the models, and blockwise computation of what they do to each token (arXiv 2305.19370)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -59,13 +59,6 @@ class Linear(nnx.Module):
         """Applies the map, in x's dtype."""
         kernel = gather_param(self.kernel, self.rules, x.dtype)
         return x @ kernel + self.bias[...].astype(x.dtype)
-
-
-def input_projections(
-    keys: Iterator[jax.Array], sizes: Sequence[int], width: int, rules: ShardingRules
-) -> list[Linear]:
-    """One Linear from each input size to the model width, initialised with the next ``keys``."""
-    return [Linear(next(keys), size, width, rules, embed_axis=1) for size in sizes]
 
 
 class RMSNorm(nnx.Module):
@@ -143,9 +136,8 @@ class FeedForward(nnx.Module):
 class ResidualDropout:
     """Drops entries of what residual branches add to the tokens of a batch.
 
-    Mesh, layout, accumulation and resumption change nothing: the mask of a token is a function of its
-    sequence's seed, its position, the layer and the branch, never of its place in an array. So it is also the
-    same when the forward pass is recomputed for the backward pass.
+    The mask of a token is a function of its sequence's seed, its position, the layer and the branch: mesh,
+    layout, accumulation, resumption and rematerialisation change nothing.
     """
 
     seed: jax.Array

@@ -17,7 +17,7 @@ Inputs and outputs wait in queues that are sharded over the stages, so that each
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -33,32 +33,14 @@ MICROBATCHES_PER_STAGE = 4
 """Maximum number. More of them make the bubble shorter, and the products of each tick smaller."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Number of stages, and of microbatches that pass through them in one forward pass."""
-
-    stages: int
-    microbatches: int
-
-    @classmethod
-    def of_rows(cls, rows: int, stages: int) -> "Schedule":
-        """The schedule for a batch of ``rows`` rows for each device of the batch axes, stages included."""
-        return cls(stages, stages * microbatches_per_stage(rows))
-
-    @property
-    def ticks(self) -> int:
-        """Number of times that a stage applies its layers in one pass."""
-        return self.microbatches + self.stages - 1
-
-    @property
-    def bubble(self) -> float:
-        """Share of the ticks in which a stage has no microbatch of its own to work on."""
-        return (self.stages - 1) / self.ticks
-
-
 def microbatches_per_stage(rows: int) -> int:
-    """The largest divisor of ``rows`` up to ``MICROBATCHES_PER_STAGE``."""
+    """The largest divisor of ``rows`` per device of the batch axes, stages included, up to the maximum."""
     return max(n for n in range(1, MICROBATCHES_PER_STAGE + 1) if rows % n == 0)
+
+
+def count_ticks(stages: int, microbatches: int) -> int:
+    """Number of times that a stage applies its layers in one pass; ``stages - 1`` of them are a bubble."""
+    return microbatches + stages - 1
 
 
 def accumulation_parts(rows: int, stages: int) -> int:
@@ -120,20 +102,20 @@ def apply_in_stages(
             f"a batch of {x.shape[0]} rows does not divide over {shards} groups of devices x {stages} "
             f"stages; make it a multiple of {shards * stages}, so that each stage has a microbatch to work on"
         )
-    schedule = Schedule.of_rows(x.shape[0] // (shards * stages), stages)
+    count = stages * microbatches_per_stage(x.shape[0] // (shards * stages))
 
     def split(x: jax.Array) -> jax.Array:
         """[B, ...] -> [microbatches, b, ...]; no row leaves its device of the batch axes."""
-        parts = x.reshape(shards, schedule.microbatches, -1, *x.shape[1:]).swapaxes(0, 1)
-        return parts.reshape(schedule.microbatches, -1, *x.shape[1:])
+        parts = x.reshape(shards, count, -1, *x.shape[1:]).swapaxes(0, 1)
+        return parts.reshape(count, -1, *x.shape[1:])
 
     def split_label(label: jax.Array) -> jax.Array:
         if label.shape[0] == 1:
-            return jnp.broadcast_to(label[None], (schedule.microbatches, *label.shape))
+            return jnp.broadcast_to(label[None], (count, *label.shape))
         return constrain(split(label), within, None, "batch", "sequence")
 
     in_stages = jax.shard_map(
-        partial(_run_stage, apply, axis, schedule),
+        partial(_run_stage, apply, axis, stages),
         in_specs=(PartitionSpec(axis), PartitionSpec(axis), PartitionSpec()),
         out_specs=PartitionSpec(axis),
         axis_names={axis},
@@ -143,14 +125,14 @@ def apply_in_stages(
     )
     queue = constrain(split(x), within, "layer", "batch", "sequence", None)
     outputs = in_stages(layers, queue, jax.tree.map(split_label, labels))
-    joined = outputs.reshape(schedule.microbatches, shards, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+    joined = outputs.reshape(count, shards, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
     return constrain(joined, rules, "batch", "sequence", None)
 
 
 def _run_stage(
     apply: Callable[[Any, jax.Array, Any], jax.Array],
     axis: str,
-    schedule: Schedule,
+    stages: int,
     layers: Any,
     queue: jax.Array,
     labels: Any,
@@ -159,8 +141,8 @@ def _run_stage(
 
     ``labels`` [microbatches, b, T] are those of all microbatches. Returns the outputs, like the queue.
     """
-    stages, waiting = schedule.stages, queue.shape[0]
-    stage = jax.lax.axis_index(axis)
+    waiting = queue.shape[0]
+    microbatches, stage = stages * waiting, jax.lax.axis_index(axis)
     to_next = [(place, place + 1) for place in range(stages - 1)]
     to_previous = [(after, before) for before, after in to_next]
 
@@ -169,13 +151,13 @@ def _run_stage(
         place = number % waiting
         head = queue[place]
         # In the bubble a stage works on anything finite, and nobody reads the result.
-        own = jnp.clip(number - stage, 0, schedule.microbatches - 1)
+        own = jnp.clip(number - stage, 0, microbatches - 1)
         x = apply(layers, jnp.where(stage == 0, head, x), jax.tree.map(lambda label: label[own], labels))
         taken = jax.lax.ppermute(head, axis, to_previous)
         queue = queue.at[place].set(jnp.where(stage == stages - 1, x, taken))
         return (jax.lax.ppermute(x, axis, to_next), queue), None
 
     carry = jnp.zeros_like(queue[0]), queue
-    (_, queue), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
+    (_, queue), _ = jax.lax.scan(tick, carry, jnp.arange(count_ticks(stages, microbatches)))
     # The output of the first microbatch came at tick ``stages - 1``.
     return jnp.roll(queue, -(stages - 1), axis=0)

@@ -62,10 +62,6 @@ class Attention(nnx.Module):
         self.output_norm = stack_norm(width, config) if config.output_norm else None
         self.config = config
 
-    def project(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Projects x [B, T, D] to rotated query [B, T, N, H], rotated key and value [B, T, K, H]."""
-        return self._project(self._projections, x, positions)
-
     def combine(self, heads: jax.Array) -> jax.Array:
         """Output projection, and its norm: heads [B, T, N, H] -> [B, T, D]."""
         output = gather_param(self.output, self.config.rules, heads.dtype)
@@ -80,7 +76,7 @@ class Attention(nnx.Module):
         """Self-attention of x [B, T, D]; arguments as in ``Transformer``."""
 
         def attend(projections: _Projections) -> jax.Array:
-            heads = self._project(projections, x, positions)
+            heads = self.project(x, positions, projections)
             return self.attend_to_rows(*heads, positions, segment_ids, layout)
 
         groups = self.config.head_groups
@@ -133,9 +129,10 @@ class Attention(nnx.Module):
         biases = (getattr(self, name)[...] if self.config.projection_bias else None for name in _BIASES)
         return tuple(zip(weights, biases, strict=True))
 
-    def _project(
-        self, projections: _Projections, x: jax.Array, positions: jax.Array
+    def project(
+        self, x: jax.Array, positions: jax.Array, projections: _Projections | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Projects x [B, T, D] to rotated query [B, T, N, H], rotated key and value [B, T, K, H]."""
         config = self.config
         x = self.norm(x)
 
@@ -145,7 +142,7 @@ class Attention(nnx.Module):
                 return heads
             return heads + gather_weight(bias, _PROJECTION[1:], config.rules, x.dtype)
 
-        query, key, value = (project(weight, bias) for weight, bias in projections)
+        query, key, value = (project(weight, bias) for weight, bias in projections or self._projections)
         if config.head_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = (

@@ -176,14 +176,13 @@ class Transformer(nnx.Module):
         """Encodes the next chunk of a long prompt after the tokens in the cache, and stores it.
 
         The result equals ``prefill`` of the whole prompt for any chunk sizes; activation memory grows with
-        the chunk only.
+        the chunk only. The cache is updated in place if donated.
 
         Args:
           x: [B, C, D], C sharded over the ring in any order that ``positions`` define; the last chunk
             is padded to a multiple of the ring.
           positions: int32 [B, C]; negative for padding.
-          cache: updated in place if donated.
-          prefix: a cache with the first tokens; of batch 1 if they are common to all rows.
+          prefix: as in ``extend``.
         """
         x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
         return x, append_blocks(cache, keys, values, positions, self.config.rules)
@@ -218,11 +217,9 @@ class Transformer(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
 
-        Without output the tokens are those that the last layer receives.
-
-        Layers are not scanned here, because a scan would copy the cache of each layer before reading it. The
-        caches are only read; the entries of all layers are written once at the end, so that a donated cache
-        is updated in place.
+        Without output the tokens are those that the last layer receives. Layers are not scanned here, because
+        a scan would copy the cache of each layer. The caches are only read; the entries of all layers are
+        written once at the end, so that a donated cache is updated in place.
         """
         entries = []
         for index in range(self.config.layers):
@@ -230,8 +227,8 @@ class Transformer(nnx.Module):
             if with_output or index + 1 < self.config.layers:
                 x, added = block.extend(attend, x, positions, cache.layer(index), shared)
             else:
-                _, *added = block.attention.project(x, positions)
-            entries.append(tuple(added))
+                added = block.attention.project(x, positions)[1:]
+            entries.append(added)
         keys, values = jax.tree.map(partial(_after, x), _stack(entries))
         return x, keys, values
 
@@ -257,10 +254,9 @@ def _over_layers(
     Returns the last x and the stacked results.
     """
     if isinstance(layers, nnx.List):
-        results = []
+        results: list[Any] = [None] * len(layers)
         for index, block in enumerate(layers):
-            x, result = body(config.of_layer(index), x, block)
-            results.append(result)
+            x, results[index] = body(config.of_layer(index), x, block)
         return x, _stack(results)
     over_local = partial(jax.lax.scan, partial(body, config.local_layers))
     every = config.global_every
@@ -291,9 +287,8 @@ def _stack(layers: list[Any]) -> Any:
 def _after(encoded: jax.Array, entries: jax.Array) -> jax.Array:
     """Returns the entries [layers, B, C, K, H] with a data dependency on ``encoded`` [B, C, D].
 
-    They are then written after every layer has read the cache. Without it XLA copies the cache of the last
-    layer at each call, since it could be written while it is read. (XLA for CPUs drops
-    ``jax.lax.optimization_barrier`` before it inserts copies, but keeps a comparison with infinity.)
+    So they are written after every layer has read the cache; otherwise XLA copies the last layer's. (XLA for
+    CPUs drops ``jax.lax.optimization_barrier`` before it inserts copies, but not this comparison.)
     """
     never = encoded[:, :, 0] > jnp.inf
     return jnp.where(never[None, :, :, None, None], 0, entries)

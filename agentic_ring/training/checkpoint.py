@@ -70,11 +70,7 @@ class SavedCheckpoints:
 
     @property
     def last_step(self) -> int | None:
-        """Step of the newest checkpoint; None if the run has saved none yet.
-
-        Raises:
-          CheckpointError: the newest one was deleted.
-        """
+        """Step of the newest checkpoint; None if there is none yet, a CheckpointError if it was deleted."""
         steps = self._steps()
         newest = steps[-1] if steps else 0
         recorded = self._record.read_bytes() if self._record.exists() else b"0"
@@ -136,17 +132,16 @@ class SavedCheckpoints:
             failure = error
         # Every process learns of it: one that went on would wait for the others.
         failed = multihost_utils.process_allgather(np.array([failure is not None]), tiled=True)
-        if failure is not None:
-            raise failure
         if failed.any():
-            raise CheckpointError(f"{folder} is damaged; see the message of process {failed.argmax()}")
+            elsewhere = f"{folder} is damaged; see the message of process {failed.argmax()}"
+            raise failure or CheckpointError(elsewhere)
 
     def _steps(self) -> list[int]:
         """Steps of all whole checkpoints, in ascending order."""
         return sorted(int(path.name) for path in self._directory.glob("*") if path.name.isdecimal())
 
     def _rank(self, step: int) -> tuple[float, int]:
-        """Sorts checkpoints, the best one first."""
+        """Key that sorts checkpoints, the best one first."""
         folder = self._directory / str(step)
         _check(folder, [_LOSS])
         loss = json.loads((folder / _LOSS).read_text())["loss"]
@@ -157,13 +152,9 @@ class Checkpoints(SavedCheckpoints):
     """The checkpoints of a run in this process, which alone writes to its folder.
 
     A checkpoint holds the train state and the state of the data iterator, so that a resumed run sees the
-    same batches and ends with the same weights, bit for bit.
-
-    The folder is created if missing. Unfinished and superseded checkpoints in it, which a killed process
-    leaves behind, are deleted.
-
-    Raises:
-      CheckpointError: the loss of a checkpoint is damaged.
+    same batches and ends with the same weights, bit for bit. The folder is created if missing. Unfinished and
+    superseded checkpoints in it, which a killed process leaves behind, are deleted; a damaged loss is a
+    CheckpointError.
     """
 
     def __init__(self, directory: Path):
@@ -243,9 +234,8 @@ class Checkpoints(SavedCheckpoints):
                 raise
             if "No space left on device" in str(error):  # by whichever library
                 raise OSError(errno.ENOSPC, "No space left on device", str(self._directory)) from error
-            raise CheckpointError(
-                f"a checkpoint could not be written to {self._directory}: {error}"
-            ) from error
+            reason = f"a checkpoint could not be written to {self._directory}: {error}"
+            raise CheckpointError(reason) from error
 
     def _partial(self, step: int) -> Path:
         return self._directory / f"checkpoint.{step}.partial"
@@ -269,11 +259,7 @@ class Checkpoints(SavedCheckpoints):
 
 
 def _check(folder: Path, names: Sequence[str] | slice) -> None:
-    """Compares files, by name or a share of all, with their digests, and the names of all with the list.
-
-    Raises:
-      CheckpointError: one differs; the message names it.
-    """
+    """Compares files, by name or a share of all, with their digests, and the names of all with the list."""
     try:
         lines = (folder / _DIGESTS).read_text().splitlines()
     except FileNotFoundError as error:

@@ -5,13 +5,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -48,11 +47,10 @@ class Batches(Protocol):
 
 
 class MetricsLog:
-    """Writes one JSON object per step on process 0; does nothing on other processes.
+    """Writes one JSON object per step on process 0, after those up to ``resume_step``; nothing on others.
 
-    Rows after ``resume_step`` are removed, since the run repeats them. With ``wandb_project`` it logs to
-    Weights & Biases as well, which shows ``config``; offline unless an API key is set (``wandb sync`` uploads
-    later).
+    With ``wandb_project`` it logs to Weights & Biases as well, which shows ``config``; offline unless an API
+    key is set (``wandb sync`` uploads later).
     """
 
     def __init__(
@@ -106,11 +104,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a metrics file; an incomplete last line after a crash is skipped.
-
-    Raises:
-      DataError: another line is not an object of numbers with a step of its own.
-    """
+    """Reads the rows of a metrics file, see ``read_json_rows``; each has a step of its own."""
     rows = read_json_rows(path, dict[str, int | float], _REMEDY)
     last = -1
     for number, row in enumerate(rows, start=1):
@@ -151,7 +145,7 @@ def train(
       StopRequested: some process of the job received a signal; the last step is saved.
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
-    learning_rate = learning_rate_schedule(config.optimizer, config.steps)
+    learning_rate: Any = learning_rate_schedule(config.optimizer, config.steps)
     step = make_train_step(model, loss_function, optimizer, config.optimizer.accumulation)
     train_step = compile_together(jax.jit(step, donate_argnames="state"))
     with jax.set_mesh(mesh):
@@ -163,7 +157,7 @@ def train(
             batches,
             checkpoints,
             metrics,
-            learning_rate=lambda step: float(jnp.asarray(learning_rate(step - 1))),
+            learning_rate=lambda step: float(learning_rate(step - 1)),
             tokens=lambda batch: batch.weight.size * tokens_per_place,
             measure=measure,
         )
@@ -187,7 +181,6 @@ def run_updates(
     Args:
       config: length and settings; the optimiser in it is not used here.
       update: applies one update and returns its metrics, including ``loss``; may donate the state.
-      fresh: creates the initial state.
       like: returns shapes and shardings of the state, for restoring a checkpoint.
       learning_rate: learning rate of an update, counted from 1.
       tokens: number of tokens in a batch, for the reported speed.
@@ -218,7 +211,7 @@ def run_updates(
         watched_steps() as enter_step,
     ):
 
-        def finish(sent: _Dispatched, reached: TrainState | None = None) -> Wishes:
+        def finish(sent: _Dispatched, reached: TrainState | None = None) -> np.ndarray:
             """Waits for a step, measures the state reached if given, logs, and returns the job's wishes."""
             nonlocal clock
             values = _finite_values(sent, checkpoints)
@@ -233,22 +226,22 @@ def run_updates(
             speed = f"{tokens_per_second:,.0f} tokens/s"
             advance(sent.step, speed, loss=values["loss"], last_return=further.get("return"))
             clock = now if reached is None else time.monotonic()  # the speed is that of training alone
-            return fetch_wishes(sent.wishes)
+            return np.asarray(sent.wishes, bool)
 
         for step in range(first + 1, config.steps + 1):
             batch = next(batches)
             enter_step()
             state, measured = update(state, batch)
             overdue = time.monotonic() - saved_at >= 60 * config.checkpoint_minutes
-            own = Wishes(save=overdue and jax.process_index() == 0, stop=stop_requested() is not None)
-            state, asked = dispatch_wishes(state, own)
+            own = np.array([overdue and jax.process_index() == 0, stop_requested() is not None])
+            state, asked = _combine_wishes(state, own)
             current = _Dispatched(step, measured, asked, tokens(batch))
-            wishes = Wishes() if previous is None else finish(previous)
+            wishes = np.zeros(2, bool) if previous is None else finish(previous)
             previous = current
             regular = step % config.checkpoint_every == 0 or step == config.steps
-            if not (regular or wishes.save or wishes.stop):
+            if not (regular or wishes.any()):
                 continue
-            wishes |= finish(current, state if regular and step < config.steps else None)
+            _, stop = wishes | finish(current, state if regular and step < config.steps else None)
             previous = mean = None
             # A checkpoint at a moment that a clock or a signal chose does not compete for the best one.
             if regular:
@@ -256,20 +249,19 @@ def run_updates(
                 losses = {"total": 0.0, "count": 0}
             checkpoints.save(step, state, batches.get_state() | {"losses": dict(losses)}, mean)
             saved_at = time.monotonic()
-            if wishes.stop:
+            if stop:
                 checkpoints.wait()
                 signal = stop_requested() or "another process"
                 raise StopRequested(f"stopped by {signal}, saved at step {step} of {config.steps}")
     return state
 
 
-@dataclass(frozen=True)
-class _Dispatched:
+class _Dispatched(NamedTuple):
     """A step that the devices may still compute."""
 
     step: int
     measured: dict[str, Any]
-    wishes: Any
+    wishes: Any  # bool or int32 [2], see ``_combine_wishes``
     tokens: int
 
 
@@ -288,43 +280,25 @@ def _finite_values(sent: _Dispatched, checkpoints: Checkpoints) -> dict[str, flo
     return values
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What a process, or any process of the job, asks for: a checkpoint, and the end after the next one."""
+def _combine_wishes(state: TrainState, own: np.ndarray) -> tuple[TrainState, Any]:
+    """Starts to combine what all processes wish, behind the step that computes ``state``.
 
-    save: bool = False
-    stop: bool = False
-
-    def __or__(self, other: "Wishes") -> "Wishes":
-        return Wishes(self.save or other.save, self.stop or other.stop)
-
-
-def dispatch_wishes(state: TrainState, own: Wishes) -> tuple[TrainState, Any]:
-    """Starts to combine the wishes of all processes, behind the step that computes ``state``.
-
-    The answer is fetched with the step's metrics: every process reads the same one for the same step, and
-    nothing waits for it. A single process needs no device.
-
-    Returns:
-      The state to go on with, and what ``fetch_wishes`` takes.
+    ``own`` is bool [2]: whether this process asks for a checkpoint, and for the end after the next one. The
+    second result is what any process asks for. It is fetched with the step's metrics: every process reads
+    the same one for the same step, and nothing waits for it. A single process needs no device.
     """
     if jax.process_count() == 1:
         return state, own
     sharding: Any = state.step.sharding
     rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.mesh.axis_names))
-    row = np.array([[own.save, own.stop]], np.int32)
+    row = own[None].astype(np.int32)
     wishes = jax.make_array_from_callback((sharding.mesh.size, 2), rows, lambda _: row)
     # The step passes through, so that the next one waits for this: on CPUs, collectives of programs that do
     # not depend on each other run at the same time and receive each other's data.
-    step, combined = _combine(sharding)(state.step, wishes)
+    step, combined = _combiner(sharding)(state.step, wishes)
     return replace(state, step=step), combined
 
 
-def fetch_wishes(dispatched: Any) -> Wishes:
-    """Waits for what ``dispatch_wishes`` started: the wishes of any process."""
-    return dispatched if isinstance(dispatched, Wishes) else Wishes(*map(bool, np.asarray(dispatched)))
-
-
 @cache
-def _combine(everywhere: NamedSharding) -> Any:
+def _combiner(everywhere: NamedSharding) -> Any:
     return jax.jit(lambda step, wishes: (step, wishes.max(axis=0)), out_shardings=everywhere)

@@ -144,7 +144,8 @@ def _update_critics(config: TD3Config, state: TD3State, batch: dict[str, jax.Arr
         return jnp.mean((_critics(critics, batch["observation"], batch["action"]) - target) ** 2, -1).sum()
 
     gradient = jax.grad(loss)(state.critics)
-    critics, optimizer = _descend(config, state.critics, gradient, state.critic_optimizer)
+    updates, optimizer = optax.adam(config.learning_rate).update(gradient, state.critic_optimizer)
+    critics: Any = optax.apply_updates(state.critics, updates)
     targets = optax.incremental_update(critics, state.target_critics, config.target_rate)
     return state._replace(
         critics=critics, target_critics=targets, critic_optimizer=optimizer, key=jax.random.key_data(key)
@@ -162,18 +163,13 @@ def _update_actor(config: TD3Config, state: TD3State, observation: jax.Array, ac
         size = jax.lax.stop_gradient(jnp.abs(value).mean())
         return -config.bc_alpha * value.mean() / size + jnp.mean((chosen - action) ** 2)
 
-    actor, optimizer = _descend(config, state.actor, jax.grad(loss)(state.actor), state.actor_optimizer)
+    gradient = jax.grad(loss)(state.actor)
+    updates, optimizer = optax.adam(config.learning_rate).update(gradient, state.actor_optimizer)
+    actor: Any = optax.apply_updates(state.actor, updates)
     # The target actor is updated once per ``policy_delay`` updates, by all of their steps at once.
     rate = 1 - (1 - config.target_rate) ** config.policy_delay
     target = optax.incremental_update(actor, state.target_actor, rate)
     return state._replace(actor=actor, target_actor=target, actor_optimizer=optimizer)
-
-
-def _descend(
-    config: TD3Config, parameters: MlpParameters, gradient: MlpParameters, state: optax.OptState
-) -> tuple[MlpParameters, optax.OptState]:
-    updates, state = optax.adam(config.learning_rate).update(gradient, state)
-    return jax.tree.map(jnp.add, parameters, updates), state
 
 
 @dataclass(frozen=True)
@@ -219,14 +215,7 @@ def train_td3(
     metrics: MetricsLog,
     measure: Callable[[TD3State], dict[str, float]] | None = None,
 ) -> TD3State:
-    """Trains one agent, resuming from the newest checkpoint; its arrays have a leading axis 1.
-
-    ``measure`` is that of ``run_updates``, of the agent.
-
-    Raises:
-      NonFiniteLossError: the values diverged.
-      CheckpointError: the newest checkpoint cannot be read.
-    """
+    """Trains one agent, as ``run_updates`` does; its arrays have a leading axis 1. ``measure`` gets it."""
     learner = config.learner
     shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
     dims = data.observation.shape[1], data.action.shape[1]

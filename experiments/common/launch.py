@@ -17,12 +17,12 @@ from agentic_ring.files.run_folder import (
     Settings,
     Stages,
     check_same_run,
-    earlier_config,
     enter_directory,
+    read_config,
 )
 from agentic_ring.mesh import MeshShape, batch_shards, make_mesh, shape_with_ring, simulate_cpu_devices
 from agentic_ring.models.model import Params
-from agentic_ring.models.pipeline import Schedule, layers_per_stage
+from agentic_ring.models.pipeline import count_ticks, layers_per_stage, microbatches_per_stage
 from agentic_ring.terminal import cli
 from agentic_ring.terminal.progress import say
 from agentic_ring.training.checkpoint import Checkpoints, SavedCheckpoints
@@ -111,7 +111,8 @@ class LaunchOptions:
 
     def earlier(self, directory: Path, kind: type[Settings]) -> Settings | None:
         """The configuration of the run that is continued in this folder; None for a new run."""
-        return earlier_config(directory, kind, self.resume)
+        started = self.resume and (directory / "config.json").exists()
+        return read_config(directory, kind) if started else None
 
     @contextmanager
     def enter(self, directory: Path, config: Dataclass, stages: Stages) -> Iterator[None]:
@@ -134,10 +135,11 @@ def print_pipeline(training: TrainConfig, mesh: Mesh) -> None:
     stages = mesh.shape["stage"]
     if stages > 1:
         rows = training.batch_size // batch_shards(mesh) // training.optimizer.accumulation
-        schedule = Schedule.of_rows(rows, stages)
+        microbatches = stages * microbatches_per_stage(rows)
+        ticks = count_ticks(stages, microbatches)
         print(
-            f"pipeline            {stages} stages, {schedule.microbatches} microbatches, "
-            f"bubble {schedule.bubble:.1%} of {schedule.ticks} ticks"
+            f"pipeline            {stages} stages, {microbatches} microbatches, "
+            f"bubble {(stages - 1) / ticks:.1%} of {ticks} ticks"
         )
 
 

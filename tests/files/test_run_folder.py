@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentic_ring.errors import ConfigError, FolderInUseError
-from agentic_ring.files.run_folder import earlier_config, enter_directory, only_writer, read_config
+from agentic_ring.files.run_folder import enter_directory, only_writer, read_config
 from agentic_ring.mesh import MeshShape
 from agentic_ring.training.optimizer import OptimizerConfig
 
@@ -37,9 +37,7 @@ def test_a_run_continues_on_other_hardware_and_records_it(tmp_path, capsys):
     other = replace(FIRST, mesh=MeshShape(data=2, ring=2), optimizer=OptimizerConfig(accumulation=2))
     enter(run, other)
     assert "continues on other hardware" in capsys.readouterr().err
-    assert read_config(run, Config) == earlier_config(run, Config, resume=True) == other
-    assert earlier_config(run, Config, resume=False) is None
-    assert earlier_config(tmp_path / "none", Config, resume=True) is None
+    assert read_config(run, Config) == other
     message = (
         r"other settings \(seed\): seed is 0 there, 3 here\. A run may continue on other devices, with "
         r"another ring or another number of processes; all other settings stay"

@@ -24,7 +24,9 @@ from tests.models.llama_cases import CASES, LENGTH, config_json, family, logits,
 
 TOLERANCE = 1e-4
 """Of float32 logits, whose standard deviation is about 1.8."""
-EVERY_AXIS = MeshShape(fsdp=2, ring=2, tensor=2)
+RING, EVERY_AXIS = MeshShape(ring=8), MeshShape(fsdp=2, ring=2, tensor=2)
+ALIKE = ("gemma2_wide_window", "gemma3_text_local", "mistral_without_window")
+"""Cases that differ from another one in few settings."""
 
 
 def load(folder: Path, **arguments) -> Llama:
@@ -37,7 +39,9 @@ def compute(model: Llama, mesh=None) -> np.ndarray:
         return np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, tokens()))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALIKE else case for case in CASES]
+)
 def test_logits_are_those_of_transformers_and_saved_again_all_is_the_same(case, tmp_path):
     ids = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
     fields, folder = {**config_json(case), **ids}, write_model(tmp_path / "from", case, **ids)
@@ -60,12 +64,15 @@ def test_logits_are_those_of_transformers_and_saved_again_all_is_the_same(case, 
 @pytest.mark.parametrize(
     ("case", "shape"),
     [
-        ("two_key_heads", MeshShape(ring=8)),
-        ("gemma3_text", EVERY_AXIS),
+        ("two_key_heads", RING),
         ("phi3", EVERY_AXIS),
         *(
-            pytest.param(case, MeshShape(ring=8) if number % 2 else EVERY_AXIS, marks=pytest.mark.slow)
-            for number, case in enumerate(case for case in CASES if "model_type" in CASES[case])
+            pytest.param(case, shape, marks=pytest.mark.slow)
+            for shape, cases in (
+                (EVERY_AXIS, ("gemma2", "gemma3_text", "mistral", "qwen2")),
+                (RING, ("gemma2_wide_window", "phi3_without_window", "qwen2_tied", "qwen3_wide_heads")),
+            )
+            for case in cases
         ),
     ],
     ids=str,

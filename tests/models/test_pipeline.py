@@ -13,7 +13,12 @@ from agentic_ring.errors import MeshError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.model import LoraConfig, LoraModel, Model
-from agentic_ring.models.pipeline import Schedule, accumulation_parts, apply_in_stages
+from agentic_ring.models.pipeline import (
+    accumulation_parts,
+    apply_in_stages,
+    count_ticks,
+    microbatches_per_stage,
+)
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import init_state, make_train_step
@@ -171,9 +176,7 @@ def test_a_stage_needs_whole_groups():
 
 
 def test_schedule():
-    found = [Schedule.of_rows(rows, stages) for rows, stages in ((1, 4), (8, 4), (6, 2))]
-    assert found == [Schedule(4, 4), Schedule(4, 16), Schedule(2, 6)]
-    assert Schedule(4, 16).ticks == 19
-    assert Schedule(4, 16).bubble == 3 / 19
+    assert [microbatches_per_stage(rows) for rows in (1, 8, 6)] == [1, 4, 3]
+    assert count_ticks(stages=4, microbatches=16) == 19
     assert [accumulation_parts(rows, 1) for rows in (1, 8)] == [1, 8]
     assert [accumulation_parts(rows, 4) for rows in (1, 5, 6, 8)] == [1, 5, 2, 2]

@@ -27,10 +27,10 @@ class Interruption(Exception):
 def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_path):
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     far = {"steps": STEPS, "checkpoint_every": 10_000}  # the only regular checkpoint is the last
-    expected = train_tiny(store, whole, **far)
+    expected = train_tiny(store, whole, **far, devices=jax.devices()[:2])
     rows = 0
     for number in (signal.SIGUSR1, signal.SIGINT):
-        worker = start_worker(store, disturbed, **far)
+        worker = start_worker(store, disturbed, **far, devices=2)
         await_rows(disturbed, rows + 10, worker)
         worker.send_signal(number)
         if number != signal.SIGINT:  # some schedulers send it twice
@@ -43,20 +43,20 @@ def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_p
         assert said[-1] == f"stopped by {number.name}, {saved}"
         assert len(said) == 1 or "resuming" in said[0]
         assert [path.name for path in (disturbed / "checkpoints").iterdir()] == [str(rows)]
-    worker = start_worker(store, disturbed, **far, checkpoint_minutes=1e-9)
+    worker = start_worker(store, disturbed, **far, devices=2, checkpoint_minutes=1e-9)
     await_rows(disturbed, rows + 10, worker)
     worker.kill()
     worker.communicate()
     assert len(losses(disturbed)) < STEPS, "the kill came too late to prove anything"
-    np.testing.assert_array_equal(train_tiny(store, disturbed, **far), expected)
+    np.testing.assert_array_equal(train_tiny(store, disturbed, **far, devices=jax.devices()[:2]), expected)
     assert measured(disturbed) == measured(whole)
     selected = [(run / f"checkpoints/{STEPS}/loss.json").read_text() for run in (disturbed, whole)]
     assert selected[0] == selected[1]
 
 
-def test_a_run_moves_from_ring_8_to_two_of_4_and_to_one_device(store, tmp_path, monkeypatch, capsys):
-    steps = 6
-    expected = train_tiny(store, tmp_path / "undisturbed", steps)
+def test_a_run_moves_from_ring_4_to_two_of_2_and_to_one_device(store, tmp_path, monkeypatch, capsys):
+    steps, four = 6, {"devices": jax.devices()[:4]}
+    expected = train_tiny(store, tmp_path / "undisturbed", steps, **four)
     write, moved = MetricsLog.write, tmp_path / "moved"
 
     def train_until(last: int, **hardware) -> None:
@@ -69,8 +69,8 @@ def test_a_run_moves_from_ring_8_to_two_of_4_and_to_one_device(store, tmp_path, 
             patch.setattr(MetricsLog, "write", stop)
             train_tiny(store, moved, steps, **hardware)
 
-    train_until(3)
-    train_until(5, data=2)
+    train_until(3, **four)
+    train_until(5, data=2, **four)
     weights = train_tiny(store, moved, steps, devices=jax.devices()[7:])
     printed = capsys.readouterr().err
     assert [f"resuming from step {step} of 6" in printed for step in (2, 4)] == [True] * 2

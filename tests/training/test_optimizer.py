@@ -11,7 +11,7 @@ from agentic_ring.errors import ConfigError
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
-from agentic_ring.training.train_step import init_state
+from agentic_ring.training.train_step import abstract_state
 from experiments.exorl.presets import PRESETS as EXORL_PRESETS
 from experiments.finetune.presets import PRESETS as FINETUNE_PRESETS
 from experiments.hidden_tasks.variants import PRESETS as HIDDEN_TASK_PRESETS
@@ -65,15 +65,14 @@ MUON = OptimizerConfig(weight_decay=0.0, warmup_steps=0, muon_learning_rate=0.02
 def muon_change(shape: MeshShape, devices: int = 8) -> dict[str, np.ndarray]:
     """What one update of Muon with random gradients of -1 and 1 adds to each parameter, by its path."""
     mesh, optimizer = make_mesh(shape, jax.devices()[:devices]), make_optimizer(MUON, steps=10)
-    model = Model(tiny_config(projection_bias=True))
-    with jax.set_mesh(mesh):
-        state = init_state(model, optimizer, 0, mesh, ShardingRules())
-        random = np.random.default_rng(0)
-        gradients = jax.tree.map(
-            lambda x: jax.device_put(random.choice(np.array([-1, 1], np.float32), x.shape), x.sharding),
-            state.params,
+    params = abstract_state(Model(tiny_config(projection_bias=True)), optimizer, mesh, ShardingRules()).params
+    random, signs = np.random.default_rng(0), np.array([-1, 1], np.float32)
+    gradients = jax.tree.map(lambda x: jax.device_put(random.choice(signs, x.shape), x.sharding), params)
+    with jax.set_mesh(mesh):  # without decay weights do not matter
+        update = jax.jit(
+            lambda gradients: optimizer.update(gradients, optimizer.init(gradients), gradients)[0]
         )
-        change, _ = jax.jit(optimizer.update)(gradients, state.optimizer, state.params)
+        change = update(gradients)
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(change)}
 
 

@@ -23,7 +23,7 @@ from tests.training.worker import measured, train_tiny
 
 
 def test_it_learns(store, tmp_path):
-    train_tiny(store, tmp_path / "run", steps=40, checkpoint_every=40, devices=jax.devices()[:2])
+    train_tiny(store, tmp_path / "run", steps=20, checkpoint_every=20, devices=jax.devices()[:1])
     rows = measured(tmp_path / "run")
     loss, norm, rate = (
         np.array([row[name] for row in rows]) for name in ("loss", "gradient_norm", "learning_rate")

@@ -85,11 +85,7 @@ _Fields = _object(
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Returns the fields of a ``config.json`` that are not null, and those in which null is a value.
-
-    Raises:
-      DataError: the file is missing or damaged, or a field has another type or an impossible value.
-    """
+    """Returns the fields of a ``config.json`` that are not null, and those in which null is a value."""
     read = read_json(file, _Fields, REMEDY, foreign=True)
     fields = read.model_dump(exclude_none=True)
     return fields | {name: getattr(read, name) for name in _NULLABLE if name in read.model_fields_set}
@@ -98,13 +94,12 @@ def read_fields(file: Path) -> dict[str, Any]:
 def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 
-    Args:
-      context: context in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the
-        context that the model was made for.
+    ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
+    that the model was made for.
 
     Raises:
       DataError: the file is missing, damaged, or describes an unsupported model.
-      UnknownNameError: the family or the kind of rotary scaling is not supported.
+      UnknownNameError: the family is not supported.
     """
     file = path / "config.json"
     fields = read_fields(file)
@@ -114,9 +109,6 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
         _check_supported(file, family, fields)
         return _config(family, fields, context)
     except DataError:
-        raise
-    except UnknownNameError as error:
-        error.args = (f"{file}: {error}",)
         raise
     except KeyError as error:
         raise DataError(f"{file} has no {error.args[0]}, which a {family.title} model requires") from error
@@ -178,16 +170,12 @@ def _global_every(fields: Fields) -> int | None:
 
 
 def usable_context(folder: Path, asked: int | None, allow_extrapolation: bool) -> int:
-    """Returns the context length in tokens, checked against the one that the model was made for.
+    """Returns the context length in tokens, checked against that for which the model in ``folder`` was made.
 
-    Args:
-      folder: the model's folder with config.json.
-      asked: requested length; None is the length that the model was made for.
-      allow_extrapolation: warn about a longer context instead of raising an error.
+    Where ``asked`` is None it is that one. With ``allow_extrapolation`` a longer one only gives a warning.
 
     Raises:
       ConfigError: the length is below 1, longer than the model was made for, or unknown.
-      DataError: there is no config.json.
     """
     # Includes the stretching of rotary positions.
     made_for = read_fields(folder / "config.json").get("max_position_embeddings")
@@ -213,7 +201,7 @@ def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
         own["layer_types"] = _global_every(fields)
     settings: dict[str, Any] = {name: own.get(field) for field, name in family.settings.items()}
     logit_cap = settings.pop("logit_cap", None)
-    query_scaling, eos = fields.get("query_scaling"), fields.get("eos_token_id")
+    scaling, eos = fields.get("query_scaling"), fields.get("eos_token_id")
     stored = fields.get("dtype") or fields.get("torch_dtype") or "float32"
     if stored not in _DTYPES:
         raise UnknownNameError("dtype", str(stored), tuple(_DTYPES))
@@ -227,7 +215,7 @@ def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
             ffn_width=fields["intermediate_size"],
             rope_theta=float(rope.get("rope_theta", 10_000.0)),
             rope_scaling=_scaling(rope, fields, context),
-            query_scaling=None if query_scaling is None else QueryScaling(**query_scaling),
+            query_scaling=scaling and QueryScaling(**scaling),
             **family.traits,
             **settings,
             norm_epsilon=fields.get("rms_norm_eps", 1e-6),
@@ -299,16 +287,7 @@ def _scaling(rope: Mapping[str, Any], fields: Fields, context: int | None) -> Ro
 
 
 def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[str, Any]:
-    """Returns the content of ``config.json`` for a model.
-
-    Args:
-      context: context that the model was made for, in tokens; None is that of ``config``, else that of its
-        rotary scaling, or 2048.
-      dtype: storage dtype of the weights.
-
-    Raises:
-      ArgumentError: ``context`` is not the one that dynamic rotary scaling is set for.
-    """
+    """Returns the content of ``config.json`` for a model saved in ``dtype``; see ``save_pretrained``."""
     stack = config.transformer
     family = OWN if stack.query_scaling is not None else FAMILIES[config.family]
     theta, scaling = stack.rope_theta, stack.rope_scaling

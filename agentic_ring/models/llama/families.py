@@ -211,42 +211,35 @@ class Weight:
         return [self.name.format(layer) for layer in range(layers)] if self.stacked else [self.name]
 
 
+_LAYER = "model.layers.{}."
+
+
 def weights(config: "LlamaConfig") -> tuple[Weight, ...]:
     """All parameters of a model; those that share a tensor follow each other in the order of its rows."""
     stack = config.transformer
+    queries, keys = stack.heads * stack.head_dim, stack.key_value_heads * stack.head_dim
+    heads = {"query": queries, "key": keys, "value": keys}
+    gates, fused = {"gate": stack.ffn_width, "up": stack.ffn_width}, FAMILIES[config.family].fused
+    norms = {"attention.norm": "input", "feedforward.norm": "post_attention"}
+    if stack.output_norm:
+        norms = {"attention.norm": "input", "attention.output_norm": "post_attention"}
+        norms |= {"feedforward.norm": "pre_feedforward", "feedforward.output_norm": "post_feedforward"}
+    biased = ("query", "key", "value") if stack.projection_bias else ()
+    normed = ("query", "key") if stack.head_norm else ()
     found = [
         Weight(("embedding",), "model.embed_tokens.weight"),
-        *(_of_layers(f"attention.{name}", f"self_attn.{name[0]}_proj.weight", 1) for name in _PROJECTIONS),
+        *_projections("attention", "self_attn", heads, "qkv" if fused else None),
         _of_layers("attention.output", "self_attn.o_proj.weight", 2),
-        *(_of_layers(f"feedforward.{name}", f"mlp.{name}_proj.weight", 1) for name in ("gate", "up", "down")),
+        *_projections("feedforward", "mlp", gates, "gate_up" if fused else None),
+        _of_layers("feedforward.down", "mlp.down_proj.weight", 1),
         Weight(("transformer", "norm", "scale"), "model.norm.weight"),
-        _of_layers("attention.norm.scale", "input_layernorm.weight"),
+        *(_of_layers(f"{path}.scale", f"{name}_layernorm.weight") for path, name in norms.items()),
+        *(_of_layers(f"attention.{n}_bias", f"self_attn.{n[0]}_proj.bias", vector=True) for n in biased),
+        *(_of_layers(f"attention.{n}_norm.scale", f"self_attn.{n[0]}_norm.weight") for n in normed),
     ]
-    if stack.output_norm:
-        found += [
-            _of_layers("attention.output_norm.scale", "post_attention_layernorm.weight"),
-            _of_layers("feedforward.norm.scale", "pre_feedforward_layernorm.weight"),
-            _of_layers("feedforward.output_norm.scale", "post_feedforward_layernorm.weight"),
-        ]
-    else:
-        found.append(_of_layers("feedforward.norm.scale", "post_attention_layernorm.weight"))
-    if stack.projection_bias:
-        for name in _PROJECTIONS:
-            found.append(_of_layers(f"attention.{name}_bias", f"self_attn.{name[0]}_proj.bias", vector=True))
-    if stack.head_norm:
-        for name in _PROJECTIONS[:2]:
-            found.append(_of_layers(f"attention.{name}_norm.scale", f"self_attn.{name[0]}_norm.weight"))
     if not config.tied:
         found.append(Weight(("head",), "lm_head.weight", input_dims=1))
-    if FAMILIES[config.family].fused:
-        queries, keys = (heads * stack.head_dim for heads in (stack.heads, stack.key_value_heads))
-        found = _fused(found, "self_attn.qkv_proj", {"q": queries, "k": keys, "v": keys})
-        found = _fused(found, "mlp.gate_up_proj", dict.fromkeys(("gate", "up"), stack.ffn_width))
     return tuple(found)
-
-
-_PROJECTIONS = ("query", "key", "value")
-_LAYER = "model.layers.{}."
 
 
 def _of_layers(path: str, name: str, input_dims: int = 0, vector: bool = False) -> Weight:
@@ -254,16 +247,11 @@ def _of_layers(path: str, name: str, input_dims: int = 0, vector: bool = False) 
     return Weight(("transformer", "blocks", *path.split(".")), _LAYER + name, input_dims, vector)
 
 
-def _fused(found: list[Weight], name: str, rows: dict[str, int]) -> list[Weight]:
-    """The weights with projections ``q_proj``, ... in the rows of one tensor of this ``name``."""
-    module, _ = name.split(".")
-    firsts, total = {}, 0
-    for part, size in rows.items():
-        firsts[f"{_LAYER}{module}.{part}_proj.weight"] = total
-        total += size
-    return [
-        replace(weight, name=f"{_LAYER}{name}.weight", first_row=firsts[weight.name], rows=total)
-        if weight.name in firsts
-        else weight
-        for weight in found
-    ]
+def _projections(path: str, module: str, rows: dict[str, int], fused: str | None) -> Iterator[Weight]:
+    """Projections of one input, with their ``rows``; of one tensor, where its name ``fused`` is given."""
+    first = 0
+    for name, size in rows.items():
+        part = name[0] if module == "self_attn" else name
+        weight = _of_layers(f"{path}.{name}", f"{module}.{fused or part}_proj.weight", 1)
+        yield replace(weight, first_row=first, rows=sum(rows.values())) if fused else weight
+        first += size

@@ -55,10 +55,9 @@ def load_pretrained(
     rules: ShardingRules = ShardingRules(),
     context: int | None = None,
 ) -> Llama:
-    """Loads a model from a folder, sharded over a mesh.
+    """Loads a model from a folder with ``config.json`` and ``*.safetensors``, sharded over a mesh.
 
     Args:
-      path: folder with ``config.json`` and ``*.safetensors``.
       mesh: devices of the weights; call the model under ``jax.set_mesh(mesh)``. None is one device.
       dtype: dtype of weights and computation; None is the stored one, or float32 if that is float16.
       rules: mesh axes of each logical axis.
@@ -66,7 +65,7 @@ def load_pretrained(
 
     Raises:
       DataError: a file is missing, damaged, pickled, or does not fit ``config.json``.
-      UnknownNameError: the architecture or the kind of rotary scaling is not supported.
+      UnknownNameError: the family is not supported.
     """
     path = Path(path)
     config = read_config(path, context)
@@ -86,7 +85,6 @@ def load_weights(path: Path, config: LlamaConfig, mesh: Mesh | None, dtype: Dtyp
         parameter = parameters[weight.path]
         shape, axes = parameter.get_value().shape, parameter.get_metadata()["logical_axes"]
         source = _Source(files, weight, layers, shape)
-        source.check_shapes()
         sharding = one_device if mesh is None else rules.sharding(mesh, shape, axes)
         array = jax.make_array_from_callback(
             shape, sharding, lambda index, source=source: source.read(index).astype(jnp.dtype(dtype))
@@ -100,13 +98,9 @@ class _Index(BaseModel):
 
 
 class TensorFiles:
-    """Read-only access to tensors by name.
+    """Read-only access by name to tensors in ``model.safetensors``, or in several files with an index.
 
-    Args:
-      folder: folder with ``model.safetensors``, or with several files and their index.
-
-    Raises:
-      DataError: there are no weights, only pickled ones, or a file is missing or damaged.
+    Any method raises a DataError if there are no weights, only pickled ones, or a file is missing or damaged.
     """
 
     def __init__(self, folder: Path):
@@ -153,9 +147,8 @@ class TensorFiles:
         try:
             return self._open[path].get_slice(name)
         except SafetensorError as error:
-            raise DataError(
-                f"{path} has no tensor {name}, though its index says so; fetch it again"
-            ) from error
+            fault = f"has no tensor {name}, though its index says so; fetch it again"
+            raise DataError(f"{path} {fault}") from error
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -185,9 +178,8 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy").__enter__()
     except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"{path} cannot be read as safetensors: {error}. It may be cut short; fetch it again"
-        ) from error
+        fault = f"cannot be read as safetensors: {error}. It may be cut short; fetch it again"
+        raise DataError(f"{path} {fault}") from error
 
 
 @dataclass(frozen=True)
@@ -199,12 +191,7 @@ class _Source:
     layers: int
     shape: tuple[int, ...]
 
-    @property
-    def _one(self) -> tuple[int, ...]:
-        """Shape of the parameter of one layer."""
-        return self.shape[1:] if self.weight.stacked else self.shape
-
-    def check_shapes(self) -> None:
+    def __post_init__(self) -> None:
         """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
         expected, inputs = self._one, self.weight.input_dims
         if self.weight.vector:
@@ -219,6 +206,11 @@ class _Source:
                     "Take both files from the same model"
                 )
 
+    @property
+    def _one(self) -> tuple[int, ...]:
+        """Shape of the parameter of one layer."""
+        return self.shape[1:] if self.weight.stacked else self.shape
+
     def read(self, index: Any) -> np.ndarray:
         """Reads one device's part of the array; ``index`` has a slice for each dimension."""
         names = self.weight.names(self.layers)
@@ -227,24 +219,22 @@ class _Source:
         return np.stack([self._read(name, index[1:]) for name in names[index[0]]])
 
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a part of one layer's array from the corresponding rows and columns of its tensor."""
+        """Reads a part of one layer's array from the corresponding rows and columns of its tensor.
+
+        They hold whole heads: the slices of all dimensions but the first of inputs and of outputs come after.
+        """
         inputs, shape = self.weight.input_dims, self._one
-        if self.weight.vector:
-            part = self.files.read(name, (_flat(index, shape),))
-            return part.reshape(-1, *shape[1:])[(slice(None), *index[1:])]
-        if not inputs:
+        if not (inputs or self.weight.vector):
             return self.files.read(name, index)
-        rows, columns = _flat(index[inputs:], shape[inputs:]), _flat(index[:inputs], shape[:inputs])
-        first = self.weight.first_row
-        matrix = self.files.read(name, (slice(first + rows.start, first + rows.stop), columns)).T
-        # The slice of the matrix contains whole heads: dimensions but the first of inputs and of outputs.
-        outer = [
-            len(range(size)[part]) if i in (0, inputs) else size
-            for i, (part, size) in enumerate(zip(index, shape, strict=True))
-        ]
-        return matrix.reshape(outer)[
-            tuple(slice(None) if i in (0, inputs) else part for i, part in enumerate(index))
-        ]
+        rows = _flat(index[inputs:], shape[inputs:])
+        if inputs:
+            rows = slice(self.weight.first_row + rows.start, self.weight.first_row + rows.stop)
+            part = self.files.read(name, (rows, _flat(index[:inputs], shape[:inputs]))).T
+        else:
+            part = self.files.read(name, (rows,))
+        first, dims = {0, inputs}, range(len(shape))
+        sizes = [len(range(shape[i])[index[i]]) if i in first else shape[i] for i in dims]
+        return part.reshape(sizes)[tuple(slice(None) if i in first else index[i] for i in dims)]
 
 
 def _flat(index: tuple[slice, ...], shape: tuple[int, ...]) -> slice:
