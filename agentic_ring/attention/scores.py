@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.mask import HopMask, TokenLabels, both_labels
+from agentic_ring.attention.mask import HopMask, TokenLabels
 
 
 @jax.tree_util.register_dataclass
@@ -125,8 +125,8 @@ class Scores:
         """
         if self.slopes is None and self.windows is None:
             return None
-        query, key = both_labels(pair.query.positions, pair.key.positions)
-        distance = jnp.abs(query[:, None, :, None] - key[:, None, None, :])
+        query, key = pair.query.positions[:, None, :, None], pair.key.positions[:, None, None, :]
+        distance = jnp.abs(query - key)
 
         def of_head(x: jax.Array) -> jax.Array:
             return x[heads][..., None, None]
