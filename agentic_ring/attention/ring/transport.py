@@ -58,7 +58,6 @@ class Ring:
     the time where transfers are what a hop waits for."""
 
     def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
-        """See ``Transport``."""
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
         if size == 1:
@@ -137,7 +136,6 @@ class DoubleRing:
     """A run of neighbours, on fast links."""
 
     def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
-        """See ``Transport``."""
         size = self.inner.axis.size
 
         def visit_group(sums: Any, d_block: Any, block: Block, group: Origin) -> Found:
@@ -163,7 +161,6 @@ class Neighbours:
     after: int
 
     def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
-        """See ``Transport``."""
         index = self.axis.index()
         distances = (*range(1, self.before + 1), *range(-1, -self.after - 1, -1))
         blocks = [(self.axis.shift(block, distance), distance) for distance in distances]
@@ -186,7 +183,6 @@ class AllGather:
     axis: RingAxis
 
     def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
-        """See ``Transport``."""
         index = self.axis.index()
         blocks = self.axis.all_gather(block)
 
