@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.errors import ArgumentError, check_choice
 
 Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -51,13 +51,9 @@ class AttentionOptions:
             raise ArgumentError(f"soft_cap is {self.soft_cap}; it must be above 0, or None for no cap")
         if not 0 <= self.dropout_rate < 1:
             raise ArgumentError(f"dropout_rate is {self.dropout_rate}; it must be at least 0 and below 1")
-        for kind, name, known in (
-            ("strategy", self.strategy, ("auto", *STRATEGIES)),
-            ("schedule", self.schedule, SCHEDULES),
-            ("layout", self.layout, ("auto", *LAYOUTS)),
-        ):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
+        check_choice(self, "strategy", ("auto", *STRATEGIES))
+        check_choice(self, "schedule", SCHEDULES)
+        check_choice(self, "layout", ("auto", *LAYOUTS))
         if self.scale is not None:
             object.__setattr__(self, "scale", float(self.scale))
         object.__setattr__(self, "dropout_rate", float(self.dropout_rate))

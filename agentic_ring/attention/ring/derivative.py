@@ -71,7 +71,8 @@ def _all_blocks_forward(
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
     queries, block = _queries(inputs), Block(join_pair(inputs.k, inputs.v), inputs.key)
     state, _ = route.transport.visit_blocks(
-        block, lambda state, _, *hop: (route.hop.forward(state, queries, *hop, scores), None)
+        block,
+        lambda state, _, block, origin: (route.hop.forward(state, queries, block, origin, scores), None),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
@@ -85,7 +86,9 @@ def _all_blocks_backward(
     queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
     sums, d_block = route.transport.visit_blocks(
         Block(join_pair(k, v), inputs.key),
-        lambda sums, d_block, *hop: route.hop.backward(sums, d_block, queries, saved, *hop, scores),
+        lambda sums, d_block, block, origin: route.hop.backward(
+            sums, d_block, queries, saved, block, origin, scores
+        ),
     )
     primals = inputs.q, k, v, inputs.expansion
     found = sums.dq, *split_pair(d_block, k.shape[3]), sums.d_expansion
