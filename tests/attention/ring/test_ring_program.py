@@ -1,5 +1,6 @@
 """What the ring does: the tiles of its hops, how often it permutes, and how much memory it takes."""
 
+from collections import defaultdict
 from functools import partial
 from typing import NamedTuple
 
@@ -36,8 +37,9 @@ class Hop(NamedTuple):
 
 def hops(ring: int, tokens=TOKENS, heads=HEADS, strategy="ring", **options) -> dict[str, list[Hop]]:
     """The different calls of the kernel by direction, in their order, with so many tokens per device."""
-    x, found = abstract(ring, 2, ring * tokens, heads, HEAD_DIM), {"forward": [], "backward": []}
-    for call in explain(x, x, x, mesh=x.sharding.mesh, strategy=strategy, **options).calls:
+    x, found = jax.ShapeDtypeStruct((2, ring * tokens, heads, HEAD_DIM), jnp.float32), defaultdict(list)
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
+    for call in explain(x, x, x, mesh=mesh, strategy=strategy, **options).calls:
         q, k, _, mask, _ = call.arguments[0]
         labels = mask.query.positions is not None or mask.query.segment_ids is not None
         found[call.direction].append(Hop(q.shape[1], k.shape[1], mask.spec.causal, mask.offset, labels))
