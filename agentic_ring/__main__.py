@@ -13,7 +13,7 @@ import numpy as np
 
 from agentic_ring.attention.choose_strategy import HARDWARE
 from agentic_ring.attention.explain import Explanation, explain
-from agentic_ring.attention.inputs import LAYOUTS, AttentionOptions, Layout, Schedule, Strategy
+from agentic_ring.attention.inputs import LAYOUTS, Layout, Schedule, Strategy
 from agentic_ring.attention.mask import MaskSpec
 from agentic_ring.attention.ring.layout import imbalance, tile_counts
 from agentic_ring.device_memory import bytes_limit
@@ -91,15 +91,9 @@ def main(
         balance = (_balance(ids, mesh.shape["ring"], mask),)
     key_heads = heads if kv_heads is None else kv_heads
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, head_dim), jnp.dtype(dtype)) for n in (heads, key_heads))
-    options = AttentionOptions(
-        mask=mask,
-        soft_cap=soft_cap,
-        dropout_rate=dropout_rate,
-        strategy=strategy,
-        schedule=schedule,
-        layout=layout,
-    )
-    explanation = explain(q, k, k, options, mesh=mesh, segments=segments)
+    options = {"mask": mask, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
+    options |= {"strategy": strategy, "schedule": schedule, "layout": layout}
+    explanation = explain(q, k, k, mesh=mesh, segments=segments, **options)
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(describe_devices(), f"mesh       {axes}", *_attention(explanation), *balance, sep="\n")
 

@@ -158,9 +158,6 @@ def latent_attention(
     Returns:
       [B, T, N, V], as ``attention`` gives it with the expanded keys and values, whose errors are raised too.
     """
-    options = AttentionOptions(
-        mask=mask, scale=scale, strategy=strategy, layout=layout, permuted=permuted, kernel=kernel
-    )
     for name, x in (("latent", latent), ("rotated", rotated), ("key_weight", key_weight)):
         if x.ndim != 3 or x.dtype != q.dtype:
             raise ArgumentError(f"{name} is {x.dtype} of shape {x.shape}; expected {q.dtype} with three axes")
@@ -171,7 +168,7 @@ def latent_attention(
             )
     expansion, pair = Expansion(key_weight, value_weight), (latent[:, :, None], rotated[:, :, None])
     k, v = jax.eval_shape(expansion, *pair)
-    inputs = AttentionInputs.checked(q, k, v, options, positions=positions, segment_ids=segment_ids)
+    options, inputs = split_arguments(locals())
     inputs = replace(inputs, k=pair[0], v=pair[1], expansion=expansion)
     return _planned(inputs, options, mesh, rules)
 

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from agentic_ring.attention.api import run
 from agentic_ring.attention.choose_strategy import Estimate, estimates, reason_against
-from agentic_ring.attention.inputs import STRATEGIES, AttentionInputs, AttentionOptions, Strategy
+from agentic_ring.attention.inputs import STRATEGIES, AttentionInputs, Strategy, split_arguments
 from agentic_ring.attention.kernels.interface import Gradients, Kernel, Saved, SoftmaxState, Tile
 from agentic_ring.attention.kernels.registry import KERNELS, FirstThatServes, select_kernel
 from agentic_ring.attention.mask import TokenLabels
-from agentic_ring.attention.plan import Decision, decide
+from agentic_ring.attention.plan import Decision, decide, run
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import ShardingRules
 
@@ -68,28 +67,28 @@ def explain(
     q: jax.ShapeDtypeStruct,
     k: jax.ShapeDtypeStruct,
     v: jax.ShapeDtypeStruct,
-    options: AttentionOptions = AttentionOptions(),
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    rules: ShardingRules = ShardingRules(),
     segments: bool = False,
+    **options: Any,
 ) -> Explanation:
     """Explains ``attention(q, k, v, ...)`` for arrays of these shapes and dtypes, with its errors.
 
-    The kernel of the options is left open; ``segments`` says whether segment ids are given.
+    ``segments`` says whether segment ids are given; ``options`` are the static ones, without a kernel.
     """
-    options = replace(options, kernel="xla")  # serves every case, so that all tiles are seen
-    dropout_key = jax.random.key(0) if options.dropout_rate else None
-    inputs = AttentionInputs.checked(q, k, v, options, dropout_key=dropout_key)
+    # The XLA kernel serves every case, so that all tiles are seen.
+    arguments = {"q": q, "k": k, "v": v, "kernel": "xla", "dropout_key": jax.random.key(0)}
+    static, inputs = split_arguments(arguments | options)
     if segments:
         query, key = (TokenLabels(segment_ids=jax.eval_shape(_no_labels, x)) for x in (q, k))
         inputs = replace(inputs, query=query, key=key)
-    auto = decide(inputs, replace(options, strategy="auto"), mesh, rules)
-    decision = decide(inputs, options, mesh, rules)
+    rules = ShardingRules()
+    auto = decide(inputs, replace(static, strategy="auto"), mesh, rules)
+    decision = decide(inputs, static, mesh, rules)
     others: dict[Strategy, str] = {
         other: f'"auto" takes it: {auto.choice.reason}'
         if other == auto.choice.strategy
-        else reason_against(auto.shapes, options.mask, auto.platform, other)
+        else reason_against(auto.shapes, static.mask, auto.platform, other)
         for other in STRATEGIES
         if other != decision.choice.strategy
     }
@@ -100,7 +99,7 @@ def explain(
     kernels = {
         call: next(name for name, _ in auto_kernel.candidates if call not in refusals[name]) for call in calls
     }
-    times = estimates(auto.shapes, options.mask, auto.platform)
+    times = estimates(auto.shapes, static.mask, auto.platform)
     return Explanation(decision, others, times, decision.plan.padded(q.shape[1]), calls, refusals, kernels)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentic_ring.attention.mask import MaskSpec, TokenLabels
-from agentic_ring.errors import ArgumentError, UnknownNameError
+from agentic_ring.errors import ArgumentError, check_choice
 
 Strategy = Literal["local", "ring", "all_gather", "ulysses", "ulysses_ring"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -51,13 +51,9 @@ class AttentionOptions:
             raise ArgumentError(f"soft_cap is {self.soft_cap}; it must be above 0, or None for no cap")
         if not 0 <= self.dropout_rate < 1:
             raise ArgumentError(f"dropout_rate is {self.dropout_rate}; it must be at least 0 and below 1")
-        for kind, name, known in (
-            ("strategy", self.strategy, ("auto", *STRATEGIES)),
-            ("schedule", self.schedule, SCHEDULES),
-            ("layout", self.layout, ("auto", *LAYOUTS)),
-        ):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
+        check_choice(self, "strategy", ("auto", *STRATEGIES))
+        check_choice(self, "schedule", SCHEDULES)
+        check_choice(self, "layout", ("auto", *LAYOUTS))
         if self.scale is not None:
             object.__setattr__(self, "scale", float(self.scale))
         object.__setattr__(self, "dropout_rate", float(self.dropout_rate))
@@ -115,53 +111,32 @@ class AttentionInputs:
     key: TokenLabels = TokenLabels()
     dropout_key: jax.Array | None = None
 
-    @classmethod
-    def checked(
-        cls,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
-        options: AttentionOptions,
-        *,
-        positions: Pair = None,
-        segment_ids: Pair = None,
-        hidden_rows: jax.Array | None = None,
-        sinks: jax.Array | None = None,
-        alibi_slopes: jax.Array | None = None,
-        head_windows: Sequence[int | None] | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> "AttentionInputs":
-        """Makes the inputs from the arguments of ``attention``, and raises its errors."""
-        _check_arrays(q, k, v)
-        heads, rate = q.shape[2], options.dropout_rate
-        for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-            if x is not None and not (x.shape == (heads,) and jnp.issubdtype(x.dtype, jnp.floating)):
-                raise ArgumentError(
-                    f"{name} is {x.dtype} of shape {x.shape}; expected a float per query head, ({heads},)"
-                )
-        if rate and dropout_key is None:
-            raise ArgumentError(
-                f"dropout_rate is {rate} but there is no dropout_key; pass jax.random.key(...)"
-            )
-        both_positions = _pair_of_labels("positions", positions, q, k)
-        both_segments = _pair_of_labels("segment_ids", segment_ids, q, k)
-        query, key = (TokenLabels(*pair) for pair in zip(both_positions, both_segments, strict=True))
-        key = replace(key, hidden=_ranges(hidden_rows, k))
-        windows = _windows(head_windows, heads)
-        dropout_key = dropout_key if rate else None
-        return cls(q, k, v, sinks, alibi_slopes, windows, None, query, key, dropout_key)  # pyright: ignore[reportArgumentType]
-
-
-_ARRAYS = ("positions", "segment_ids", "hidden_rows", "sinks", "alibi_slopes", "head_windows", "dropout_key")
-
 
 def split_arguments(arguments: Mapping[str, Any]) -> tuple[AttentionOptions, AttentionInputs]:
-    """Static options and checked arrays of a call, from the arguments of ``attention`` by name."""
+    """Static options and checked arrays of a call, from the arguments of ``attention`` by name.
+
+    All but q, k and v may be absent. Raises the errors of ``attention``.
+    """
     static = (field.name for field in fields(AttentionOptions) if field.name in arguments)
     options = AttentionOptions(**{name: arguments[name] for name in static})
-    arrays = {name: arguments[name] for name in _ARRAYS}
     q, k, v = (arguments[name] for name in "qkv")
-    return options, AttentionInputs.checked(q, k, v, options, **arrays)
+    _check_arrays(q, k, v)
+    heads, rate, given = q.shape[2], options.dropout_rate, arguments.get
+    sinks, slopes, dropout_key = given("sinks"), given("alibi_slopes"), given("dropout_key")
+    for name, x in (("sinks", sinks), ("alibi_slopes", slopes)):
+        if x is not None and not (x.shape == (heads,) and jnp.issubdtype(x.dtype, jnp.floating)):
+            raise ArgumentError(
+                f"{name} is {x.dtype} of shape {x.shape}; expected a float per query head, ({heads},)"
+            )
+    if rate and dropout_key is None:
+        raise ArgumentError(f"dropout_rate is {rate} but there is no dropout_key; pass jax.random.key(...)")
+    positions, segments = (_pair_of_labels(name, given(name), q, k) for name in ("positions", "segment_ids"))
+    query, key = (TokenLabels(*pair) for pair in zip(positions, segments, strict=True))
+    key = replace(key, hidden=_ranges(given("hidden_rows"), k))
+    windows = _windows(given("head_windows"), heads)
+    return options, AttentionInputs(
+        q, k, v, sinks, slopes, windows, None, query, key, dropout_key if rate else None
+    )
 
 
 def _check_arrays(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> None:

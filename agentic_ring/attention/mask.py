@@ -74,10 +74,10 @@ class Bounds(NamedTuple):
     """
 
     any_valid: jax.Array
-    position_low: jax.Array | None
-    position_high: jax.Array | None
-    segment_low: jax.Array | None
-    segment_high: jax.Array | None
+    position_low: Any
+    position_high: Any
+    segment_low: Any
+    segment_high: Any
     hidden: tuple[tuple[jax.Array, jax.Array], ...] = ()
     """Ranges [first, end) of rows that all keys of the chunk are hidden from."""
 
@@ -95,8 +95,8 @@ class TokenLabels:
         each key's range and the one after its last.
     """
 
-    positions: jax.Array | None = None
-    segment_ids: jax.Array | None = None
+    positions: Any = None
+    segment_ids: Any = None
     hidden: tuple[tuple[jax.Array, jax.Array], ...] | None = None
 
     def pad(self, amount: int) -> "TokenLabels":
@@ -168,14 +168,12 @@ class HopMask:
         """The mask as bool [B, T, S], or [1, T, S]; for one chunk pair, not for a whole sequence."""
         allowed = _valid(self.query)[..., :, None] & _valid(self.key)[..., None, :]
         if self.spec.by_position:
-            query, key = both_labels(self.query.positions, self.key.positions)
+            query, key = self.query.positions, self.key.positions
             allowed &= self.spec.admits(query[..., :, None], key[..., None, :])
         if self.query.segment_ids is not None:
-            query, key = both_labels(self.query.segment_ids, self.key.segment_ids)
-            allowed &= key[..., None, :] == query[..., :, None]
+            allowed &= self.key.segment_ids[..., None, :] == self.query.segment_ids[..., :, None]
         for first, end in self.key.hidden or ():
-            query, _ = both_labels(self.query.positions, self.key.positions)
-            row = query[..., :, None]
+            row = self.query.positions[..., :, None]
             allowed &= (row < first[..., None, :]) | (row >= end[..., None, :])
         return allowed
 
@@ -187,28 +185,22 @@ class HopMask:
         """
         reachable = query.any_valid & key.any_valid
         if self.spec.by_position:
-            key_low, query_high = both_labels(key.position_low, query.position_high)
             near = jnp.bool_(True)
             if self.spec.causal:
-                near &= key_low <= query_high
+                near &= key.position_low <= query.position_high
             if self.spec.window is not None:
                 near &= self.nearer(self.spec.window, query, key)
-            reachable &= near | (key_low < self.spec.prefix)
+            reachable &= near | (key.position_low < self.spec.prefix)
         if query.segment_low is not None:
-            query_low, key_low = both_labels(query.segment_low, key.segment_low)
-            query_high, key_high = both_labels(query.segment_high, key.segment_high)
-            reachable &= (key_low <= query_high) & (query_low <= key_high)
+            reachable &= (key.segment_low <= query.segment_high) & (query.segment_low <= key.segment_high)
         for first, end in key.hidden:
-            query_low, query_high = both_labels(query.position_low, query.position_high)
-            reachable &= (query_low < first) | (query_high >= end)
+            reachable &= (query.position_low < first) | (query.position_high >= end)
         return reachable
 
     def nearer(self, window: jax.Array | int, query: Bounds, key: Bounds) -> jax.Array:
         """Whether queries of a chunk may be nearer than ``window`` to keys of another; see ``reachable``."""
-        query_low, key_low = both_labels(query.position_low, key.position_low)
-        query_high, key_high = both_labels(query.position_high, key.position_high)
-        near = query_low - key_high < window
-        return near if self.spec.causal else near & (key_low - query_high < window)
+        near = query.position_low - key.position_high < window
+        return near if self.spec.causal else near & (key.position_low - query.position_high < window)
 
 
 def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
@@ -232,13 +224,6 @@ def hidden_outside(first: jax.Array, end: jax.Array) -> jax.Array:
     first, end = jnp.broadcast_arrays(jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32))
     last = jnp.full_like(end, jnp.iinfo(jnp.int32).max)
     return jnp.stack((jnp.zeros_like(first), first, end, last), axis=-1)
-
-
-def both_labels(query: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Labels that queries and keys both have."""
-    if query is None or key is None:
-        raise ValueError("queries and keys must have the same labels, and positions where the mask is causal")
-    return query, key
 
 
 def _valid(labels: TokenLabels) -> jax.Array:

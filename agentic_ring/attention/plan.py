@@ -94,11 +94,9 @@ class Plan:
 
     def padded(self, length: int) -> int:
         """The length that spreads evenly over the devices in this layout and schedule."""
-        sharded, schedule = self.sharded, self.sharded.options.schedule
-        permuted, ring = sharded.options.permuted, self.placement.ring
-        return padded_length(
-            length, ring, sharded.layout, schedule=schedule, ulysses=sharded.ulysses, permuted=permuted
-        )
+        sharded, ring = self.sharded, self.placement.ring
+        options = {"schedule": sharded.options.schedule, "permuted": sharded.options.permuted}
+        return padded_length(length, ring, sharded.layout, ulysses=sharded.ulysses, **options)
 
     def check_permuted(self, rules: ShardingRules, *lengths: int) -> None:
         """Checks that a permuted sequence is shared by all devices of the ring, and padded for them."""
@@ -153,11 +151,8 @@ def decide(
         itemsize=q.dtype.itemsize,
         permuted=permuted and inputs.query.positions is None,
     )
-    choice = (
-        Choice(options.strategy, "asked for")
-        if options.strategy != "auto"
-        else choose_strategy(shapes, mask, platform)
-    )
+    asked = options.strategy
+    choice = choose_strategy(shapes, mask, platform) if asked == "auto" else Choice(asked, "asked for")
     if (why := refusal(shapes, choice.strategy)) is not None:
         raise MeshError(f'strategy is "{choice.strategy}" but {why}; choose another strategy or mesh')
     layout = options.layout

@@ -52,8 +52,7 @@ def reference_attention(
 
     hop = HopMask(mask, inputs.query, inputs.key)
     allowed = hop.allowed()[:, None, None]
-    places = [jnp.asarray(labels.positions) for labels in (inputs.query, inputs.key)]
-    distance = jnp.abs(places[0][:, :, None] - places[1][:, None])[:, None, None]
+    distance = jnp.abs(inputs.query.positions[:, :, None] - inputs.key.positions[:, None])[:, None, None]
     if alibi_slopes is not None:
         scores -= alibi_slopes.astype(dtype).reshape(key_heads, -1, 1, 1) * distance
     if inputs.windows is not None:

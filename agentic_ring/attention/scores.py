@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
-from agentic_ring.attention.mask import HopMask, TokenLabels, both_labels
+from agentic_ring.attention.mask import HopMask, TokenLabels
 
 
 @jax.tree_util.register_dataclass
@@ -44,8 +44,8 @@ class Dropout:
         The labels of the ``pair``, [B, T] and [B, S] (or [1, T] and [1, S]), have positions. Rows [B] and
         query heads [B, G] are counted on this device.
         """
-        stream = _mix(_words(self.first_row + rows) + self.seed[0])
-        stream = _mix(stream[:, None] ^ _words(self.first_head + heads))
+        stream = _mix((self.first_row + rows).astype(jnp.uint32) + self.seed[0])
+        stream = _mix(stream[:, None] ^ (self.first_head + heads).astype(jnp.uint32))
         query, key = _label_words(pair.query), _label_words(pair.key)
         query = _mix(query[:, None] ^ stream[..., None])  # [B, G, T]
         key = _mix(_mix(key + self.seed[1])[:, None] ^ stream[..., None])  # [B, G, S]
@@ -66,16 +66,11 @@ def alibi_slopes(heads: int) -> jax.Array:
     return jnp.exp2(jnp.array(exponents[:heads], jnp.float32))
 
 
-def _words(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.uint32)
-
-
 def _label_words(labels: TokenLabels) -> jax.Array:
     """One word [B, T] for a token's labels."""
-    assert labels.positions is not None, "dropout needs positions"
     # Without segment ids as with one segment, so that padding, which is marked by them, changes nothing.
-    segments = jnp.uint32(0) if labels.segment_ids is None else _words(labels.segment_ids)
-    return _mix(_mix(_words(labels.positions)) ^ segments)
+    segments = jnp.uint32(0) if labels.segment_ids is None else labels.segment_ids.astype(jnp.uint32)
+    return _mix(_mix(labels.positions.astype(jnp.uint32)) ^ segments)
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -125,8 +120,8 @@ class Scores:
         """
         if self.slopes is None and self.windows is None:
             return None
-        query, key = both_labels(pair.query.positions, pair.key.positions)
-        distance = jnp.abs(query[:, None, :, None] - key[:, None, None, :])
+        query, key = pair.query.positions[:, None, :, None], pair.key.positions[:, None, None, :]
+        distance = jnp.abs(query - key)
 
         def of_head(x: jax.Array) -> jax.Array:
             return x[heads][..., None, None]

@@ -122,23 +122,24 @@ def compare(
     before it runs. All are compared with the ``references``; ``rounds`` and ``calls`` are those of
     ``time_interleaved``.
     """
-    programs: dict[tuple[str, Direction], tuple[Contender, Callable[[], Any], int]] = {}
+    programs: list[tuple[Contender, Direction, Callable[[], Any], int]] = []
     lines: list[Line] = []
     arrays = {sharding: problem.arrays(sharding) for sharding in {each.sharding for each in contenders}}
     for contender, direction in itertools.product(contenders, directions):
         try:
-            run, temp_bytes = contender.compiled(direction, arrays[contender.sharding])
-            programs[contender.name, direction] = contender, run, temp_bytes
+            compiled = contender.compiled(direction, arrays[contender.sharding])
+            programs.append((contender, direction, *compiled))
         except (UnsupportedError, MeshError, DoesNotFitError) as reason:
             lines.append(Line(direction, contender.name, None, left_out=str(reason)))
     multiply = square_product(problem.dtype)
     # The reference before each program, not once per round: the load may change within a round.
-    functions = [function for _, run, _ in programs.values() for function in (multiply, run)]
+    functions = [function for *_, run, _ in programs for function in (multiply, run)]
     times = time_interleaved(rounds, *functions, calls=calls)
-    measured = dict(zip(programs, times[1::2], strict=True))
-    for (name, direction), products in zip(programs, times[::2], strict=True):
-        contender, _, temp_bytes = programs[name, direction]
-        seconds, flops = measured[name, direction], problem.flops(direction)
+    names = [(contender.name, direction) for contender, direction, *_ in programs]
+    measured = dict(zip(names, times[1::2], strict=True))
+    for (contender, direction, _, temp_bytes), products in zip(programs, times[::2], strict=True):
+        name, flops = contender.name, problem.flops(direction)
+        seconds = measured[name, direction]
         devices = len(contender.sharding.device_set)
         processors = devices if jax.default_backend() != "cpu" else 1
         share = flops / (square_product_flops() * processors)

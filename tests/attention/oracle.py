@@ -1,5 +1,6 @@
 """Attention in float64 by NumPy, with its gradients, and the comparison of other attention with it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,19 +35,24 @@ def random_arrays(
 
 
 def differentiated(function, arrays, sinks=None, **options) -> Result:
-    """``function(q, k, v, **options)`` with its gradients; the arrays are q, k, v and d_output."""
+    """``function(q, k, v, **options)`` with its gradients; the arrays are q, k, v and d_output.
 
+    Calls of one function with options of equal shapes share a program.
+    """
+    labels = {name: x for name, x in options.items() if hasattr(jax.tree.leaves(x)[0], "shape")}
+    static = tuple((name, x) for name, x in options.items() if name not in labels)
+    return _differentiated(function, static, *arrays, sinks, labels)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _differentiated(function, static, q, k, v, d_output, sinks, labels) -> Result:
     def attend(q, k, v, sinks):
-        return function(q, k, v, **options, **({} if sinks is None else {"sinks": sinks}))
+        return function(q, k, v, **dict(static), **labels, **({} if sinks is None else {"sinks": sinks}))
 
-    @jax.jit
-    def run(q, k, v, d_output, sinks):
-        found, vjp = jax.vjp(attend, q, k, v, sinks)
-        if not isinstance(found, tuple):
-            return Result(found, *vjp(d_output.astype(found.dtype)), None)
-        return Result(found[0], *vjp((d_output, d_output.sum(-1).astype(found[1].dtype))), found[1])
-
-    return run(*arrays, sinks)
+    found, vjp = jax.vjp(attend, q, k, v, sinks)
+    if not isinstance(found, tuple):
+        return Result(found, *vjp(d_output.astype(found.dtype)), None)
+    return Result(found[0], *vjp((d_output, d_output.sum(-1).astype(found[1].dtype))), found[1])
 
 
 def exact(
@@ -110,7 +116,8 @@ def exact(
         labels = [TokenLabels(*(jnp.asarray(x, jnp.int32) for x in pair)) for pair in (query, key)]
         dropout = Dropout.from_key(dropout_rate, dropout_key, jnp.int32(0), jnp.int32(0))
         rows, heads = jnp.arange(len(q)), jnp.arange(q.shape[2])[None]
-        kept = np.asarray(dropout.factors(HopMask(mask, *labels), rows, heads) > 0) / (1 - dropout_rate)
+        factors = jax.jit(Dropout.factors)(dropout, HopMask(mask, *labels), rows, heads)
+        kept = (np.asarray(factors) > 0) / (1 - dropout_rate)
     output = np.einsum("bnts,bsnh->btnh", weights * kept, v)
     d_total = (d_output.sum(-1) * return_logsumexp - (output * d_output).sum(-1)).swapaxes(1, 2)
     d_weights = kept * np.einsum("btnh,bsnh->bnts", d_output, v) + d_total[..., None]

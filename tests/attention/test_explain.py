@@ -8,7 +8,6 @@ import pytest
 
 from agentic_ring.attention import STRATEGIES, MaskSpec, attention, plan
 from agentic_ring.attention.explain import explain
-from agentic_ring.attention.inputs import AttentionOptions
 from agentic_ring.mesh import MeshShape, make_mesh
 
 
@@ -20,8 +19,7 @@ def arrays(batch=1, tokens=32768, heads=8, key_heads=None, head_dim=128, dtype="
 
 def explained(shape=MeshShape(ring=8), **options):
     sizes = {name: options.pop(name) for name in tuple(options) if name in arrays.__code__.co_varnames}
-    segments = options.pop("segments", False)
-    return explain(*arrays(**sizes), AttentionOptions(**options), mesh=make_mesh(shape), segments=segments)
+    return explain(*arrays(**sizes), mesh=make_mesh(shape), **options)
 
 
 def tiles(**options) -> list[str]:

@@ -4,7 +4,7 @@ Each docstring names the thread and the symptom; docs/notebook.md says what each
 planted here, and experiments/results/attention_known_bugs.csv what it gives for `ringattention` 0.1.2.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import pytest
 
 from agentic_ring.attention import MaskSpec, attention
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
-from tests.attention.oracle import Result, differentiated, errors, exact, random_arrays
+from tests.attention.oracle import differentiated, errors, exact, random_arrays
 
 PADDING = -1
 LENGTH, RING, TILE = 64, 4, 8
@@ -24,14 +24,14 @@ def row(tokens: int = LENGTH, heads: int = 2) -> list[np.ndarray]:
     return random_arrays((1, tokens, heads, 8), (1, tokens, heads, 8), seed=tokens)
 
 
-def ours(arrays, ring=RING, strategy="ring", **options) -> Result:
-    mesh = mesh_on_first_devices(MeshShape(ring=ring))
-    return differentiated(partial(attention, mesh=mesh, strategy=strategy), arrays, **options)
+@cache
+def attend_on(ring=RING, strategy="ring") -> partial:
+    return partial(attention, mesh=mesh_on_first_devices(MeshShape(ring=ring)), strategy=strategy)
 
 
 def assert_exact(arrays, ring=RING, strategy="ring", **options) -> None:
-    found = errors(ours(arrays, ring, strategy, **options), exact(arrays, **options))
-    assert max(found.values()) < 1e-5
+    result = differentiated(attend_on(ring, strategy), arrays, **options)
+    assert max(errors(result, exact(arrays, **options)).values()) < 1e-5
 
 
 def test_packing_ignored_or_bound_to_the_ring():
@@ -61,7 +61,7 @@ def test_merge_overflows():
     q, k, *others = row()
     levels = np.repeat(np.array([0, 250, -250, 500], np.float32), LENGTH // RING)[:, None, None]
     arrays = [np.full_like(q, 8**-0.25), k + levels * 8**-0.25, *others]
-    assert errors(ours(arrays), exact(arrays))["output"] < 1e-4
+    assert errors(differentiated(attend_on(), arrays), exact(arrays))["output"] < 1e-4
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ulysses"])
@@ -78,9 +78,10 @@ def test_sinks_or_window_dropped(strategy):
 def test_error_grows_with_the_ring():
     """zhuzilin/ring-flash-attention#42, OpenRLHF/OpenRLHF#801: each hop rounds its result to bfloat16."""
     arrays = [jnp.asarray(x, jnp.bfloat16) for x in row()]
+    expected = exact(arrays)[:4]
 
     def deviations(ring: int) -> np.ndarray:
-        pairs = zip(ours(arrays, ring)[:4], exact(arrays)[:4], strict=True)
+        pairs = zip(differentiated(attend_on(ring), arrays)[:4], expected, strict=True)
         return np.array([np.linalg.norm(np.asarray(got, np.float64) - want) for got, want in pairs])
 
     assert (deviations(8) / deviations(1)).max() < 1.1
@@ -105,16 +106,14 @@ def test_decoding_on_a_ring():
 
 def test_reruns_differ():
     """SandAI-org/MagiAttention#65: sums in an order that changes from run to run."""
-    attend = partial(attention, mesh=mesh_on_first_devices(MeshShape(ring=RING)), strategy="ring")
-    run = jax.jit(partial(differentiated, attend))
-    first, second = run(row()), run(row())
+    first, second = (differentiated(attend_on(), row()) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 def test_empty_rows_leak():
     """Found in `ringattention` 0.1.2: masks are a finite number, so a row without keys weighs all alike."""
     segments = jnp.where(jnp.arange(LENGTH) < 11, PADDING, 0)[None]
-    assert not np.asarray(ours(row(), segment_ids=segments).output)[0, :11].any()
+    assert not np.asarray(attend_on()(*row()[:3], segment_ids=segments))[0, :11].any()
 
 
 def test_dropout_repeats_over_devices_or_differs_in_the_backward():
@@ -128,7 +127,7 @@ def test_dropout_repeats_over_devices_or_differs_in_the_backward():
     zeros = np.zeros((1, tokens, 1, tokens), np.float32)
     unit = np.eye(tokens, dtype=np.float32)[None, :, None]
     options = {"mask": MaskSpec(causal=False), "dropout_rate": 0.5, "dropout_key": jax.random.key(7)}
-    result = ours([zeros, zeros, unit, unit], **options)
+    result = differentiated(attend_on(), [zeros, zeros, unit, unit], **options)
     kept = np.asarray(result.output[0, :, 0]) > 0
     tiles = kept.reshape(RING, TILE, RING, TILE).swapaxes(1, 2).reshape(RING**2, -1)
     assert len(np.unique(tiles, axis=0)) == RING**2

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.attention import MaskSpec, latent_attention, reference_attention
+from agentic_ring.attention import MaskSpec, latent_attention
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
+from tests.attention.oracle import exact
 
 B, T, N, R, H, P, V = 2, 64, 4, 12, 8, 4, 6
 SEGMENTS = np.repeat([0, 1, 2, -1], [20, 30, 10, 4])[None]
@@ -20,17 +21,17 @@ GENERATOR = np.random.default_rng(0)
 ARRAYS = [GENERATOR.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def written_out(q, latent, rotated, key_weight, value_weight, **options):
-    keys = jnp.einsum("bsr,rnh->bsnh", latent, key_weight)
-    shared = jnp.broadcast_to(rotated[:, :, None], (*keys.shape[:3], P))
-    values = jnp.einsum("bsr,rnh->bsnh", latent, value_weight)
-    return reference_attention(q, jnp.concatenate((keys, shared), -1), values, **options)
-
-
-def differentiated(function, *arrays, **options):
-    """The output, and the gradients of queries, latents, rotated keys and both weights."""
-    output, vjp = jax.vjp(jax.jit(partial(function, **options)), *arrays[:-1])
-    return output, *vjp(jnp.asarray(arrays[-1]))
+def expected(**options) -> list[np.ndarray]:
+    """The output and the gradients in float64, with keys and values written out."""
+    q, latent, rotated, key_weight, value_weight, d_output = (x.astype(np.float64) for x in ARRAYS)
+    keys, values = (np.einsum("bsr,rnh->bsnh", latent, weight) for weight in (key_weight, value_weight))
+    shared = np.broadcast_to(rotated[:, :, None], (*keys.shape[:3], P))
+    found = exact([q, np.concatenate((keys, shared), -1), values, d_output], **options)
+    dk, d_rotated = found.dk[..., :H], found.dk[..., H:].sum(2)
+    pairs = (dk, key_weight), (found.dv, value_weight)
+    d_latent = sum(np.einsum("bsnh,rnh->bsr", d_x, weight) for d_x, weight in pairs)
+    weights = (np.einsum("bsr,bsnh->rnh", latent, d_x) for d_x, _ in pairs)
+    return [found.output, found.dq, d_latent, d_rotated, *weights]
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,16 @@ def differentiated(function, *arrays, **options):
 )
 def test_equals_attention_to_the_expanded_keys(shape, strategy, options, masks):
     """In float64."""
-    mesh = mesh_on_first_devices(shape)
-    got = differentiated(latent_attention, *ARRAYS, mesh=mesh, strategy=strategy, **options, **masks)
-    with jax.enable_x64(True):
-        expected = differentiated(written_out, *(np.asarray(x, np.float64) for x in ARRAYS), **masks)
-    for found, x in zip(got, map(np.asarray, expected), strict=True):
+    attend = partial(
+        latent_attention, mesh=mesh_on_first_devices(shape), strategy=strategy, **options, **masks
+    )
+
+    @jax.jit
+    def differentiated(*arrays):
+        output, vjp = jax.vjp(attend, *arrays[:-1])
+        return output, *vjp(arrays[-1])
+
+    for found, x in zip(differentiated(*ARRAYS), expected(**masks), strict=True):
         assert np.abs(np.asarray(found, np.float64) - x).max() < 1e-5 * np.abs(x).max()
 
 

@@ -34,8 +34,13 @@ def test_a_shared_prefix_is_as_good_as_a_copy_in_every_row():
     q, k, v, d_output = random_arrays((3, 16, 4, 8), (3, 16, 2, 8))
     _, prefix_k, prefix_v, _ = random_arrays((1, 24, 2, 8), (1, 24, 2, 8), seed=1)
     attend = partial(attention_with_prefix, mesh=mesh_on_first_devices(MeshShape(ring=4)))
-    output, vjp = jax.vjp(jax.jit(attend), q, k, v, prefix_k[0], prefix_v[0])
-    dq, dk, dv, *d_prefix = vjp(jnp.asarray(d_output))
+
+    @jax.jit
+    def differentiated(d_output, *arrays):
+        output, vjp = jax.vjp(attend, *arrays)
+        return output, *vjp(d_output)
+
+    output, dq, dk, dv, *d_prefix = differentiated(d_output, q, k, v, prefix_k[0], prefix_v[0])
     copied = (np.concatenate((p.repeat(3, 0), x), axis=1) for p, x in ((prefix_k, k), (prefix_v, v)))
     expected = exact([q, *copied, d_output], positions=(24 + PLACES, np.arange(40)[None]))
     np.testing.assert_allclose(output, expected.output, rtol=2e-5, atol=2e-6)
@@ -51,6 +56,7 @@ def test_slopes_of_the_paper():
     np.testing.assert_allclose(alibi_slopes(12)[8:], 0.5 ** np.array([0.5, 1.5, 2.5, 3.5]), rtol=1e-6)
 
 
+join = jax.jit(merge)
 EMPTY = SoftmaxState(jnp.zeros((1, 1, 1, 2)), jnp.full((1, 1, 1), -jnp.inf))
 
 
@@ -77,9 +83,9 @@ def test_merging_pieces_gives_the_whole(seed, sizes, spread):
     merged = EMPTY
     for start, end in zip(ends - sizes, ends, strict=True):
         piece = state(scores[start:end], values[start:end])
-        empty = merge(EMPTY, piece), merge(piece, EMPTY)
+        empty = join(EMPTY, piece), join(piece, EMPTY)
         jax.tree.map(np.testing.assert_array_equal, empty, (piece, piece))
-        merged = merge(merged, piece)
+        merged = join(merged, piece)
     whole = state(scores, values)
     np.testing.assert_allclose(merged.logsumexp, whole.logsumexp, rtol=1e-6, atol=1e-6)
     # The difference of two float32 logsumexps errs by their size times 2**-24.

@@ -159,7 +159,7 @@ def test_exit_statuses_that_queue_the_job_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_was_stopped_and_lost_a_process_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
-    cluster, steps = Cluster(tmp_path), 40
+    cluster, steps = Cluster(tmp_path), 24
     store = random_store(tmp_path / "store.h5", [12] * 6)
     whole, disturbed, one = (tmp_path / name for name in ("whole", "disturbed", "one"))
 
@@ -169,7 +169,7 @@ def test_a_job_that_was_stopped_and_lost_a_process_ends_with_the_weights_of_an_u
         return cluster.start(number, restarts, *worker_command(store, folder, **flags))
 
     first = start(disturbed)
-    await_rows(disturbed, 5, first)
+    await_rows(disturbed, 3, first)
     os.kill(int(cluster.pids.read_text().split()[1]), signal.SIGTERM)
     status, requested, _, printed = cluster.ended(first)
     assert (status, requested) == (EXIT_STOPPED, f"requeue {os.getpid()}\n"), printed
@@ -180,7 +180,7 @@ def test_a_job_that_was_stopped_and_lost_a_process_ends_with_the_weights_of_an_u
     assert sorted(messages(printed)) == sorted(said)
 
     second = start(disturbed, restarts=1)
-    await_rows(disturbed, rows + 5, second)
+    await_rows(disturbed, rows + 3, second)
     os.kill(int(cluster.pids.read_text().split()[1]), signal.SIGKILL)
     status, requested, _, printed = cluster.ended(second)
     assert (status, requested) == (128 + signal.SIGKILL, f"requeue {os.getpid() + 1}\n"), printed

@@ -151,7 +151,7 @@ class CachedLayer:
 
 def cache_specs(rules: ShardingRules, dtype: CacheDtype, layers: int) -> KVCache:
     """The PartitionSpec of every array of a cache, in a cache's place."""
-    layer, filled, calls = _layer_specs(rules, dtype == "int8"), rules.spec("sequence"), PartitionSpec()
+    layer, filled, calls = layer_specs(rules, dtype == "int8"), rules.spec("sequence"), PartitionSpec()
     return KVCache((layer.keys,) * layers, (layer.values,) * layers, layer.positions, filled, calls)  # pyright: ignore[reportArgumentType]
 
 
@@ -161,12 +161,8 @@ def specs_of(cache: KVCache, rules: ShardingRules) -> KVCache:
     return cache_specs(rules, dtype, len(cache.keys))
 
 
-def layer_specs(layer: CachedLayer, rules: ShardingRules) -> CachedLayer:
-    """The PartitionSpec of every array of one layer of a cache."""
-    return _layer_specs(rules, layer.keys.scales is not None)
-
-
-def _layer_specs(rules: ShardingRules, scaled: bool) -> CachedLayer:
+def layer_specs(rules: ShardingRules, scaled: bool) -> CachedLayer:
+    """The PartitionSpec of every array of one layer of a cache, with scales or without."""
     numbers: Any = rules.spec("batch", "heads", "sequence", None)
     scales: Any = rules.spec("batch", "heads", "sequence") if scaled else None
     slots: Any = rules.spec("batch", "sequence")

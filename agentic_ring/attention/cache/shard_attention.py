@@ -30,7 +30,7 @@ from agentic_ring.attention.kernels.interface import (
     only_rows,
 )
 from agentic_ring.attention.kernels.registry import hardware_kernels, log_once, select_kernel
-from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels, both_labels
+from agentic_ring.attention.mask import HopMask, MaskSpec, TokenLabels
 from agentic_ring.attention.ring.collectives import vary_alike
 from agentic_ring.attention.scores import Scores, soft_capped
 from agentic_ring.errors import ArgumentError
@@ -72,13 +72,12 @@ class CachedAttentionInputs:
         """The PartitionSpec of every array in its place; ``tokens`` is the logical axis of the new tokens."""
         entries: Any = rules.spec("batch", tokens, "heads", None)
         positions: Any = rules.spec("batch", tokens)
-        prefix = None
+        past, prefix = layer_specs(rules, self.past.keys.scales is not None), None
         if self.prefix is not None:
             shared = len(self.prefix.positions) == 1
-            prefix = layer_specs(self.prefix, replace(rules, batch=()) if shared else rules)
-        return CachedAttentionInputs(
-            entries, entries, entries, positions, layer_specs(self.past, rules), prefix
-        )
+            scaled = self.prefix.keys.scales is not None
+            prefix = layer_specs(replace(rules, batch=()) if shared else rules, scaled)
+        return CachedAttentionInputs(entries, entries, entries, positions, past, prefix)
 
 
 def attend_to_shard(
@@ -230,10 +229,8 @@ def attend_to_earlier_keys(tile: Tile, kernel: str) -> SoftmaxState:
 
     It is right for any positions. The name of a ``kernel`` to try may be "auto".
     """
-    query, key = both_labels(tile.mask.query.positions, tile.mask.key.positions)
-    bounds = tile.mask.key.bounds()
-    low, high = both_labels(bounds.position_low, bounds.position_high)
-    after, before = query >= high[:, None], query < low[:, None]
+    query, key, bounds = tile.mask.query.positions, tile.mask.key.positions, tile.mask.key.bounds()
+    after, before = query >= bounds.position_high[:, None], query < bounds.position_low[:, None]
     lengths = (key >= 0).sum(-1)
     at_the_end = (key >= 0) == (jnp.arange(key.shape[1]) < lengths[:, None])
     mask = HopMask(MaskSpec(causal=False), TokenLabels(), TokenLabels(), key_lengths=lengths)
@@ -245,7 +242,7 @@ def attend_to_own_keys(tile: Tile, kernel: str) -> SoftmaxState:
 
     It is right for any positions.
     """
-    positions, _ = both_labels(tile.mask.query.positions, tile.mask.key.positions)
+    positions = tile.mask.query.positions
     this, following = positions[:, :-1], positions[:, 1:]
     in_order = (following < 0) | ((this >= 0) & (this < following))
     mask = HopMask(_CAUSAL, TokenLabels(), TokenLabels())

@@ -29,7 +29,6 @@ class CudnnKernel:
     """
 
     def forward(self, tile: Tile) -> SoftmaxState:
-        """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)
@@ -45,7 +44,6 @@ class CudnnKernel:
         return state if mask.key_lengths is None else only_rows(state, mask.key_lengths[:, None] > 0)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
-        """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         library = _library()
         _refuse(library, tile)

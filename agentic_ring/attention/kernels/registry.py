@@ -88,11 +88,9 @@ class FirstThatServes:
     candidates: tuple[tuple[str, Kernel], ...]
 
     def forward(self, tile: Tile) -> SoftmaxState:
-        """See ``Kernel.forward``."""
         return self._first("forward", tile)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
-        """See ``Kernel.backward``."""
         return self._first("backward", tile, saved)
 
     def _first(self, direction: str, *arguments: Any) -> Any:

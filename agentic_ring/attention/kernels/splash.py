@@ -66,7 +66,6 @@ class SplashKernel:
     """Run in Pallas' interpreter, on any platform and slowly."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
-        """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
         mask = mask.with_segments(q.shape[1], k.shape[1])
@@ -98,7 +97,6 @@ class SplashKernel:
         return SoftmaxState(*_heads_first(output, logsumexp))
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
-        """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         library, band = _library(), _band_tile(tile)
         mask = mask.with_segments(q.shape[1], k.shape[1])

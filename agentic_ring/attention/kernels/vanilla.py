@@ -18,7 +18,6 @@ class VanillaKernel:
     """See ``Kernel``; serves every case whose score matrix fits."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
-        """See ``Kernel.forward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
         masked = _masked(scores.from_products(_products(q, k)), mask, scores)
@@ -32,7 +31,6 @@ class VanillaKernel:
         return SoftmaxState(output.reshape(*q.shape[:3], -1), logsumexp.reshape(q.shape[:3]))
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
-        """See ``Kernel.backward``."""
         q, k, v, mask, scores = tile
         mask = mask.placed(q.shape[1], k.shape[1])
         rows = (saved.total, saved.delta)

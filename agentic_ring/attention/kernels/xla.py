@@ -160,7 +160,6 @@ class XlaKernel:
     only as many as make ``MAX_CHUNK`` x ``MAX_CHUNK`` scores, which stay in the cache of a CPU's core."""
 
     def forward(self, tile: Tile) -> SoftmaxState:
-        """See ``Kernel.forward``."""
         grid, parts = self._grid(tile)
         if parts.number == 1:
             return _forward(tile, grid)
@@ -172,7 +171,6 @@ class XlaKernel:
         return parts.loop(lambda number: _forward(parts.tile(tile, number), grid), whole)
 
     def backward(self, tile: Tile, saved: Saved) -> Gradients:
-        """See ``Kernel.backward``."""
         grid, parts = self._grid(tile)
         if parts.number == 1:
             return _backward(tile, saved, grid)

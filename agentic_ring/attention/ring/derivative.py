@@ -69,10 +69,10 @@ def _all_blocks_forward(
 # Under jax.checkpoint, so that masks, which depend on no input, are not computed ahead and kept as residuals.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _forward(route: Route, inputs: AttentionInputs, scores: Scores) -> SoftmaxState:
-    queries = _queries(inputs)
-    state = route.transport.forward(
-        Block(join_pair(inputs.k, inputs.v), inputs.key),
-        lambda state, block, origin: route.hop.forward(state, queries, block, origin, scores),
+    queries, block = _queries(inputs), Block(join_pair(inputs.k, inputs.v), inputs.key)
+    state, _ = route.transport.visit_blocks(
+        block,
+        lambda state, _, block, origin: (route.hop.forward(state, queries, block, origin, scores), None),
     )
     return state if inputs.sinks is None else with_sinks(state, inputs.sinks)
 
@@ -84,7 +84,7 @@ def _all_blocks_backward(
     k, v, sinks = inputs.k, inputs.v, inputs.sinks
     d_logsumexp = d_state.logsumexp if route.logsumexp else None
     queries, saved = _queries(inputs), Saved.of(*state, d_state.output, d_logsumexp)
-    sums, d_block = route.transport.backward(
+    sums, d_block = route.transport.visit_blocks(
         Block(join_pair(k, v), inputs.key),
         lambda sums, d_block, block, origin: route.hop.backward(
             sums, d_block, queries, saved, block, origin, scores

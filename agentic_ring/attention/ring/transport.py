@@ -1,7 +1,8 @@
 """Transport of key blocks between the devices of a ring, and of their gradients back to the owner.
 
 A transport is given one device's block and a function for one hop, and calls the function once for
-each block that the queries may attend to. Each call adds to what the calls before it have found.
+each block that the queries may attend to. Each call adds to what the calls before it have found. Forward
+and backward travel alike; in the forward there is no gradient of a block.
 
 * The permute that fetches the next block is issued before the compute of this hop, on which it
   does not depend, and never inside a conditional: a device that skipped it would stall the ring.
@@ -19,33 +20,25 @@ import jax
 import jax.numpy as jnp
 
 from agentic_ring.attention.inputs import Schedule
-from agentic_ring.attention.kernels.interface import SoftmaxState
 from agentic_ring.attention.mask import TokenLabels
 from agentic_ring.attention.ring.collectives import RingAxis
-from agentic_ring.attention.ring.hop import Block, Origin, Sums
+from agentic_ring.attention.ring.hop import Block, Origin
 
-Attend = Callable[[SoftmaxState | None, Block, Origin], SoftmaxState]
-"""One hop of the forward: the state, None for that of no block, with one more block."""
-Differentiate = Callable[[Sums | None, jax.Array | None, Block, Origin], tuple[Sums, jax.Array]]
-"""One hop of the backward: the sums and the gradient of a block's ``keys_values``, both float32 and None for
-0, with what this device's queries add to them."""
+Found = tuple[Any, Any]
+"""What the hops so far have found, each None before the first: the state of the softmax, or in a backward the
+``Sums``; and in a backward the gradient of a block's ``keys_values``, float32."""
+Visit = Callable[[Any, Any, Block, Origin], Found]
+"""One hop: what was found, with what this device's queries find in one more block."""
 
 
 class Transport(Protocol):
     """Brings blocks of keys to a device's queries; see the module."""
 
-    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
-        """``state`` with attention to the blocks of all devices, given this device's."""
-        ...
+    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
+        """What is found in the blocks of all devices, given this device's ``block``.
 
-    def backward(
-        self,
-        block: Block,
-        differentiate: Differentiate,
-        sums: Sums | None = None,
-        d_block: jax.Array | None = None,
-    ) -> tuple[Sums, jax.Array]:
-        """The sums and the gradient of this device's block, with those of all pairs of devices added."""
+        The gradient is that of this device's block, from the queries of all devices.
+        """
         ...
 
 
@@ -64,22 +57,7 @@ class Ring:
     """"bidirectional" sends half of each block each way round, which uses both directions of every link: half
     the time where transfers are what a hop waits for."""
 
-    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
-        """See ``Transport``."""
-        # As the backward, with no gradient to travel along.
-        return self._go_round(block, lambda state, _, *hop: (attend(state, *hop), None), state, None)[0]
-
-    def backward(
-        self,
-        block: Block,
-        differentiate: Differentiate,
-        sums: Sums | None = None,
-        d_block: jax.Array | None = None,
-    ) -> tuple[Sums, jax.Array]:
-        """See ``Transport``."""
-        return self._go_round(block, differentiate, sums, d_block)
-
-    def _go_round(self, block: Block, visit: Callable, sums: Any, d_block: Any) -> Any:
+    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
         size, index = self.axis.size, self.axis.index()
         own = Origin(index, index, distance=0)
         if size == 1:
@@ -157,40 +135,18 @@ class DoubleRing:
     inner: Ring
     """A run of neighbours, on fast links."""
 
-    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
-        """See ``Transport``."""
-        return self.outer.forward(
-            block,
-            lambda state, block, group: self.inner.forward(block, self._within(group, attend), state),
-            state,
-        )
-
-    def backward(
-        self,
-        block: Block,
-        differentiate: Differentiate,
-        sums: Sums | None = None,
-        d_block: jax.Array | None = None,
-    ) -> tuple[Sums, jax.Array]:
-        """See ``Transport``."""
-        return self.outer.backward(
-            block,
-            lambda sums, d_block, block, group: self.inner.backward(
-                block, self._within(group, differentiate), sums, d_block
-            ),
-            sums,
-            d_block,
-        )
-
-    def _within(self, group: Origin, function: Callable) -> Callable:
-        """The function, told the origin in the whole ring and not in the inner one."""
+    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
         size = self.inner.axis.size
 
-        def whole(place: Origin) -> Origin:
-            own = 0 if group.own and place.own else None
-            return Origin(group.here * size + place.here, group.source * size + place.source, own)
+        def visit_group(sums: Any, d_block: Any, block: Block, group: Origin) -> Found:
+            def visit_place(sums: Any, d_block: Any, block: Block, place: Origin) -> Found:
+                own = 0 if group.own and place.own else None
+                origin = Origin(group.here * size + place.here, group.source * size + place.source, own)
+                return visit(sums, d_block, block, origin)
 
-        return lambda *arguments: function(*arguments[:-1], whole(arguments[-1]))
+            return self.inner.visit_blocks(block, visit_place, sums, d_block)
+
+        return self.outer.visit_blocks(block, visit_group, sums, d_block)
 
 
 @dataclass(frozen=True)
@@ -204,35 +160,15 @@ class Neighbours:
     before: int
     after: int
 
-    @property
-    def _distances(self) -> tuple[int, ...]:
-        return (*range(1, self.before + 1), *range(-1, -self.after - 1, -1))
-
-    def _origin(self, distance: int) -> Origin:
+    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
         index = self.axis.index()
-        return Origin(index, (index - distance) % self.axis.size, distance)
-
-    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
-        """See ``Transport``."""
-        blocks = [(self.axis.shift(block, distance), self._origin(distance)) for distance in self._distances]
-        state = attend(state, block, self._origin(0))
-        for fetched, origin in blocks:
-            state = attend(state, fetched, origin)
-        return state
-
-    def backward(
-        self,
-        block: Block,
-        differentiate: Differentiate,
-        sums: Sums | None = None,
-        d_block: jax.Array | None = None,
-    ) -> tuple[Sums, jax.Array]:
-        """See ``Transport``."""
-        blocks = [(self.axis.shift(block, distance), distance) for distance in self._distances]
-        sums, d_own = differentiate(sums, d_block, block, self._origin(0))
+        distances = (*range(1, self.before + 1), *range(-1, -self.after - 1, -1))
+        blocks = [(self.axis.shift(block, distance), distance) for distance in distances]
+        sums, d_own = visit(sums, d_block, block, Origin(index, index, distance=0))
         for fetched, distance in blocks:
-            sums, d_fetched = differentiate(sums, None, fetched, self._origin(distance))
-            d_own += self.axis.shift(d_fetched, -distance)
+            origin = Origin(index, (index - distance) % self.axis.size, distance)
+            sums, d_fetched = visit(sums, None, fetched, origin)
+            d_own = jax.tree.map(jnp.add, d_own, self.axis.shift(d_fetched, -distance))
         return sums, d_own
 
 
@@ -246,38 +182,22 @@ class AllGather:
 
     axis: RingAxis
 
-    def forward(self, block: Block, attend: Attend, state: SoftmaxState | None = None) -> SoftmaxState:
-        """See ``Transport``."""
+    def visit_blocks(self, block: Block, visit: Visit, sums: Any = None, d_block: Any = None) -> Found:
         index = self.axis.index()
         blocks = self.axis.all_gather(block)
 
-        def hop(state: SoftmaxState, number: jax.Array) -> tuple[SoftmaxState, None]:
-            source = (index - number) % self.axis.size
-            fetched = jax.tree.map(lambda x: x[source], blocks)
-            return attend(state, fetched, Origin(index, source)), None
+        def put(d_blocks: Any, source: Any, d_block: Any) -> Any:
+            return jax.tree.map(lambda x, part: x.at[source].set(part), d_blocks, d_block)
 
-        state = attend(state, block, Origin(index, index, distance=0))
-        return jax.lax.scan(hop, state, jnp.arange(1, self.axis.size))[0]
-
-    def backward(
-        self,
-        block: Block,
-        differentiate: Differentiate,
-        sums: Sums | None = None,
-        d_block: jax.Array | None = None,
-    ) -> tuple[Sums, jax.Array]:
-        """See ``Transport``."""
-        index = self.axis.index()
-        blocks = self.axis.all_gather(block)
-
-        def hop(carry: tuple[Sums, jax.Array], number: jax.Array) -> tuple[tuple, None]:
+        def hop(carry: Found, number: jax.Array) -> tuple[Found, None]:
             sums, d_blocks = carry
             source = (index - number) % self.axis.size
             fetched = jax.tree.map(lambda x: x[source], blocks)
-            sums, d_fetched = differentiate(sums, None, fetched, Origin(index, source))
-            return (sums, d_blocks.at[source].set(d_fetched)), None
+            sums, d_fetched = visit(sums, None, fetched, Origin(index, source))
+            return (sums, put(d_blocks, source, d_fetched)), None
 
-        sums, d_block = differentiate(sums, d_block, block, Origin(index, index, distance=0))
-        d_blocks = jnp.zeros_like(blocks.keys_values, d_block.dtype).at[index].set(d_block)
-        (sums, d_blocks), _ = jax.lax.scan(hop, (sums, d_blocks), jnp.arange(1, self.axis.size))
-        return sums, self.axis.sum_scatter(d_blocks)
+        sums, d_block = visit(sums, d_block, block, Origin(index, index, distance=0))
+        d_blocks = jax.tree.map(lambda x: jnp.zeros_like(blocks.keys_values, x.dtype), d_block)
+        carry = sums, put(d_blocks, index, d_block)
+        (sums, d_blocks), _ = jax.lax.scan(hop, carry, jnp.arange(1, self.axis.size))
+        return sums, jax.tree.map(self.axis.sum_scatter, d_blocks)

@@ -90,7 +90,8 @@ def test_memory_of_a_prefix_does_not_grow_with_the_rows_that_share_it():
 def check_shard(dtype: str, arrays, positions, key_positions, mask=CAUSAL, bound=4e-6):
     """Compares attention to a shard with that to what it stores, in float64, and returns the state."""
     query, *pair = arrays
-    stored = [store_like(jnp.asarray(x).swapaxes(1, 2), empty(x.shape, dtype)) for x in pair]
+    store = jax.jit(lambda x: store_like(x, empty(x.shape, dtype)))
+    stored = [store(x.swapaxes(1, 2)) for x in pair]
     run = jax.jit(partial(attend_to_shard, mask=mask, scores=Scores(scale=0.5, soft_cap=3.0)))
     shard = CachedLayer(*stored, jnp.asarray(key_positions))
     state = run(jnp.asarray(query), jnp.asarray(positions), shard)
@@ -227,11 +228,12 @@ def test_dtypes_that_no_cache_has_are_refused():
     with jax.enable_x64(True):
         query, key, value = (jnp.asarray(x, "float64") for x in tokens(1, 8))
         positions, cache = jnp.arange(8, dtype=jnp.int32)[None], make_cache(1, 64, 1)
+        inputs = CachedAttentionInputs(query, key, value, positions, cache.layer(0))
         with pytest.raises(ArgumentError, match="queries of a cache are float64"):
-            attend_new_tokens(CachedAttentionInputs(query, key, value, positions, cache.layer(0)), RULES)
+            jax.eval_shape(partial(attend_new_tokens, rules=RULES), inputs)
         for store in (append, append_blocks):
             with pytest.raises(ArgumentError, match="keys and values are float64"):
-                store(cache, key[None], value[None], positions, RULES)
+                jax.eval_shape(partial(store, rules=RULES), cache, key[None], value[None], positions)
 
 
 # What stores tokens, and how many a ring of 2 with 8 slots each takes at most in a call.

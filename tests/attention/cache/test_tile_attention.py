@@ -58,7 +58,7 @@ def prefill(ring: int, positions: np.ndarray, first: int, kernel="auto", **optio
     ("ring", "heads", "prefix"),
     [
         (1, (2, 1), 0),
-        (2, (8, 1), 0),
+        (2, (4, 1), 0),
         pytest.param(2, (2, 2), 0, marks=pytest.mark.slow),
         pytest.param(2, (8, 1), 512, marks=pytest.mark.slow),
     ],

@@ -29,8 +29,16 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", ["full", "causal, keys ahead", "window, queries ahead", "window both ways"])
-def test_masks(name):
+@pytest.mark.parametrize(
+    ("name", "heads", "soft_cap"),
+    [
+        ("full", (2, 1), None),
+        ("causal, keys ahead", (3, 1), 2.0),
+        ("window, queries ahead", (2, 1), None),
+        ("window both ways", (2, 1), None),
+    ],
+)
+def test_masks(name, heads, soft_cap):
     spec, offset = MASKS[name]
     query = key = TokenLabels()
     if name in ("full", "causal, keys ahead"):
@@ -38,7 +46,7 @@ def test_masks(name):
         ids[0, -60:] = -1
         ids[1, :5] = -1
         query, key = TokenLabels(None, jnp.asarray(ids[:, :256])), TokenLabels(None, jnp.asarray(ids))
-    check(KERNEL, HopMask(spec, query, key, offset), *arrays(256, 384))
+    check(KERNEL, HopMask(spec, query, key, offset), *arrays(256, 384, heads), soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -51,10 +59,6 @@ def test_the_band_of_a_mask(name):
     if spec.window is not None:
         allowed = allowed & (abs(ahead) < spec.window)
     np.testing.assert_array_equal((distance >= band[0]) & (distance <= band[1]), allowed)
-
-
-def test_heads_share_keys_under_a_soft_cap():
-    check(KERNEL, unlabelled(), *arrays(128, 128, (3, 1)), soft_cap=2.0)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +87,13 @@ def test_two_tiles_make_the_whole():
         Tile(q, k[:, part], v[:, part], unlabelled(offset=100 - part.start), Scores(SCALE))
         for part in (slice(0, 256), slice(256, 512))
     ]
-    state = merge(*map(KERNEL.forward, tiles))
-    (dq, *first), (more_dq, *second) = (KERNEL.backward(tile, Saved.of(*state, d_output)) for tile in tiles)
+
+    @jax.jit
+    def run(tiles, d_output):
+        state = merge(*map(KERNEL.forward, tiles))
+        return state, [KERNEL.backward(tile, Saved.of(*state, d_output)) for tile in tiles]
+
+    state, ((dq, *first), (more_dq, *second)) = run(tiles, d_output)
     joined = [np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)]
     for actual, wanted in zip(state, (expected.output, expected.logsumexp), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """What the ring does: the tiles of its hops, how often it permutes, and how much memory it takes."""
 
+from collections import defaultdict
 from functools import partial
 from typing import NamedTuple
 
@@ -9,14 +10,11 @@ import numpy as np
 import pytest
 
 from agentic_ring.attention import LAYOUTS, SCHEDULES, MaskSpec, attention, order, padded_length
-from agentic_ring.attention.kernels import registry
-from agentic_ring.attention.kernels.xla import XlaKernel
+from agentic_ring.attention.explain import explain
 from agentic_ring.errors import ArgumentError
 from agentic_ring.mesh import MeshShape, mesh_on_first_devices
 from tests.attention.oracle import exact, random_arrays
 from tests.compiled_schedule import Permutes, permutes
-
-pytestmark = pytest.mark.usefixtures("full_compiler")
 
 TOKENS, HEADS, HEAD_DIM = 16, 2, 16  # tokens of a device
 
@@ -37,51 +35,32 @@ class Hop(NamedTuple):
     """Whether positions or segment ids are compared."""
 
 
-@pytest.fixture
-def hops(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Hop]]:
-    """What the kernel named "recorded" was traced with, by direction."""
-    found: dict[str, list[Hop]] = {"forward": [], "backward": []}
-
-    class Recorded(XlaKernel):
-        def forward(self, tile):
-            return self.record("forward", tile)
-
-        def backward(self, tile, saved):
-            return self.record("backward", tile, saved)
-
-        def record(self, direction, tile, *saved):
-            q, k, _, mask, _ = tile
-            labels = mask.query.positions is not None or mask.query.segment_ids is not None
-            found[direction].append(Hop(q.shape[1], k.shape[1], mask.spec.causal, mask.offset, labels))
-            return getattr(super(), direction)(tile, *saved)
-
-    monkeypatch.setitem(registry._KERNELS, "recorded", Recorded)
+def hops(ring: int, tokens=TOKENS, heads=HEADS, strategy="ring", **options) -> dict[str, list[Hop]]:
+    """The different calls of the kernel by direction, in their order, with so many tokens per device."""
+    x, found = jax.ShapeDtypeStruct((2, ring * tokens, heads, HEAD_DIM), jnp.float32), defaultdict(list)
+    mesh = mesh_on_first_devices(MeshShape(ring=ring))
+    for call in explain(x, x, x, mesh=mesh, strategy=strategy, **options).calls:
+        q, k, _, mask, _ = call.arguments[0]
+        labels = mask.query.positions is not None or mask.query.segment_ids is not None
+        found[call.direction].append(Hop(q.shape[1], k.shape[1], mask.spec.causal, mask.offset, labels))
     return found
-
-
-def lower_gradient(ring: int, **options) -> jax.stages.Lowered:
-    x = abstract(ring, 2, ring * TOKENS, HEADS, HEAD_DIM)
-
-    def attend(q, k, v):
-        mesh = x.sharding.mesh
-        return attention(q, k, v, mesh=mesh, strategy="ring", kernel="recorded", **options).sum()
-
-    return jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x)
 
 
 OWN, HALF = Hop(TOKENS, TOKENS, True), TOKENS // 2
 
 
-def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(hops):
+def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device():
     """A device's own block has the diagonal; every other hop is two full quarters and no condition.
 
     One program runs on all devices, so without a conditional none can do less than another.
     """
-    compiled = lower_gradient(8).compile()
-    for calls in hops.values():
-        assert set(calls) == {OWN, Hop(HALF, HALF, False)}
-        assert calls[0] == OWN
-    assert " conditional(" not in compiled.as_text()
+    assert all(calls == [OWN, Hop(HALF, HALF, False)] for calls in hops(8).values())
+    x = abstract(8, 2, 8 * TOKENS, HEADS, HEAD_DIM)
+    attend = partial(attention, mesh=x.sharding.mesh, strategy="ring")
+    text = jax.jit(jax.grad(lambda *a: attend(*a).sum(), (0, 1, 2))).lower(x, x, x).as_text()
+    assert "stablehlo.while" in text
+    assert "stablehlo.case" not in text
+    assert "stablehlo.if" not in text
 
 
 @pytest.mark.parametrize(
@@ -91,9 +70,8 @@ def test_every_hop_of_a_causal_zigzag_ring_is_the_same_work_on_every_device(hops
         ({"layout": "contiguous"}, Hop(TOKENS, TOKENS, False)),  # whole blocks or none
     ],
 )
-def test_hops_of_other_rings(hops, options, other):
-    lower_gradient(4, **options)
-    assert set(hops["forward"]) == set(hops["backward"]) == {OWN, other}
+def test_hops_of_other_rings(options, other):
+    assert all(calls == [OWN, other] for calls in hops(4, **options).values())
 
 
 @pytest.mark.parametrize(
@@ -106,9 +84,9 @@ def test_hops_of_other_rings(hops, options, other):
         (MaskSpec(causal=False, window=3), [0, 1, -1]),
     ],
 )
-def test_a_window_visits_only_blocks_in_its_reach(hops, mask: MaskSpec, distances: list[int]):
-    lower_gradient(8, mask=mask)
-    assert [hop.offset for hop in hops["forward"]] == [TOKENS * distance for distance in distances]
+def test_a_window_visits_only_blocks_in_its_reach(mask: MaskSpec, distances: list[int]):
+    offsets = [TOKENS * distance for distance in distances]
+    assert all([hop.offset for hop in calls] == offsets for calls in hops(8, mask=mask).values())
 
 
 @pytest.mark.parametrize(
@@ -118,18 +96,19 @@ def test_a_window_visits_only_blocks_in_its_reach(hops, mask: MaskSpec, distance
         ("ulysses", "zigzag", "unidirectional"),
     ],
 )
-def test_a_permuted_sequence_of_the_padded_length(hops, strategy, layout, schedule):
+def test_a_permuted_sequence_of_the_padded_length(strategy, layout, schedule):
     """What a model uses that permutes once at its input. Positions are compared in stripes only."""
     length = padded_length(41, 8, layout, schedule=schedule)
     assert length == (64 if schedule == "bidirectional" else 48)
     arrays, places = random_arrays((1, length, 8, 8), (1, length, 8, 8)), order(layout, length, 8)
-    options = {"mesh": mesh_on_first_devices(MeshShape(ring=8)), "strategy": strategy, "schedule": schedule}
-    options |= {"layout": layout, "permuted": True, "kernel": "recorded"}
-    got = attention(*(x[:, places] for x in arrays[:3]), **options)
+    options = {"strategy": strategy, "schedule": schedule, "layout": layout, "permuted": True}
+    attend = partial(attention, mesh=mesh_on_first_devices(MeshShape(ring=8)), **options)
+    got = attend(*(x[:, places] for x in arrays[:3]))
     np.testing.assert_allclose(got, exact(arrays).output[:, places], rtol=2e-5, atol=2e-6)
-    assert any(hop.labels for hop in hops["forward"]) == ("striped" in layout)
+    calls = hops(8, length // 8, heads=8, **options)["forward"]
+    assert any(hop.labels for hop in calls) == ("striped" in layout)
     with pytest.raises(ArgumentError, match=f"pad them to {length}"):
-        attention(*(x[:, :41] for x in arrays[:3]), **options)
+        attend(*(x[:, :41] for x in arrays[:3]))
 
 
 @pytest.mark.parametrize(("ring", "causal"), [(1, True), (8, True), (4, False)])
@@ -146,14 +125,13 @@ def test_forward_makes_one_hop_less_than_the_ring(ring: int, causal: bool):
 
 
 def test_backward_returns_gradients_in_as_many_hops_as_the_ring():
-    """K and V travel P - 1 times again, their gradients P times."""
+    """K and V travel P - 1 times again, but for the forward's first time, and their gradients P times."""
     ring = 8
     x = abstract(ring, 1, ring * 32, HEADS, HEAD_DIM)
-    ones = jnp.ones(x.shape, device=x.sharding)
     attend = partial(attention, mesh=x.sharding.mesh, strategy="ring", layout="contiguous")
-    output, vjp = jax.vjp(jax.jit(attend), ones, ones, ones)
-    found = permutes(jax.jit(vjp).lower(output).compile().as_text())
-    assert found == Permutes(floats=2 * ring - 1, integers=0, conditional=0)
+    gradient = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v).sum(), (0, 1, 2)))
+    found = permutes(gradient.lower(x, x, x).compile().as_text())
+    assert found == Permutes(floats=ring - 1 + 2 * ring - 1 - 1, integers=0, conditional=0)
 
 
 @pytest.mark.parametrize("mask", ["segments", pytest.param("causal", marks=pytest.mark.slow)])
