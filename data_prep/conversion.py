@@ -24,11 +24,10 @@ from agentic_ring.data.store import (
     StoreDescription,
     TrajectoryStore,
     data_root,
-    merge_stores,
     store_path,
     write_store,
 )
-from agentic_ring.data.trajectories import is_held
+from agentic_ring.data.trajectories import detect_action_repeat, is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
 from agentic_ring.files.run_folder import only_writer
 from agentic_ring.terminal.cli import optional_flag
@@ -147,7 +146,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
             raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
         total = sum(store.num_episodes for store in stores)
         if total > before:
-            merge_stores(path, description, stores)
+            write_store(path, description, (each for store in stores for each in store.episodes()))
         for part in parts.glob("*.h5"):
             part.unlink()
     return ConversionSummary(path, total, total - before, tuple(skipped))
@@ -211,7 +210,7 @@ class _EpisodeReader:
             self._relabeller.check_physics(episode)
             rewards = self._relabeller.rewards(episode)
             if label is None:
-                repeat = episode.action_repeat
+                repeat = detect_action_repeat(episode.action[1:])
                 return StoredEpisode(episode, rewards, self._collector, repeat, source.name)
             # Saturated actions hide the action repeat, so the label's counts, if the actions agree with it.
             if not is_held(episode.action[1:], label.action_repeat):
