@@ -93,14 +93,14 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     monkeypatch.setattr(pipeline, "train", begin)
     longer = LaunchOptions(output=tmp_path / "longer", ring=2)
     with pytest.raises(Interruption) as begun:
-        run_main(longer, data=data, start=run, num_trajectories=5)
+        run_main(longer, data=data, start=run, num_trajectories=4)
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], weights)
     config = load_config(tmp_path / "longer")
     optimizer = presets.PRESETS["demo"].optimizer
     assert config.training.optimizer.learning_rate == 0.1 * optimizer.learning_rate
     assert optimizer.muon_learning_rate is not None
     assert config.training.optimizer.muon_learning_rate == 0.1 * optimizer.muon_learning_rate
-    assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (5, 3)
+    assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (4, 2)
     assert config.start == str(run)
 
     # With weights that do not fit nothing is begun; a dry run says so too.
