@@ -24,11 +24,10 @@ from agentic_ring.data.store import (
     StoreDescription,
     TrajectoryStore,
     data_root,
-    merge_stores,
     store_path,
     write_store,
 )
-from agentic_ring.data.trajectories import is_held
+from agentic_ring.data.trajectories import detect_action_repeat, is_held
 from agentic_ring.errors import ConfigError, DataError, StoreError, UnknownNameError, check_at_least_one
 from agentic_ring.files.run_folder import only_writer
 from agentic_ring.provenance import usable_cores
@@ -148,7 +147,7 @@ def convert(config: ConvertConfig) -> ConversionSummary:
             raise DataError(f"none of the {len(skipped)} files in {where} is valid: {reasons}")
         total = sum(store.num_episodes for store in stores)
         if total > before:
-            merge_stores(path, description, stores)
+            write_store(path, description, (each for store in stores for each in store.episodes()))
         for part in parts.glob("*.h5"):
             part.unlink()
     return ConversionSummary(path, total, total - before, tuple(skipped))
@@ -209,12 +208,13 @@ class _EpisodeReader:
         try:
             episode = read_episode(file, self._domain)
             self._relabeller.check_physics(episode)
-            algorithm, action_repeat = self._collector, episode.action_repeat
             if label := file.label:
                 # Saturated actions hide the action repeat, so the label's counts, if the actions agree.
                 algorithm, action_repeat = label.algorithm, label.action_repeat
                 if not is_held(episode.action[1:], action_repeat):
                     return f"its actions change more often than its label's action repeat, {action_repeat}"
+            else:
+                algorithm, action_repeat = self._collector, detect_action_repeat(episode.action[1:])
             rewards = self._relabeller.rewards(episode)
             return StoredEpisode(episode, rewards, algorithm, action_repeat, file.source)
         except DataError as error:

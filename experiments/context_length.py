@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import rich
-from jax.sharding import Mesh
 
 from agentic_ring.data.domains import parse_task
 from agentic_ring.device_memory import check_memory
@@ -123,20 +122,14 @@ def write_curve(directory: Path, settings: ContextLengthConfig, points: Sequence
     plot_points(directory / "context_length.png", points)
 
 
-@dataclass(frozen=True)
 class TrainedRun:
-    """A run of the main job, to be rolled out after prompts; its ``config`` evaluates one trial."""
+    """A run of the main job, to be rolled out for one trial in so many environments after prompts."""
 
-    folder: Path
-    config: RunConfig
-    mesh: Mesh
-
-    @classmethod
-    def of(cls, folder: Path, environments: int, first_seed: int) -> "TrainedRun":
-        """The run in this folder, to be rolled out in this number of environments."""
+    def __init__(self, folder: Path, environments: int, first_seed: int):
         config = load_config(folder)
         evaluation = replace(config.evaluation, trials=1, environments=environments, first_seed=first_seed)
-        return cls(folder, replace(config, evaluation=evaluation), mesh_on_first_devices(config.mesh))
+        self.folder, self.mesh = folder, mesh_on_first_devices(config.mesh)
+        self.config = replace(config, evaluation=evaluation)
 
     def model_identity(self, checkpoint: Checkpoint) -> str:
         """Identifies the model by the digest of its configuration and the checkpoint's step."""
@@ -222,7 +215,7 @@ def main(
     if len(set(names)) < len(names):
         raise ConfigError(f"the runs {', '.join(names)} are told apart by name; give each once")
     simulate_cpu_devices()
-    runs = [TrainedRun.of(folder, environments, first_seed) for folder in run]
+    runs = [TrainedRun(folder, environments, first_seed) for folder in run]
     wanted = [(trained, count) for trained in runs for count in sorted(set(trajectories))]
     for trained, count in wanted:
         say(trained.describe(count))

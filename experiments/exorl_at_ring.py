@@ -20,7 +20,7 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Task, all_tasks, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.distributed import first_process_first
-from agentic_ring.files.run_folder import Stages
+from agentic_ring.files.run_folder import Stages, earlier_config
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.results.results_file import figure_table
@@ -115,9 +115,10 @@ def main(
     if num_trajectories is not None:
         chosen = chosen.with_trajectories(num_trajectories)
     if action_repeat is not None:
-        chosen = chosen.with_action_repeat(parsed.domain, action_repeat)
+        repeats = chosen.action_repeat | {parsed.domain.name: action_repeat}
+        chosen = replace(chosen, action_repeat=repeats)
     if updates is not None:
-        chosen = chosen.with_updates(updates)
+        chosen = replace(chosen, updates=updates)
     if start is not None:  # at the rates where training ended
         chosen = replace(chosen, optimizer=chosen.optimizer.scaled(chosen.optimizer.final_fraction))
     mesh = launch.mesh(name, chosen.transformer.layers)
@@ -127,7 +128,7 @@ def main(
 
     directory = launch.output or Path("runs") / f"{task}-{name}-seed{launch.seed}"
     stages = Stages()
-    earlier = launch.earlier(directory, RunConfig)
+    earlier = earlier_config(directory, RunConfig, launch.resume)
     batch_size = None if earlier is None else earlier.training.batch_size
     with live_table():
         with stages.stage("data"):

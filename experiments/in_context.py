@@ -25,7 +25,7 @@ from agentic_ring.files.run_folder import Stages, enter_directory, only_writer
 from agentic_ring.provenance import usable_cores
 from agentic_ring.terminal import cli
 from data_prep.explore import ExploreConfig, exploration_path, explore
-from experiments.common.cells import run_with_progress
+from experiments.common.cells import run_cells
 from experiments.hidden_tasks.report import all_returns, write_report
 from experiments.hidden_tasks.variants import (
     PRESETS,
@@ -138,7 +138,7 @@ def main(
         cells = prepare_cells(chosen, seeds, store_path, directory, pay)
         share = {"NPROC": str(max(1, usable_cores() // workers))}
         with stages.stage("variants"):
-            run_with_progress("variants", [*cells], directory, workers, share)
+            run_cells("variants", [*cells], directory, workers, share)
         returns = all_returns(cells, directory)
         verdict = judge(returns, family, pay)
         described = {**asdict(config), "seeds": seeds, "variants": [asdict(each) for each in chosen.variants]}

@@ -24,7 +24,7 @@ from agentic_ring.terminal import cli
 from data_prep.stores import prepare_store
 from evals.compile.machines import machine
 from experiments import paper
-from experiments.common.cells import run_with_progress
+from experiments.common.cells import run_cells
 from experiments.common.launch import default_preset
 from experiments.table5.cells import TableCell, chain_program, in_words, memory_cells, prepare_cell, run_cell
 from experiments.table5.methods import method_named
@@ -108,7 +108,7 @@ def main(
     with only_writer(folder):
         for each in cells:
             prepare_cell(each, chosen, stores[domains[each.task]], folder)
-        run_with_progress("cells", cells, folder, workers)
+        run_cells("cells", cells, folder, workers)
         found = {each: results for each in cells if (results := each.results(folder)) is not None}
         table = ReturnsTable(tuple(domains), columns, seeds, found)
         for each in write_table(folder, table, memory_cells(hardware, folder), hardware):

@@ -7,7 +7,7 @@ sequence that its own devices hold, already in the ring's layout.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -50,9 +50,8 @@ class ChainConfig:
     top_fraction: float = 0.2
     """See ``StratifiedSampler``."""
     loss_extent: Literal["all", "leaders"] = "leaders"
-    """Trajectories that bear loss: "leaders", the demonstrations, or "all" in which a policy acted. A poor
-    trajectory is relabelled to the same target as the demonstrations, so imitating it as well teaches the
-    model to act badly on purpose (measured in docs/notebook.md)."""
+    """Trajectories that bear loss: "leaders", the demonstrations, or "all" in which a policy acted. Imitating
+    poor trajectories, relabelled to the same target, teaches to act badly on purpose (docs/notebook.md)."""
     layout: Literal["zigzag", "contiguous"] = "zigzag"
     """Order of the steps over the ring."""
     seed: int = 0
@@ -90,8 +89,7 @@ class ChainLoader:
         fields: dict[str, np.ndarray] = {name: np.zeros(count, np.float32) for name in floats}
         fields["observation"] = np.zeros((count, domain.observation_dim), np.float32)
         fields["action"] = np.zeros((count, domain.action_dim), np.float32)
-        fields["timestep"] = np.zeros(count, np.int32)
-        fields["trajectory"] = np.zeros(count, np.int32)
+        fields |= {name: np.zeros(count, np.int32) for name in ("timestep", "trajectory")}
         fields["position"] = np.full(count, -1, np.int32)
         start = 0
         for index, episode in enumerate(plan.episodes):
@@ -127,21 +125,15 @@ class ChainLoader:
         }
 
 
-PlanT = TypeVar("PlanT", contravariant=True)
-
-
-class ChainReader(Protocol[PlanT]):
+class ChainReader(Protocol):
     """Reads chosen steps of planned chains; see ``ChainLoader`` for its attributes."""
 
     length: int
     layout: Layout
 
-    def load(self, plan: PlanT, columns: np.ndarray) -> dict[str, np.ndarray]:
+    def load(self, plan: Any, columns: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         ...
-
-
-Plan = TypeVar("Plan")
 
 
 class ChainPipeline(ShardedBatches):
@@ -153,8 +145,8 @@ class ChainPipeline(ShardedBatches):
 
     def __init__(
         self,
-        loader: ChainReader[Plan],
-        sampler: Callable[[int], Plan],
+        loader: ChainReader,
+        sampler: Callable[[int], Any],
         batch_size: int,
         mesh: Mesh,
         rules: ShardingRules = ShardingRules(),

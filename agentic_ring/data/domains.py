@@ -1,12 +1,11 @@
 """The table of domains and tasks, their environments, and ExoRL's flattening of observations.
 
 To add a domain or a task, enter it in ``DOMAINS`` and in ``PLANS`` of ``data_prep/collect.py``. Tasks that
-dm_control's suite lacks are in ``own_tasks/``, in a module named after the domain with ``load(task, seed)``.
+dm_control's suite lacks are in ``own_tasks/``, in a module named after the domain with ``make(task, seed)``.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Mapping
@@ -85,13 +84,12 @@ class Task:
         return f"{self.domain.name}_{self.name}"
 
 
-_TASKS = [Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
-_BY_FULL_NAME = {task.full_name: task for task in _TASKS}
+_TASKS = {f"{domain.name}_{name}": Task(domain, name) for domain in DOMAINS.values() for name in domain.tasks}
 
 
 def all_tasks() -> tuple[str, ...]:
     """Returns the full names of the tasks of all domains."""
-    return tuple(_BY_FULL_NAME)
+    return tuple(_TASKS)
 
 
 def domain_named(name: str) -> Domain:
@@ -110,16 +108,18 @@ def task_named(domain: Domain, name: str) -> Task:
 
 def parse_task(full_name: str) -> Task:
     """Returns the task with this full name, such as ``walker_run``; an ``UnknownNameError`` if none."""
-    if full_name not in _BY_FULL_NAME:
+    if full_name not in _TASKS:
         raise UnknownNameError("task", full_name, all_tasks())
-    return _BY_FULL_NAME[full_name]
+    return _TASKS[full_name]
 
 
 def load_environment(task: Task, seed: int) -> Environment:
     """Makes a new dm_control environment; ``seed`` determines its initial states."""
-    if task.name not in task.domain.own_tasks:
-        return suite_environment(task.domain.name, task.name, seed)
-    return importlib.import_module(f"agentic_ring.data.own_tasks.{task.domain.name}").load(task.name, seed)
+    if task.name in task.domain.own_tasks:
+        from agentic_ring.data.own_tasks import own_environment  # loads MuJoCo
+
+        return own_environment(task, seed)
+    return suite_environment(task.domain.name, task.name, seed)
 
 
 def suite_environment(domain: str, task: str, seed: int) -> Environment:

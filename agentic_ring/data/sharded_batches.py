@@ -4,7 +4,7 @@ A batch depends only on its number. So the iterator's state is that number, and 
 the next batch, on any mesh and with any number of processes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
 import jax
@@ -41,23 +41,16 @@ def block_at(index: tuple[slice, ...] | None, shape: tuple[int, int]) -> Block:
     return Block(*(range(*axis.indices(size)) for axis, size in zip(axes, shape, strict=True)))
 
 
-def held_columns(blocks: Iterable[Block]) -> dict[int, np.ndarray]:
-    """Returns the columns of each row that at least one block contains, in ascending order."""
-    parts: dict[int, list[range]] = {}
-    for block in blocks:
-        for row in block.rows:
-            parts.setdefault(row, []).append(block.columns)
-    return {row: np.unique(np.concatenate(columns)) for row, columns in parts.items()}
-
-
-def read_blocks(load: LoadRow, first_row: int, blocks: Iterable[Block]) -> Blocks:
+def read_blocks(load: LoadRow, first_row: int, blocks: Set[Block]) -> Blocks:
     """Reads the blocks of a batch; each row is loaded once, with all of its columns that some block contains.
 
     A process may hold scattered blocks: a ring that follows the links of a TPU's torus passes through a host,
-    leaves it, and comes back. ``first_row`` is the number of the batch's first row; the blocks are distinct.
+    leaves it, and comes back. ``first_row`` is the number of the batch's first row.
     """
-    blocks = list(blocks)
-    columns = held_columns(blocks)
+    columns = {
+        row: np.unique(np.concatenate([block.columns for block in blocks if row in block.rows]))
+        for row in sorted({row for block in blocks for row in block.rows})
+    }
     loaded = {row: load(first_row + row, places) for row, places in columns.items()}
 
     def part(name: str, row: int, wanted: range) -> np.ndarray:
@@ -113,8 +106,7 @@ class ShardedBatches:
 
     def _place(self, name: str, blocks: Blocks) -> jax.Array:
         inner = next(iter(blocks.values()))[name].shape[2:]
-        shape = (*self._shape, *inner)
-        axes = ("batch", "sequence", *(None,) * len(inner))
+        shape, axes = (*self._shape, *inner), ("batch", "sequence", *(None,) * len(inner))
         sharding = self._rules.sharding(self._mesh, shape, axes)
         return jax.make_array_from_callback(
             shape, sharding, lambda index: blocks[block_at(index, self._shape)][name]

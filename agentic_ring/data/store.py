@@ -19,7 +19,7 @@ modified: ``write_store`` writes a new one and renames it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -262,11 +262,6 @@ def write_store(path: Path, description: StoreDescription, episodes: Iterable[St
         for name, column in columns.items():
             file.create_dataset(f"episodes/{name}", data=column, chunks=True, fletcher32=True)
         return len(labels)
-
-
-def merge_stores(path: Path, description: StoreDescription, stores: Sequence[TrajectoryStore]) -> int:
-    """Writes the episodes of ``stores``, in that order, to one store at ``path``; see ``write_store``."""
-    return write_store(path, description, (episode for store in stores for episode in store.episodes()))
 
 
 def _growing(file: h5py.File, name: str, dtype: np.dtype, *row: int) -> h5py.Dataset:

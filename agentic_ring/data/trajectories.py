@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -78,11 +77,6 @@ class Episode:
         """T, the number of transitions."""
         return len(self.observation) - 1
 
-    @cached_property
-    def action_repeat(self) -> int:
-        """See ``detect_action_repeat``."""
-        return detect_action_repeat(self.action[1:])
-
 
 def episode_widths(domain: Domain) -> dict[str, int]:
     """Returns the number of columns of each array of an episode."""
@@ -97,19 +91,14 @@ def make_episode(arrays: Mapping[str, np.ndarray], domain: Domain) -> Episode:
       DataError: an array is missing, unknown, of another dtype, shape or length, not finite or out of range;
         the error names the first one and what was expected.
     """
-    missing = [name for name in EPISODE_DTYPES if name not in arrays]
-    unknown = [name for name in arrays if name not in EPISODE_DTYPES]
-    if missing or unknown:
-        raise DataError(
-            f"arrays are {sorted(arrays)}, expected {sorted(EPISODE_DTYPES)}"
-            f" (missing: {missing or 'none'}, unknown: {unknown or 'none'})"
-        )
+    if set(arrays) != set(EPISODE_DTYPES):
+        raise DataError(f"arrays are {sorted(arrays)}, expected {sorted(EPISODE_DTYPES)}")
     rows = arrays["observation"].shape[0] if arrays["observation"].ndim else 0
     for name, width in episode_widths(domain).items():
-        found, wanted = arrays[name], EPISODE_DTYPES[name]
-        if found.dtype != wanted or found.shape != (rows, width):
-            expected = f"{wanted} {(rows, width)} in domain {domain.name}"
-            raise DataError(f"{name} is {found.dtype} {found.shape}, expected {expected}")
+        found = f"{arrays[name].dtype} {arrays[name].shape}"
+        expected = f"{EPISODE_DTYPES[name]} {(rows, width)}"
+        if found != expected:
+            raise DataError(f"{name} is {found}, expected {expected} in domain {domain.name}")
     if not 2 <= rows <= domain.episode_steps + 1:
         raise DataError(
             f"the episode has length {max(rows - 1, 0)}; {domain.name} has 1 to {domain.episode_steps} steps"

@@ -54,12 +54,11 @@ class TransitionDataset:
         present = rows >= (last - self.timestep[last])[:, None]
         rows = np.where(present, rows, last[:, None])
 
-        def field(values: np.ndarray) -> np.ndarray:
-            mask = present.reshape(*present.shape, *(1,) * (values.ndim - 1))
-            return np.where(mask, values[rows], np.zeros((), values.dtype))
-
         names = "return_to_go", "observation", "action", "timestep"
-        windows = Windows(**{name: field(getattr(self, name)) for name in names}, present=present)
+        fields = {name: getattr(self, name)[rows] for name in names}
+        for values in fields.values():
+            values[~present] = 0
+        windows = Windows(**fields, present=present)
         weight = present.astype(np.float32)
         if loss_extent == "last":
             weight[:, :-1] = 0
@@ -141,4 +140,4 @@ class RandomBatches:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a state."""
-        self._number = int(state["batch"])
+        self._number = state["batch"]

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainLoader
-from agentic_ring.data.hindsight_chains import StratifiedSampler
+from agentic_ring.data.hindsight_chains import ChainPlan, StratifiedSampler
 from agentic_ring.data.store import TrajectoryStore
 from agentic_ring.errors import ConfigError
 from agentic_ring.inference.in_context_policy import ContextBytes, InContextPolicy
@@ -31,9 +31,8 @@ from agentic_ring.run import RunConfig
 from agentic_ring.terminal.progress import progress
 
 LONG_PROMPT = 8192
-"""Prompts of more tokens than this occupy all cores. With 16 walker environments, the demo's model and 2
-cores, two policies took 17 ms per decision after a prompt of 3,000 tokens, and one policy on both cores
-22 ms; after 31,000 tokens it was 73 and 48 ms."""
+"""Prompts of more tokens than this occupy all cores. Two policies, and one policy on both of 2 cores, took 17
+and 22 ms per decision after a prompt of 3,000 tokens, and 73 and 48 ms after 31,000 (walker, the demo)."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,7 @@ def read_prompt(store: TrajectoryStore, config: RunConfig, ring: int) -> ChainSt
     returns = store.returns(chains.task)
     below = np.flatnonzero(returns <= config.target)
     sampler = StratifiedSampler(returns[below], store.learnable[below], count, chains.top_fraction, seed)
-    plan = sampler(0, demonstrations=1)
-    plan = replace(plan, episodes=tuple(int(below[e]) for e in plan.episodes), target=config.target)
-    fields = loader.load(plan, slice(0, loader.length))
+    episodes = below[list(sampler(0, demonstrations=1).episodes)].tolist()
+    fields = loader.load(ChainPlan(tuple(episodes), config.target), slice(0, loader.length))
     steps: dict[str, Any] = {name: array[None] for name, array in fields.items() if name != "weight"}
     return ChainSteps(**steps)

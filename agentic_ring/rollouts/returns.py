@@ -31,7 +31,7 @@ from agentic_ring.models.model import Model, Params
 from agentic_ring.results.intervals import Interval, mean_interval
 from agentic_ring.results.results_file import Figure
 from agentic_ring.rollouts.policies import in_context_policies, without_context
-from agentic_ring.rollouts.trials import Cohort, PolicyWrapper, RandomPolicy, TrialPolicy, run_shown_trials
+from agentic_ring.rollouts.trials import Cohort, PolicyWrapper, RandomPolicy, TrialPolicy, run_trials
 from agentic_ring.run import EvaluationConfig, RunConfig
 
 CONTEXT_MARGIN = 0.05
@@ -63,7 +63,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class ReturnReport:
-    """Undiscounted returns of the model, and the returns that they are compared with."""
+    """Undiscounted returns of the model, and those that they are compared with."""
 
     trials: np.ndarray
     """float64 [E, trials], each with all earlier ones in context."""
@@ -168,7 +168,7 @@ def roll_out(
     recorded = RecordingPolicy(policies[0], environments[0])
     cohorts = list(map(Cohort, [recorded, *policies[1:]], environments))
     try:
-        returns = run_shown_trials(f"rolling out the {name}", cohorts, evaluation.trials, decisions)
+        returns = run_trials(f"rolling out the {name}", cohorts, evaluation.trials, decisions)
     finally:
         for each in environments:
             each.close()
@@ -181,36 +181,34 @@ class RecordingPolicy(PolicyWrapper[TrialPolicy]):
     def __init__(self, policy: TrialPolicy, environments: SyncVectorEnv):
         super().__init__(policy)
         self._environments = environments
-        self._trials: list[dict[str, list[np.ndarray]]] = []
+        self._trials = 0
+        self._record: dict[str, list[np.ndarray]] = {name: [] for name in Rollout.__dataclass_fields__}
         self._action: ArrayLike
 
     def begin_trial(self) -> None:
-        """Starts the record of a trial."""
-        self._trials.append({name: [] for name in Rollout.__dataclass_fields__})
+        """Counts the trials."""
+        self._trials += 1
         super().begin_trial()
 
     def act(self, observation: np.ndarray) -> ArrayLike:
         """The policy's actions float32 [E, A]."""
-        self._record("observation", observation[0])
-        self._record("physics", self._environments.call("physics_state")[0])
+        self._record["observation"].append(observation[0].copy())
+        self._record["physics"].append(self._environments.call("physics_state")[0])
         self._action = super().act(observation)
         return self._action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
         """Records the reward of the first environment and passes all rewards on; ``last`` ends the trial."""
-        self._record("action", np.asarray(self._action)[0])
-        self._record("reward", reward[0])
+        self._record["action"].append(np.asarray(self._action)[0].copy())
+        self._record["reward"].append(reward[0])
         if last:
-            self._record("physics", self._environments.call("physics_state")[0])
+            self._record["physics"].append(self._environments.call("physics_state")[0])
         super().receive(reward, last)
-
-    def _record(self, name: str, value: np.ndarray) -> None:
-        self._trials[-1][name].append(value.copy())
 
     def rollout(self) -> Rollout:
         """All trials so far; each must have ended."""
-        names = Rollout.__dataclass_fields__
-        return Rollout(**{name: np.array([trial[name] for trial in self._trials]) for name in names})
+        joined = {name: np.array(values) for name, values in self._record.items()}
+        return Rollout(**{name: x.reshape(self._trials, -1, *x.shape[1:]) for name, x in joined.items()})
 
 
 def write_record(directory: Path, record: EvaluationRecord) -> None:

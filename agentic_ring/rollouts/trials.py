@@ -10,7 +10,7 @@ are stepped, the policy of another may still compute its actions.
     cohort 1          step   act ........   step   act ....     act: on the devices of the policy
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -134,14 +134,12 @@ class Cohort:
         return reward, last
 
 
-def run_trials(
-    cohorts: Sequence[Cohort], trials: int, on_step: Callable[[int, int, float | None], None] | None = None
-) -> np.ndarray:
+def run_trials(label: str, cohorts: Sequence[Cohort], trials: int, decisions: int) -> np.ndarray:
     """Rolls out several trials in a row in all environments of cohorts that are stepped alternately.
 
     Args:
-      on_step: called with (trial, step, last return) after each step, to show progress: trial and step count
-        from 0, and the last return is the mean over the environments of the last whole trial, if any.
+      label: of the progress bar, which shows the mean return of the last whole trial.
+      decisions: length of a trial, for the progress bar.
 
     Returns:
       Undiscounted returns float64 [E, trials], with the environments of all cohorts concatenated.
@@ -152,33 +150,23 @@ def run_trials(
     """
     if trials < 1:
         raise ArgumentError(f"trials is {trials}; it must be at least 1")
-    returns = []
-    for trial in range(trials):
-        for cohort in cohorts:
-            cohort.begin(trial)
-        total, step, last = 0.0, 0, False
-        while not last:
-            rewards, ends = zip(*(cohort.step() for cohort in cohorts), strict=True)
-            total = total + np.concatenate(rewards)
-            last = any(ends)
-            if last and not all(ends):
-                raise ArgumentError(
-                    f"{sum(ends)} of {len(ends)} cohorts ended at step {step} of trial {trial}; trials in "
-                    "lock-step need a task whose episodes are equally long"
-                )
-            if on_step is not None:
-                finished = total if last else returns[-1] if returns else None
-                on_step(trial, step, None if finished is None else float(np.mean(finished)))
-            step += 1
-        returns.append(total)
-    return np.stack(returns, axis=1)
-
-
-def run_shown_trials(label: str, cohorts: Sequence[Cohort], trials: int, decisions: int) -> np.ndarray:
-    """``run_trials`` with a progress bar; ``decisions`` is the length of a trial."""
+    returns, mean = [], None
     with progress(label, trials * decisions) as advance:
-
-        def on_step(trial: int, step: int, last_return: float | None) -> None:
-            advance(trial * decisions + step + 1, f"trial {trial + 1}", last_return=last_return)
-
-        return run_trials(cohorts, trials, on_step)
+        for trial in range(trials):
+            for cohort in cohorts:
+                cohort.begin(trial)
+            total, step, last = 0.0, 0, False
+            while not last:
+                rewards, ends = zip(*(cohort.step() for cohort in cohorts), strict=True)
+                total = total + np.concatenate(rewards)
+                last = any(ends)
+                if last and not all(ends):
+                    raise ArgumentError(
+                        f"{sum(ends)} of {len(ends)} cohorts ended at step {step} of trial {trial}; trials "
+                        "in lock-step need a task whose episodes are equally long"
+                    )
+                step += 1
+                mean = float(np.mean(total)) if last else mean
+                advance(trial * decisions + step, f"trial {trial + 1}", last_return=mean)
+            returns.append(total)
+    return np.stack(returns, axis=1)

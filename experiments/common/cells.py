@@ -5,7 +5,7 @@ A cell is finished once its folder has a ``results.json``; a stopped one continu
 
 import os
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
@@ -33,7 +33,6 @@ class Cell(Protocol):
         ...
 
 
-AnyCell = TypeVar("AnyCell", bound=Cell)
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
@@ -44,39 +43,31 @@ def is_finished(cell: Cell, output: Path) -> bool:
 
 
 def run_cells(
-    cells: Sequence[AnyCell], output: Path, workers: int, environment: Mapping[str, str] | None = None
-) -> Generator[AnyCell, None, None]:
-    """Runs the unfinished cells in this order in a ``CellPool``; yields each finished one.
-
-    Raises:
-      CellFailedError: some cells failed; raised after all others have ended, it counts and names them and
-        their logs.
-    """
-    unfinished, failures = [cell for cell in cells if not is_finished(cell, output)], []
-    with CellPool(output, workers, environment=environment) as pool:
-        ended = pool.each(pool.run, unfinished)
-        yield from (cell for cell in cells if cell not in unfinished)
-        for cell, failure in ended:
-            if failure is None:
-                yield cell
-            else:
-                failures.append(failure)
-    if failures:
-        raise CellFailedError(f"{len(failures)} of {len(cells)} cells failed: {'; '.join(failures)}")
-
-
-def run_with_progress(
     title: str,
     cells: Sequence[Cell],
     output: Path,
     workers: int,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs the unfinished cells as ``run_cells`` does, and shows under ``title`` how many are finished."""
-    before = sum(is_finished(cell, output) for cell in cells)
-    with progress(title, len(cells), finished=before) as advance:
-        for done, cell in enumerate(run_cells(cells, output, workers, environment), start=1):
-            advance(done, str(cell))
+    """Runs the unfinished cells in this order in a ``CellPool``; shows under ``title`` how many are finished.
+
+    Raises:
+      CellFailedError: some cells failed; raised after all others have ended, it counts and names them and
+        their logs.
+    """
+    unfinished, failures = [cell for cell in cells if not is_finished(cell, output)], []
+    done = len(cells) - len(unfinished)
+    with (
+        progress(title, len(cells), finished=done) as advance,
+        CellPool(output, workers, environment=environment) as pool,
+    ):
+        for cell, failure in pool.each(pool.run, unfinished):
+            if failure is None:
+                advance(done := done + 1, str(cell))
+            else:
+                failures.append(failure)
+    if failures:
+        raise CellFailedError(f"{len(failures)} of {len(cells)} cells failed: {'; '.join(failures)}")
 
 
 class CellPool:

@@ -116,9 +116,10 @@ def train_on_store(
     measure: Measure | None = None,
 ) -> TrainState:
     """Trains the model of ``config``, from its newest checkpoint if there is one; see ``training.loop``."""
-    chains, training, start = config.chains, config.training, config.start
+    chains, training = config.chains, config.training
 
-    def weights(folder: Path) -> Params:
+    def start() -> Params:
+        folder = policy_folder(str(config.start))
         return load_params(folder, load_config(folder), mesh)[0]
 
     with (
@@ -138,7 +139,7 @@ def train_on_store(
             mesh,
             *outputs,
             tokens_per_place=TOKENS_PER_STEP,
-            start=None if start is None else lambda: weights(policy_folder(start)),
+            start=None if config.start is None else start,
             measure=measure,
         )
 
@@ -149,8 +150,7 @@ def all_figures(
     """Every figure of ``results.json``."""
     rows = read_metrics(directory / "metrics.jsonl")
     recent = [row["loss"] for row in rows[-max(1, len(rows) // 10) :]]
-    # The first rows of a session hold the compilation.
-    speed = np.median([row["tokens_per_second"] for row in rows])
+    speed = np.median([row["tokens_per_second"] for row in rows])  # the first rows hold the compilation
     return [
         *report.figures(paper_return),
         Figure.from_interval("loss/final", mean_interval(recent), "squared error"),

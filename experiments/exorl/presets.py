@@ -62,14 +62,6 @@ class Preset:
         trials = min(self.trials, count)
         return replace(self, trajectories=count, trials=trials, prompt_trajectories=count - trials)
 
-    def with_action_repeat(self, domain: Domain, steps: int) -> "Preset":
-        """The preset with decisions of ``steps`` control steps in this domain."""
-        return replace(self, action_repeat={**self.action_repeat, domain.name: steps})
-
-    def with_updates(self, count: int) -> "Preset":
-        """The preset with ``count`` updates; the learning-rate schedule spans all of them."""
-        return replace(self, updates=count)
-
     def training(
         self, decisions: int, mesh: Mesh, seed: int = 0, batch_size: int | None = None
     ) -> TrainConfig:

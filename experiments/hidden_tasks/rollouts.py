@@ -42,7 +42,7 @@ from agentic_ring.inference.sampling import Sampling
 from agentic_ring.models.agentic_transformer import AgenticTransformerConfig, ChainSteps
 from agentic_ring.models.model import Model, Params
 from agentic_ring.rollouts.policies import RolloutPlan, TrialWindowPolicy
-from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_shown_trials
+from agentic_ring.rollouts.trials import Cohort, RandomPolicy, TrialPolicy, ZeroRewardPolicy, run_trials
 from experiments.hidden_tasks.verdict import CORRUPTED, CUES, NOTHING, ONLINE, ORACLE, RIGHT_REWARDS, Case
 
 RANDOM = "random"
@@ -145,7 +145,7 @@ def case_returns(
         for number, policy in enumerate(acting)
     ]
     label = f"{case.condition}, K = {case.cues}, {case.region}"
-    return run_shown_trials(label, cohorts, trials, family.decisions)
+    return run_trials(label, cohorts, trials, family.decisions)
 
 
 def _policies(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from agentic_ring.data.chain_loader import ChainPipeline
 from agentic_ring.data.families.cue_chains import CueChainConfig, CueChains
@@ -57,8 +56,7 @@ class Variant:
     to approach from near misses.
 
     Attributes:
-      name: as in ``verdict``; one that differs from such a variant in a setting is named after both, such as
-        n4_one_cue, and compared with it.
+      name: as in ``verdict``; one with another setting is named after both, such as n4_one_cue.
       trials: number of trials n in a chain, and in context.
       first_trials: number of trials in a chain of the first stage; None is ``trials``.
       first_cues: numbers of cues in the first stage; None is ``cues``.
@@ -96,12 +94,8 @@ class Preset:
     """Number of explored trials, where the data folder has none."""
     ranking: RankingConfig = field(default_factory=RankingConfig)
     """How explored trials are ranked for each goal."""
-    tasks: int = 32
-    """Number of tasks of each rollout."""
-    trials: int = 128
-    """Number of trials in a row in each task."""
-    measured: int = 16
-    """Number of trials after a stored context."""
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    """Size of the rollouts; each training seed has tasks of its own."""
 
     def model(self, family: Family) -> AgenticTransformerConfig:
         """The configuration of the model, the same for all variants."""
@@ -171,7 +165,7 @@ PRESETS = {
         seeds=3,
         tokens=28_000_000,
         checkpoint_every=250,
-        tasks=128,
+        rollouts=RolloutConfig(tasks=128),
     ),
 }
 TASK_SEEDS = 10_000
@@ -230,25 +224,20 @@ def resolve_variant(
 ) -> VariantConfig:
     """Everything that decides the result of a variant; ``scaling`` is that of the store."""
     family = store.family
-    kinds = (
-        (variant.first_trials or variant.trials, FIRST_SHARE, variant.first_cues or variant.cues, 0.0),
-        (variant.trials, 1 - FIRST_SHARE, variant.cues, CueChainConfig.graded),
+    last = CueChainConfig(
+        family.name,
+        variant.trials,
+        variant.cues,
+        misleading=variant.misleading,
+        shows_goal=variant.shows_goal,
+        reward_kind=reward_kind,
+        seed=2 * seed + 1,
     )
+    trials, cues = variant.first_trials or variant.trials, variant.first_cues or variant.cues
+    first = replace(last, trials=trials, cues=cues, graded=0.0, seed=2 * seed)
     stages = tuple(
-        VariantStage(
-            CueChainConfig(
-                family.name,
-                trials,
-                cues,
-                graded=graded,
-                misleading=variant.misleading,
-                shows_goal=variant.shows_goal,
-                reward_kind=reward_kind,
-                seed=len(kinds) * seed + number,
-            ),
-            preset.training(trials, share, family, seed),
-        )
-        for number, (trials, share, cues, graded) in enumerate(kinds)
+        VariantStage(chains, preset.training(chains.trials, share, family, seed))
+        for chains, share in ((first, FIRST_SHARE), (last, 1 - FIRST_SHARE))
     )
     return VariantConfig(
         variant=variant.name,
@@ -258,35 +247,33 @@ def resolve_variant(
         scaling=scaling,
         model=preset.model(family),
         stages=stages,
-        evaluation=RolloutConfig(preset.tasks, TASK_SEEDS * (seed + 1), preset.trials, preset.measured),
+        evaluation=replace(preset.rollouts, first_seed=TASK_SEEDS * (seed + 1)),
     )
 
 
 def train_variant(config: VariantConfig, directory: Path) -> TrainedModel:
     """Trains a variant on one device in its stages, from the newest checkpoint if there is one."""
-    mesh = make_mesh(MeshShape(ring=1), jax.devices()[:1])
-    params = train_stages(directory, len(config.stages), partial(_train_stage, config, mesh))
-    return TrainedModel(Model(config.model), params, mesh, config.scaling, config.stages[-1].chains)
+    mesh, model = make_mesh(MeshShape(ring=1), jax.devices()[:1]), Model(config.model)
 
+    def train_stage(number: int, folder: Path, params: Params | None) -> Params:
+        stage = config.stages[number]
+        say(f"stage {number + 1} of {len(config.stages)}: chains of {stage.chains.trials} trials")
+        with training_outputs(folder, config) as outputs, ExplorationStore.open(config.store) as store:
+            ranked = rank_trials(store, config.ranking)
+            chains = CueChains(store, ranked, stage.chains, config.scaling, ring=1)
+            return train(
+                stage.training,
+                model,
+                action_loss,
+                ChainPipeline(chains, chains.plan, stage.training.batch_size, mesh),
+                mesh,
+                *outputs,
+                tokens_per_place=config.model.tokens_per_step,
+                start=None if params is None else lambda: params,
+            ).params
 
-def _train_stage(
-    config: VariantConfig, mesh: Mesh, number: int, folder: Path, params: Params | None
-) -> Params:
-    stage, model = config.stages[number], Model(config.model)
-    say(f"stage {number + 1} of {len(config.stages)}: chains of {stage.chains.trials} trials")
-    with training_outputs(folder, config) as outputs, ExplorationStore.open(config.store) as store:
-        ranked = rank_trials(store, config.ranking)
-        chains = CueChains(store, ranked, stage.chains, config.scaling, mesh.shape["ring"])
-        return train(
-            stage.training,
-            model,
-            action_loss,
-            ChainPipeline(chains, chains.plan, stage.training.batch_size, mesh),
-            mesh,
-            *outputs,
-            tokens_per_place=config.model.tokens_per_step,
-            start=None if params is None else lambda: params,
-        ).params
+    params = train_stages(directory, len(config.stages), train_stage)
+    return TrainedModel(model, params, mesh, config.scaling, config.stages[-1].chains)
 
 
 def run_cell(cell: VariantCell, output: Path) -> None:

@@ -12,6 +12,7 @@ unseen regions.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,23 +57,20 @@ class NotMeasuredError(LookupError):
 class Bound:
     """What an interval must satisfy: a value from ``least`` to ``most``, and a lower bound above ``low``."""
 
-    least: float | None = None
+    least: float = -inf
     low: float | None = None
-    most: float | None = None
+    most: float = inf
 
     def met(self, found: Interval) -> bool:
         """Whether ``found`` satisfies it; an interval without bounds satisfies no ``low``."""
-        return (
-            (self.least is None or found.value >= self.least)
-            and (self.low is None or (found.low is not None and found.low > self.low))
-            and (self.most is None or found.value <= self.most)
-        )
+        certain = self.low is None or (found.low is not None and found.low > self.low)
+        return certain and self.least <= found.value <= self.most
 
     def __str__(self) -> str:
         if self == _ABOVE_ZERO:
             return "above 0"
         parts = (("at least", self.least), ("lower bound above", self.low), ("at most", self.most))
-        return ", ".join(f"{words} {number:g}" for words, number in parts if number is not None)
+        return ", ".join(f"{words} {number:g}" for words, number in parts if number not in (None, -inf, inf))
 
 
 _ABOVE_ZERO = Bound(least=float(np.nextafter(0.0, 1.0)))
@@ -161,7 +159,6 @@ def _value(value: Any, n: int) -> Interval:
 
 
 def _distance(cues: int, returns: Returns) -> Interval:
-    """Size of the gain over n = 32, whichever sign it has."""
     gain = _gain("n32", cues)(returns)
     return _value(abs(gain.value), gain.n)
 
@@ -263,19 +260,18 @@ class Verdict:
         columns = "target", "found", "required", "aim", "result"
         table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for check in self.checks:
-            target, aim_met = check.target, " (met)" if check.aim_met else ""
-            found, aim = _in_words(check.found), f"{target.aim}{aim_met}"
+            target, found = check.target, _in_words(check.found)
+            aim = f"{target.aim}{' (met)' if check.aim_met else ''}"
             table.add_row(target.name, found, str(target.required), aim, check.result)
         return table
 
     def figures(self) -> list[Figure]:
         """Each measured target, and whether it is met as 1 or 0."""
         figures = []
-        for check in self.checks:
-            if check.found is not None:
-                name = f"target/{check.target.name}"
-                figures.append(Figure.from_interval(name, check.found, "score"))
-                figures.append(Figure(f"{name}/met", float(check.met), "1 = yes"))
+        for target, found, met, _ in self.checks:
+            if found is not None:
+                figures.append(Figure.from_interval(f"target/{target.name}", found, "score"))
+                figures.append(Figure(f"target/{target.name}/met", float(met), "1 = yes"))
         return [*figures, Figure("target/all_met", float(self.claimed), "1 = yes")]
 
 

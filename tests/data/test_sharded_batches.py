@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from agentic_ring.data.sharded_batches import Block, block_at, held_columns, read_blocks
+from agentic_ring.data.sharded_batches import block_at, read_blocks
 
 
 @pytest.mark.parametrize(("processes", "rings"), [("00100111", 1), ("01100011", 2), ("01230312", 1)])
@@ -33,10 +33,3 @@ def test_a_process_reads_what_it_holds_and_nothing_else(processes, rings):
         held = [(8 + row, column) for block in blocks for row in block.rows for column in block.columns]
         assert sorted((number, column) for number, chosen in reads for column in chosen) == sorted(held)
         assert len({number for number, _ in reads}) == len(reads), "a row was loaded twice"
-
-
-def test_copies_of_a_block_are_held_once():
-    block = Block(range(2), range(4, 8))
-    held = held_columns([block, block, Block(range(1), range(2))])
-    expected = {0: [0, 1, 4, 5, 6, 7], 1: [4, 5, 6, 7]}
-    assert {row: columns.tolist() for row, columns in held.items()} == expected

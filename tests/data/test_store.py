@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_ring.data.sealed_hdf5 import HEADER_BYTES, seal
-from agentic_ring.data.store import STORE, StoreDescription, TrajectoryStore, merge_stores, write_store
+from agentic_ring.data.store import STORE, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.errors import ArgumentError, StoreError, UnknownNameError
 from tests.data.synthetic import DOMAIN, TASKS, random_episode
 
@@ -73,7 +74,8 @@ def test_merging_keeps_every_episode_in_order(tmp_path):
     for i, episodes in enumerate(sets):
         write_store(tmp_path / f"{i}.h5", DESCRIPTION, episodes)
     with TrajectoryStore.open(tmp_path / "0.h5") as one, TrajectoryStore.open(tmp_path / "1.h5") as other:
-        merge_stores(tmp_path / "0.h5", DESCRIPTION, [one, other])  # in place of one of its own sources
+        both = chain(one.episodes(), other.episodes())
+        write_store(tmp_path / "0.h5", DESCRIPTION, both)  # in place of one of its own sources
     with TrajectoryStore.open(tmp_path / "0.h5") as merged:
         merged.verify()
         for stored, expected in zip(merged.episodes(), sets[0] + sets[1], strict=True):
@@ -203,7 +205,7 @@ path = Path(sys.argv[1]) / "store.h5"
 write_store(path, DESCRIPTION, random_episodes([3, 4]))
 before = path.read_bytes()
 try:
-    write_store(path, DESCRIPTION, random_episodes([1000] * 600))
+    write_store(path, DESCRIPTION, (random_episodes([1000], prefix=f"{n}-")[0] for n in range(600)))
 except OSError as error:
     print("refused", error)
 assert path.read_bytes() == before

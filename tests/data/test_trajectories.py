@@ -24,7 +24,7 @@ def arrays(length=6):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("pixels", lambda _: np.zeros(3), "unknown: .'pixels'"),
+        ("pixels", lambda _: np.zeros(3), r"arrays are .*'pixels'.* expected .'action', 'discount'"),
         ("physics", lambda a: a.astype(np.float32), "physics is float32 .* expected float64"),
         ("physics", lambda a: np.zeros((7, 18)), r"physics is .* \(7, 18\).*cartpole"),
         ("reward", lambda a: a[:, 0], r"reward is float32 \(7,\), expected float32 \(7, 1\)"),
@@ -48,7 +48,7 @@ def test_missing_arrays_and_episodes_without_a_step_are_named():
         with pytest.raises(DataError, match="length 0"):
             make_episode({name: array[:rows] for name, array in contents.items()}, DOMAIN)
     del contents["physics"]
-    with pytest.raises(DataError, match=r"missing: .'physics'"):
+    with pytest.raises(DataError, match=r"arrays are .'action'.*'reward'\], expected .*'physics'"):
         make_episode(contents, DOMAIN)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.models.transformer_config import TransformerConfig
-from data_prep.collect import CollectConfig, collect
-from data_prep.episode_files import LABELS_FILE, SETTINGS_FILE
+from data_prep.episode_files import collector_folder, write_episode
 from evals.compile.machines import CompilerMissingError, machine
+from experiments.common.cells import is_finished
+from tests.data_prep.exploration import uniform_episodes
 from tests.evals.conftest import small_run as small_run
 
 TINY: dict[str, Any] = {
@@ -20,20 +22,17 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def data(request, tmp_path_factory) -> Path:
-    """Twelve episodes, really explored, put where ExoRL's rnd data would lie.
+    """Four episodes of random actions where ExoRL's rnd data would lie.
 
     The module's ``DOMAIN`` names their domain and the control steps for which actions are held.
     """
     folder = tmp_path_factory.mktemp("data")
     domain, action_repeat = request.module.DOMAIN
-    collect(
-        CollectConfig(domain=domain, collector="ou", episodes=12, action_repeat=action_repeat, output=folder)
-    )
-    own = folder / "exorl" / domain / "mini_ou"
-    # Ours says that its actions are noise, which nothing imitates.
-    for name in (LABELS_FILE, SETTINGS_FILE):
-        (own / name).unlink()
-    own.rename(own.with_name("rnd"))
+    buffer = collector_folder(folder, domain, "rnd") / "buffer"
+    buffer.mkdir(parents=True)
+    episodes = uniform_episodes(DOMAINS[domain], DOMAINS[domain].tasks[:1] * 4, action_repeat)
+    for number, episode in enumerate(episodes):
+        write_episode(buffer, number, episode)
     return folder
 
 
@@ -42,14 +41,14 @@ def cells_run(monkeypatch) -> list[Any]:
     """The cells that ran: in this process, as others would not see a small preset."""
     ran = []
 
-    def run_here(cells, output, workers, environment):
+    def run_here(title, cells, output, *_):
         for cell in cells:
-            if not (cell.folder(output) / "results.json").exists():
+            if not is_finished(cell, output):
                 import_module(type(cell).__module__).run_cell(cell, output)
                 ran.append(cell)
-            yield cell
 
-    monkeypatch.setattr("experiments.common.cells.run_cells", run_here)
+    for script in ("in_context", "table5_exorl"):
+        monkeypatch.setattr(f"experiments.{script}.run_cells", run_here)
     return ran
 
 

@@ -38,26 +38,20 @@ class ScriptCell:
 
 def test_a_cell_that_fails_is_named_after_the_others_and_finished_ones_are_kept(tmp_path):
     cells = [ScriptCell("bad", FAIL), ScriptCell("good", FINISH)]
-    done = []
     with pytest.raises(CellFailedError, match=r"1 of 2 .*cell bad .*status 1: error: no such luck.*log\.txt"):
-        done.extend(run_cells(cells, tmp_path, workers=2, environment={"SHARE": "one core"}))
-    assert done == cells[1:]
+        run_cells("cells", cells, tmp_path, workers=2, environment={"SHARE": "one core"})
     log = tmp_path / "good" / "log.txt"
     assert log.read_text() == "one core\n"
-    assert list(run_cells(cells[1:], tmp_path, workers=2)) == cells[1:]
+    run_cells("cells", cells[1:], tmp_path, workers=2)
     assert log.read_text() == "one core\n"
 
 
 def test_a_request_to_stop_reaches_the_processes_which_save_their_work(tmp_path):
-    scripts = {"finished": FINISH, "waiting": WAIT, "later": FINISH}
-    finished, waiting, later = cells = [ScriptCell(*each) for each in scripts.items()]
-    finished.folder(tmp_path).mkdir()
-    (finished.folder(tmp_path) / RESULTS_FILE).touch()
-    running = run_cells(cells, tmp_path, workers=1)
-    assert next(running) == finished
-    while not (waiting.folder(tmp_path) / "started").exists():
-        time.sleep(0.01)
-    running.close()  # as the exception of a signal does
+    waiting, later = ScriptCell("waiting", WAIT), ScriptCell("later", FINISH)
+    with CellPool(tmp_path, 1) as pool:  # left as by the exception of a signal
+        pool.each(pool.run, [waiting, later])
+        while not (waiting.folder(tmp_path) / "started").exists():
+            time.sleep(0.01)
     assert (waiting.folder(tmp_path) / "saved").exists()
     assert not (later.folder(tmp_path) / RESULTS_FILE).exists()
 

@@ -40,7 +40,7 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
     means = [np.mean([float(row["return"]) for row in rows[i : i + 2]]) for i in (0, 2)]
     np.testing.assert_allclose(means, [figure.value for figure in results.figures])
     assert means[0] != means[1]  # the prompt matters
-    planned = TrainedRun.of(folder, 2, 20_000).context_bytes(6)
+    planned = TrainedRun(folder, 2, 20_000).context_bytes(6)
     taken = {name: int(rows[2][f"{name}_bytes"]) for name in ("prompt", "environments")}
     assert taken == vars(planned)
     assert (output / "context_length.png").read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.mesh import MeshShape, make_mesh
@@ -17,6 +18,7 @@ from agentic_ring.rollouts.returns import read_record
 from agentic_ring.run import load_config
 from agentic_ring.training.loop import read_metrics
 from evals.compile.machines import CompilerMissingError
+from evals.compile.step_memory import TrainStep
 from experiments import exorl_at_ring
 from experiments.common.launch import LaunchOptions
 from experiments.exorl import pipeline, presets
@@ -35,6 +37,7 @@ def tiny_demo(monkeypatch) -> None:
     tiny = replace(tiny, action_repeat={"cartpole": 40})
     monkeypatch.setattr(pipeline, "EvaluationConfig", partial(pipeline.EvaluationConfig, environments=2))
     monkeypatch.setitem(presets.PRESETS, "demo", tiny)
+    monkeypatch.setattr(jax, "devices", partial(list, jax.devices()[:4]))
 
 
 class Interruption(Exception):
@@ -46,7 +49,8 @@ def end_at_evaluation(config, model, params, mesh) -> None:
 
 
 def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
+    run, compiled = tmp_path / "run", []
+    monkeypatch.setattr(TrainStep, "memory", lambda step: compiled.append(step) or PlannedMemory(5, 3))
     run_main(LaunchOptions(output=run, ring=2), data=data)
     printed = capsys.readouterr().out
     assert "return/last_trial" in printed
@@ -54,10 +58,14 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     results = read_results(run / "results.json")
     names = {figure.name for figure in results.figures}
     assert {f"return/{name}" for name in ("data_median", "data_best", "trial_1", "best_of_trials")} <= names
-    assert {"loss/final", "tokens_per_second", "bytes_per_device"} <= names
+    assert {"loss/final", "tokens_per_second"} <= names
     assert results.figure("return/last_trial").paper == 123.45
     assert results.figure("return/last_trial").n == 2
+    assert results.figure("bytes_per_device").value == 8
     assert 0 < results.figure("return/random_policy").value < 300
+    (step,), config = compiled, load_config(run)
+    assert (step.model.config, step.optimizer) == (config.model, config.training.optimizer)
+    assert dict(step.mesh.shape) == vars(config.mesh)
     assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
     assert len(read_record(run).rollout.physics) == 2  # trials
@@ -85,14 +93,14 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     monkeypatch.setattr(pipeline, "train", begin)
     longer = LaunchOptions(output=tmp_path / "longer", ring=2)
     with pytest.raises(Interruption) as begun:
-        run_main(longer, data=data, start=run, num_trajectories=5)
+        run_main(longer, data=data, start=run, num_trajectories=4)
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], weights)
     config = load_config(tmp_path / "longer")
     optimizer = presets.PRESETS["demo"].optimizer
     assert config.training.optimizer.learning_rate == 0.1 * optimizer.learning_rate
     assert optimizer.muon_learning_rate is not None
     assert config.training.optimizer.muon_learning_rate == 0.1 * optimizer.muon_learning_rate
-    assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (5, 3)
+    assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (4, 2)
     assert config.start == str(run)
 
     # With weights that do not fit nothing is begun; a dry run says so too.
@@ -111,22 +119,19 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
 
 
 def test_dry_run_counts_without_data(tiny_demo, tmp_path, capsys):
-    run_main(LaunchOptions(dry_run=True, ring=2), data=tmp_path, action_repeat=50)
+    flags = LaunchOptions(dry_run=True, ring=2)
+    run_main(flags, data=tmp_path, action_repeat=50)
     printed = capsys.readouterr().out
     assert "tokens per sequence 160 = 2 trajectories x 20 steps x 4 tokens" in printed
-
     assert "bytes per device" in printed
-    assert not list(tmp_path.iterdir())
-
-
-def test_dry_run_for_a_machine_that_is_not_here(tmp_path, capsys):
-    flags = LaunchOptions(dry_run=True, hardware="8xH100")
+    elsewhere = partial(run_main, LaunchOptions(dry_run=True, hardware="8xH100"), data=tmp_path)
     if has_compiler("8xH100"):
-        run_main(flags, data=tmp_path)
+        elsewhere()
         assert "fits 8xH100" in capsys.readouterr().out
     else:
         with pytest.raises(CompilerMissingError, match=r"agentic_ring\[cuda13\]"):
-            run_main(flags, data=tmp_path)
+            elsewhere()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_paper_preset_has_the_papers_size():

@@ -15,7 +15,7 @@ ACTION_REPEAT = 100  # 10 decisions an episode
 def recorded():
     environments = make_environments(TASK, [3, 4], ACTION_REPEAT)
     policy = RecordingPolicy(RandomPolicy(2, TASK.domain.action_dim, seed=0), environments)
-    returns = run_trials([Cohort(policy, environments)], trials=2)
+    returns = run_trials("random policy", [Cohort(policy, environments)], trials=2, decisions=10)
     environments.close()
     data = np.array([1.0, 2.0]), np.array(["td3", "ou"])
     return returns, EvaluationRecord(*data, policy.rollout())

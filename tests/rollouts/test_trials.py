@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -8,9 +9,11 @@ from gymnasium.wrappers import TimeLimit
 from agentic_ring.data.domains import parse_task
 from agentic_ring.data.gymnasium_environments import make_environment
 from agentic_ring.errors import ArgumentError
+from agentic_ring.rollouts import trials
 from agentic_ring.rollouts.trials import Cohort, RandomPolicy, ZeroRewardPolicy, run_trials
 
 CARTPOLE = parse_task("cartpole_swingup")
+roll_out = partial(run_trials, "random policy", decisions=10)
 
 
 class Recorder(RandomPolicy):
@@ -43,14 +46,20 @@ def environments(*seeds: int, steps: tuple[int, ...] = (10,)) -> SyncVectorEnv:
     return SyncVectorEnv(each, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def test_a_policy_sees_each_trial_from_reset_to_its_last_reward():
+def test_a_policy_sees_each_trial_from_reset_to_its_last_reward(monkeypatch):
     policy, ours = Recorder(3), environments(0, 1, 2)
-    steps = []
-    returns = run_trials([Cohort(policy, ours)], trials=2, on_step=lambda *where: steps.append(where))
+    shown = []
+
+    def progress(*job):
+        shown.append(job)
+        return nullcontext(lambda done, note, last_return: shown.append((done, note, last_return)))
+
+    monkeypatch.setattr(trials, "progress", progress)
+    returns = roll_out([Cohort(policy, ours)], trials=2)
     assert policy.events == 2 * (["begin"] + 9 * ["act", "receive"] + ["act", "last"])
-    assert [where[:2] for where in steps] == [(trial, step) for trial in range(2) for step in range(10)]
-    means = returns.mean(axis=0)
-    assert [last_return for *_, last_return in steps] == [None] * 9 + [means[0]] * 10 + [means[1]]
+    last_returns = [None] * 9 + [returns[:, 0].mean()] * 10 + [returns[:, 1].mean()]
+    steps = [(step, f"trial {1 + (step > 10)}", last) for step, last in enumerate(last_returns, start=1)]
+    assert shown == [("random policy", 20), *steps]
     rewards = np.array(policy.rewards)
     assert rewards.dtype == np.float32
     assert returns.shape == (3, 2)
@@ -62,7 +71,7 @@ def test_a_policy_sees_each_trial_from_reset_to_its_last_reward():
         np.testing.assert_array_equal(policy.observations[10 * trial], start)
     # The trials repeat exactly, whatever came before; here the policy receives zeros.
     again = Recorder(3)
-    repeated = run_trials([Cohort(ZeroRewardPolicy(again), ours)], trials=1)
+    repeated = roll_out([Cohort(ZeroRewardPolicy(again), ours)], trials=1)
     np.testing.assert_array_equal(repeated, returns[:, :1])
     assert not np.any(again.rewards)
 
@@ -76,9 +85,9 @@ def test_cohorts_alternate_and_each_environment_behaves_as_in_a_cohort_of_its_ow
     for name, cohort in zip("ab", together, strict=True):
         step = cohort.step
         cohort.step = lambda step=step, name=name: order.append(name) or step()
-    returns = run_trials(together, trials=1)
+    returns = roll_out(together, trials=1)
     assert order == ["a", "b"] * 10
-    alone = [run_trials(cohorts(part), trials=1) for part in ([0], [1, 2])]
+    alone = [roll_out(cohorts(part), trials=1) for part in ([0], [1, 2])]
     np.testing.assert_array_equal(returns, np.concatenate(alone))
 
 
@@ -106,18 +115,18 @@ def test_a_bad_action_is_named_before_it_is_taken(action, message):
     policy = Recorder(3)
     policy.act = lambda observation: action
     with pytest.raises(ArgumentError, match=message):
-        run_trials([Cohort(policy, environments(0, 1, 2))], trials=1)
+        roll_out([Cohort(policy, environments(0, 1, 2))], trials=1)
     assert not policy.rewards
 
 
 @pytest.mark.parametrize(
-    ("cohorts", "trials", "message"),
+    ("cohorts", "count", "message"),
     [
         ([environments(0, 1, steps=(4, 7))], 1, "1 of 2 environments ended at step 3 of trial 0"),
         ([environments(0), environments(0, steps=(12,))], 1, "1 of 2 cohorts ended at step 9 of trial 0"),
         ([environments(0)], 0, "trials is 0"),
     ],
 )
-def test_episodes_of_different_lengths_and_no_trials_are_refused(cohorts, trials, message):
+def test_episodes_of_different_lengths_and_no_trials_are_refused(cohorts, count, message):
     with pytest.raises(ArgumentError, match=message):
-        run_trials([Cohort(Recorder(each.num_envs), each) for each in cohorts], trials)
+        roll_out([Cohort(Recorder(each.num_envs), each) for each in cohorts], count)

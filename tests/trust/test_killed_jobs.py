@@ -35,11 +35,12 @@ from data_prep.episode_files import collector_folder, write_episode
 from data_prep.explore import ExploreConfig, explore
 from evals import line_retrieval
 from experiments import exorl_at_ring, in_context, llama_finetune, table5_exorl, train_retriever
-from experiments.common import cells
+from experiments.common.cells import is_finished
 from experiments.exorl import pipeline
 from experiments.exorl import presets as exorl_presets
 from experiments.finetune import presets as finetune_presets
 from experiments.hidden_tasks import variants as hidden_tasks
+from experiments.hidden_tasks.rollouts import RolloutConfig
 from experiments.table5 import methods
 from experiments.table5 import presets as table_presets
 from experiments.table5.cells import TableCell, run_cell
@@ -76,7 +77,11 @@ def shrink_presets() -> None:
     hidden_tasks.PRESETS["demo"] = replace(
         hidden_tasks.PRESETS["demo"],
         variants=(trained, replace(hidden_tasks.ORACLE, cues=(1,))),
-        **tiny | {"tokens": 2048, "tokens_per_update": 512, "checkpoint_every": 1, "tasks": 2, "measured": 1},
+        transformer=tiny["transformer"],
+        tokens=2048,
+        tokens_per_update=512,
+        checkpoint_every=1,
+        rollouts=RolloutConfig(tasks=2, trials=2, measured=1),
         ranking=RankingConfig(goals=20, demonstrations=1),
     )
     demo = table_presets.TABLE_PRESETS["demo"]
@@ -92,14 +97,13 @@ def shrink_presets() -> None:
         evaluation = module.EvaluationConfig
         module.EvaluationConfig = lambda kind=evaluation, **given: kind(**given | {"environments": 2})
 
-    def run_here(each, output, workers, environment):
-        for cell in each:
-            if not cells.is_finished(cell, output):
+    def run_here(title, cells, output, *_):
+        for cell in cells:
+            if not is_finished(cell, output):
                 run: Any = run_cell if isinstance(cell, TableCell) else hidden_tasks.run_cell
                 run(cell, output)
-            yield cell
 
-    cells.run_cells = run_here
+    in_context.run_cells = table5_exorl.run_cells = run_here
 
 
 COLLECTION = "--domain cartpole --members 2 --environments 1 --output {run}"

@@ -73,9 +73,8 @@ _START_SECTORS, _START_BENDS = 8, 3
 class Reacher(Family):
     """Cue -> position of the finger: reward 1 within 1.5 cm of it, falling linearly to 0 at 6.5 cm.
 
-    The body is an arm of two links in the plane. A trial starts in any pose at rest and has 8 decisions of
-    0.3 s. Held random torques explore all poses; the joints' damping turns a held torque into a nearly
-    constant speed.
+    An arm of two links in the plane starts a trial in any pose at rest and has 8 decisions of 0.3 s. Held
+    random torques explore all poses: damping turns them into nearly constant speeds.
     """
 
     body = "reacher"

@@ -105,7 +105,7 @@ class CueChainPlan:
 class CueChains:
     """Makes chains of ranked trials; a ``ChainReader``. Chain k is a function of the seed and k.
 
-    ``scaling`` is that of ``measure_cue_scaling``; ``ring`` is the number of devices that share a sequence.
+    ``scaling`` is that of ``measure_cue_scaling``; ``ring`` devices share a sequence.
 
     Raises:
       ConfigError: store and configuration are of different families, a chain has more trials than the store,
@@ -140,9 +140,8 @@ class CueChains:
             )
         self.store, self.ranked, self.config, self._scaling = store, ranked, config, scaling
         self.layout: Layout = layout
-        self._steps = store.family.decisions // config.action_repeat
-        """Steps in a trial."""
-        self.length = padded_length(config.trials * self._steps, ring, layout)
+        self._trial_steps = store.family.decisions // config.action_repeat
+        self.length = padded_length(config.trials * self._trial_steps, ring, layout)
         self.order = order(layout, self.length, ring)  # as in ``ChainLoader``
 
     def plan(self, number: int) -> CueChainPlan:
@@ -182,17 +181,16 @@ class CueChains:
         return np.where(random.random(len(goals)) < self.config.misleading, others, goals)
 
     def _draw_others(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
-        """Draws another goal of the pool for each goal [n]."""
         pool = len(self.ranked.goals)
         return (goal + random.integers(1, pool, size=len(goal))) % pool
 
     def _draw_poor(self, random: np.random.Generator, goal: np.ndarray) -> np.ndarray:
         """Draws a graded trial, a distractor or a random trial for each goal [n]."""
-        config, size = self.config, len(goal)
+        config = self.config
         distractors = _draw_from(random, self.ranked.demonstrations, self._draw_others(random, goal))
         graded = _draw_from(random, self.ranked.graded, goal)
-        anything = random.integers(self.store.num_trials, size=size)
-        kind = random.random(size)
+        anything = random.integers(self.store.num_trials, size=len(goal))
+        kind = random.random(len(goal))
         below = [kind < config.graded, kind < config.graded + config.distractors]
         return np.select(below, [graded, distractors], anything)
 
@@ -200,7 +198,7 @@ class CueChains:
         """Returns the steps at ``columns`` of the layout as arrays [columns, ...] by field name."""
         config, family = self.config, self.store.family
         positions = self.order[columns]
-        held = positions < len(plan.trial) * self._steps
+        held = positions < len(plan.trial) * self._trial_steps
         shown = self.ranked.goals[plan.goal] / family.goal_scale * config.shows_goal
         observed = np.concatenate([plan.code, shown], axis=1)
         step = np.where(held, positions, 0)

@@ -40,7 +40,7 @@ class CueTask:
 
 
 def draw_codes(random: np.random.Generator, cues: int) -> np.ndarray:
-    """Draws different codes for cues, float32 [cues, 4]."""
+    """Draws different codes, float32 [cues, 4]."""
     return _CODES[random.permutation(CODES)[:cues]].astype(np.float32)
 
 

@@ -58,8 +58,7 @@ class ExplorationStore(SealedReader):
 
     @cached_property
     def _trials(self) -> ExploredTrials:
-        """All trials; HDF5 has no checksums of them, so the file's digest is compared first."""
-        self.verify()
+        self.verify()  # HDF5 has no checksums of the trials
         return ExploredTrials(np.asarray(self._file["physics"]), np.asarray(self._file["actions"]))
 
     @property

@@ -29,6 +29,8 @@ sub-steps with full reward; "coin", 1 with the probability that is the dense rew
 REWARD_KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
 TRIAL_DECISIONS = 8
 """Decisions of a trial, and of the exploring actions, where a family's name does not say another number."""
+STANDARD_SUBSTEPS = 3
+"""Reward sub-steps in a decision of such trials."""
 Region = Literal["seen", "unseen"]
 """Where goals are drawn: in regions that are trained on, or in held-out ones."""
 
@@ -73,10 +75,8 @@ class Family(ABC):
     """Length of the body's observation."""
     action_dim: ClassVar[int]
     goal_dim: ClassVar[int]
-    standard_substeps: ClassVar[int] = 3
-    """Reward sub-steps in a decision, of trials of 8 decisions."""
     standard_physics_steps: ClassVar[int]
-    """Physics steps in such a sub-step."""
+    """Physics steps in a sub-step, of trials of 8 decisions."""
     near: ClassVar[float]
     """Largest error that earns the full reward of 1."""
     far: ClassVar[float]
@@ -139,14 +139,14 @@ class Family(ABC):
     @property
     def substeps(self) -> int:
         """Reward sub-steps in a decision."""
-        return self.standard_substeps if self.decisions == TRIAL_DECISIONS else 1
+        return STANDARD_SUBSTEPS if self.decisions == TRIAL_DECISIONS else 1
 
     @property
     def physics_steps(self) -> int:
         """Physics steps in a sub-step."""
         if self.decisions == TRIAL_DECISIONS:
             return self.standard_physics_steps
-        trial = TRIAL_DECISIONS * self.standard_substeps * self.standard_physics_steps
+        trial = TRIAL_DECISIONS * STANDARD_SUBSTEPS * self.standard_physics_steps
         return max(1, round(trial / self.decisions))
 
     @property

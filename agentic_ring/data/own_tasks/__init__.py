@@ -1,20 +1,31 @@
 """Tasks that dm_control's suite does not have: ExoRL's and some of our own, one module for each domain.
 
-``load(task, seed)`` of each makes the environment of a task, whose initial states come from ``seed``.
+``make(task, seed)`` of each makes the physics and the task, whose initial states come from ``seed``.
 ``get_reward`` must read only the simulator it is given, so that one simulator serves all tasks of a domain.
 They are entered in ``DOMAINS`` of ``agentic_ring/data/domains.py``; how they are explored in ``PLANS`` of
 ``data_prep/collect.py``.
 """
 
+from importlib import import_module
+
 import numpy as np
 
-from agentic_ring.data.domains import disable_graphics
+from agentic_ring.data.domains import Task, disable_graphics
 from agentic_ring.extras import needs_extra
 
 disable_graphics()  # without a display GLFW would warn when dm_control's modules are imported
 with needs_extra("rl"):
     from dm_control.mujoco import Physics
+    from dm_control.rl.control import Environment
     from dm_control.suite import base
+
+
+def own_environment(task: Task, seed: int) -> Environment:
+    """Makes a new environment of a task that is defined here."""
+    domain = task.domain
+    physics, own = import_module(f"{__name__}.{domain.name}").make(task.name, seed)
+    timestep = domain.control_timestep_seconds
+    return Environment(physics, own, time_limit=domain.episode_steps * timestep, control_timestep=timestep)
 
 
 class UnitActions(base.Task):

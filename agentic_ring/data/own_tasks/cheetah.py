@@ -2,12 +2,8 @@
 
 from typing import Any
 
-from dm_control.rl.control import Environment
 from dm_control.suite import cheetah
 from dm_control.utils.rewards import tolerance
-
-_TIME_LIMIT_SECONDS = 10.0
-
 
 # Whether angular momentum (not speed) is rewarded, its sign, and the value that earns full reward.
 _MOVEMENTS = {"run_backward": (False, -1, 10.0), "flip": (True, 1, 5.0), "flip_backward": (True, -1, 5.0)}
@@ -27,10 +23,6 @@ class _Cheetah(cheetah.Cheetah):
         return tolerance(value, (goal, float("inf")), margin=goal, value_at_margin=0, sigmoid="linear")
 
 
-def load(task: str, seed: int) -> Environment:
-    """Makes the environment of ``task``."""
-    return Environment(
-        cheetah.Physics.from_xml_string(*cheetah.get_model_and_assets()),
-        _Cheetah(task, random=seed),
-        time_limit=_TIME_LIMIT_SECONDS,
-    )
+def make(task: str, seed: int) -> tuple[cheetah.Physics, _Cheetah]:
+    """Makes the physics and the task with this name."""
+    return cheetah.Physics.from_xml_string(*cheetah.get_model_and_assets()), _Cheetah(task, random=seed)

@@ -15,12 +15,10 @@ from dm_control.composer.initializers import ToolCenterPointInitializer
 from dm_control.composer.variation.distributions import Uniform
 from dm_control.entities.manipulators.base import RobotArm, RobotHand
 from dm_control.manipulation.shared import arenas, constants, observations, robots, workspaces
-from dm_control.rl.control import Environment
 from dm_control.utils.rewards import tolerance
 
 from agentic_ring.data.own_tasks import UnitActions
 
-_TIME_LIMIT_SECONDS = 10.0
 _TARGET_RADIUS = 0.05
 _TARGETS = {
     "reach_top_left": (-0.09, 0.09, 0.001),
@@ -61,8 +59,8 @@ class _Reach(UnitActions):
         return tolerance(distance, (0, _TARGET_RADIUS), margin=_TARGET_RADIUS)
 
 
-def load(task: str, seed: int) -> Environment:
-    """Makes the environment of ``task``."""
+def make(task: str, seed: int) -> tuple[mjcf.Physics, _Reach]:
+    """Makes the physics and the task with this name."""
     scene = arenas.Standard()
     arm = robots.make_arm(obs_settings=observations.PERFECT_FEATURES)
     hand = robots.make_hand(obs_settings=observations.PERFECT_FEATURES)
@@ -76,9 +74,4 @@ def load(task: str, seed: int) -> Environment:
         name="target",
         pos=_TARGETS[task],
     )
-    return Environment(
-        mjcf.Physics.from_mjcf_model(scene.mjcf_model),
-        _Reach(scene, arm, hand, task, random=seed),
-        time_limit=_TIME_LIMIT_SECONDS,
-        control_timestep=constants.CONTROL_TIMESTEP,
-    )
+    return mjcf.Physics.from_mjcf_model(scene.mjcf_model), _Reach(scene, arm, hand, task, random=seed)

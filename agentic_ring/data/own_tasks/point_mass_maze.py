@@ -9,11 +9,9 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-from dm_control.rl.control import Environment
 from dm_control.suite import base, common, point_mass
 from dm_control.utils.rewards import tolerance
 
-_TIME_LIMIT_SECONDS = 20.0
 _TARGET_RADIUS = 0.015
 _TARGETS = {
     "reach_top_left": (-0.15, 0.15, 0.01),
@@ -60,8 +58,8 @@ def _model(target: tuple[float, float, float]) -> str:
     return ET.tostring(model, encoding="unicode")
 
 
-def load(task: str, seed: int) -> Environment:
-    """Makes the environment of ``task``."""
+def make(task: str, seed: int) -> tuple[point_mass.Physics, _Reach]:
+    """Makes the physics and the task with this name."""
     target = _TARGETS[task]
     physics = point_mass.Physics.from_xml_string(_model(target), common.ASSETS)
-    return Environment(physics, _Reach(target, random=seed), time_limit=_TIME_LIMIT_SECONDS)
+    return physics, _Reach(target, random=seed)

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from dm_control.rl.control import Environment
 from dm_control.suite import common, quadruped
 from dm_control.utils.rewards import tolerance
 
 from agentic_ring.data.own_tasks import UnitActions
 
-_TIME_LIMIT_SECONDS = 20.0
-_CONTROL_TIMESTEP_SECONDS = 0.02
 _SPEEDS = {"walk": 0.5, "run": 5.0}
 _JUMP_HEIGHT = 1.0
 _FLOOR_SIZE = 100.0  # only rendered: the physical floor is infinite
@@ -36,12 +33,7 @@ class _Quadruped(UnitActions, quadruped.Move):
         return upright * tolerance(height, bounds, _JUMP_HEIGHT, value_at_margin=0.5, sigmoid="linear")
 
 
-def load(task: str, seed: int) -> Environment:
-    """Makes the environment of ``task``."""
+def make(task: str, seed: int) -> tuple[quadruped.Physics, _Quadruped]:
+    """Makes the physics and the task with this name."""
     model = quadruped.make_model(floor_size=_FLOOR_SIZE)
-    return Environment(
-        quadruped.Physics.from_xml_string(model, common.ASSETS),
-        _Quadruped(task, random=seed),
-        time_limit=_TIME_LIMIT_SECONDS,
-        control_timestep=_CONTROL_TIMESTEP_SECONDS,
-    )
+    return quadruped.Physics.from_xml_string(model, common.ASSETS), _Quadruped(task, random=seed)

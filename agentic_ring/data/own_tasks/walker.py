@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from dm_control.rl.control import Environment
 from dm_control.suite import walker
 from dm_control.utils.rewards import tolerance
 
-_TIME_LIMIT_SECONDS = 25.0
-_CONTROL_TIMESTEP_SECONDS = 0.025
 _RUN_SPEED = 8.0
 _FLIP_MOMENTUM = 5.0
 
@@ -31,11 +28,6 @@ class _Walker(walker.PlanarWalker):
         return super().get_reward(physics) * (5 * movement + 1) / 6
 
 
-def load(task: str, seed: int) -> Environment:
-    """Makes the environment of ``task``."""
-    return Environment(
-        walker.Physics.from_xml_string(*walker.get_model_and_assets()),
-        _Walker(task, random=seed),
-        time_limit=_TIME_LIMIT_SECONDS,
-        control_timestep=_CONTROL_TIMESTEP_SECONDS,
-    )
+def make(task: str, seed: int) -> tuple[walker.Physics, _Walker]:
+    """Makes the physics and the task with this name."""
+    return walker.Physics.from_xml_string(*walker.get_model_and_assets()), _Walker(task, random=seed)

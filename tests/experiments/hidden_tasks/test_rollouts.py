@@ -30,7 +30,7 @@ TRIALS = 40
 
 
 @cache
-def trained(shape: MeshShape = MeshShape()) -> TrainedModel:
+def trained(shape: MeshShape) -> TrainedModel:
     store = explored("point_mass")
     family = store.family
     stack = TransformerConfig(width=16, layers=1, heads=2, ffn_width=16, remat="none")
@@ -109,7 +109,7 @@ def test_stored_contexts_differ_in_their_rewards_only():
 
 
 def test_bad_settings_are_named():
-    store, model = explored("point_mass"), trained()
+    store, model = explored("point_mass"), trained(MeshShape())
     with pytest.raises(UnknownNameError, match="offline"):
         case_returns(model, CONFIG, Case("n3", 2, "offline"), store)
     reacher = replace(model, chains=replace(model.chains, family="reacher"))

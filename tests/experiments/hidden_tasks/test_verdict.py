@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from agentic_ring.errors import ArgumentError
+from agentic_ring.results import intervals
 from agentic_ring.results.intervals import hierarchical_interval, interquartile_means
 from experiments.hidden_tasks.verdict import TARGETS, Case, judge
 
@@ -14,6 +15,11 @@ RISE = {"n1": (0.3, 0.32), "n4": (0.3, 0.36), "n16": (0.3, 0.5), "n32": (0.3, 0.
 CONTROLS = {"right_pay": 0.6, "another_task": 0.2, "zeroed": 0.21, "shuffled": 0.19, "nothing": 0.2}
 LAST, STEP = "K=16, n=128, trials 113-128", "smallest step of 1 < 4 < 16 < 32 < 128 (aim: in every seed)"
 RATIO, CORRUPTED = "112 random trials: right over best spoiled", "112 random trials: spoiled from no context"
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch) -> None:
+    monkeypatch.setattr(intervals, "RESAMPLES", 1000)
 
 
 def made_up(**changes: float) -> dict[Case, np.ndarray]:
