@@ -34,7 +34,7 @@ class LlamaPrograms(CachedModel):
 
     def empty(self, rows: int, slots: int, new_tokens: int = 0) -> KVCache:
         """A cache for texts of ``slots`` tokens, padding included, and ``new_tokens`` generated ones."""
-        return self.placed_cache(rows, self._capacity(slots, new_tokens))
+        return self.placed_cache(rows, slots_needed(slots, new_tokens, 1, self.ring, self.chunk))
 
     def nothing_read(self, rows: int) -> jax.Array:
         """Argument ``last`` of the first call of ``encode``: zeros [B, D]."""
@@ -114,28 +114,23 @@ class LlamaPrograms(CachedModel):
         parts = jax.lax.map(score_part, (split(encoded), split(targets)))
         return *(x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts), cache
 
-    def cache_bytes(self, rows: int, slots: int) -> int:
-        """Bytes of a cache, summed over all devices."""
-        return array_bytes(self._cache_shape(rows, slots))
-
-    def encode_bytes(self, rows: int, slots: int) -> int:
-        """Temporary bytes per device of encoding a chunk into such a cache, from the compiled program."""
+    def encode_bytes(self, slots: int) -> tuple[int, int]:
+        """Bytes over all devices of the cache of a document, and of temporary arrays while it is encoded."""
+        rows = self.copies
+        shape = jax.eval_shape(
+            partial(self.new_cache, rows, slots_needed(slots, 0, 1, self.ring, self.chunk))
+        )
         cache = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self._cache_shape(rows, slots),
+            shape,
             self.cache_shardings(),
         )
         tokens = jax.ShapeDtypeStruct((rows, self.chunk), jnp.int32)
         place = jax.ShapeDtypeStruct((rows,), jnp.int32)
         last = jax.eval_shape(partial(self.nothing_read, rows))
         compiled = self.encode.lower(self.weights, tokens, tokens, place, last, cache, None).compile()
-        return int(compiled.memory_analysis().temp_size_in_bytes)
-
-    def _cache_shape(self, rows: int, slots: int) -> Any:
-        return jax.eval_shape(partial(self.new_cache, rows, self._capacity(slots, 0)))
-
-    def _capacity(self, slots: int, new_tokens: int) -> int:
-        return slots_needed(slots, new_tokens, 1, self.ring, self.chunk)
+        temporary = int(compiled.memory_analysis().temp_size_in_bytes)  # of each device
+        return array_bytes(shape), temporary * self.mesh.size
 
     def place(self, cache: KVCache) -> KVCache:
         """Copies a document's cache from other devices to these, for reading only.

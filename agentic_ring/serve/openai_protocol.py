@@ -5,13 +5,17 @@ Unsupported fields that would change an answer are refused; unknown ones are ign
 
 import asyncio
 import json
+import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agentic_ring.serve.generation import GeneratedText, GenerationJob, ScoredToken
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.serve.generation import GeneratedText, ScoredToken
+from agentic_ring.serve.prompts import Prompt
 
 DEFAULT_TOKENS = 16
 """Default length of a completion, as in OpenAI's protocol."""
@@ -25,8 +29,6 @@ BODY_SECONDS = 30.0
 """Time for the body of a request."""
 INTERNAL_ERROR = "internal error of the server; its output has the details"
 
-Kind = Literal["text_completion", "chat.completion"]
-
 # Lists fail at their first invalid item, so that the error is no longer than the list.
 Token = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
@@ -39,6 +41,8 @@ class GenerationFields(BaseModel):
     """Fields of both completions and chats."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    kind: ClassVar[str]
+    """Kind of the reply."""
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "n": (None, 1),
         "frequency_penalty": (None, 0),
@@ -53,6 +57,12 @@ class GenerationFields(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
     stream: bool = False
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to sample; each time with another seed unless one was given."""
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return Sampling(self.temperature, self.top_p, seed)
 
     @model_validator(mode="before")
     @classmethod
@@ -74,6 +84,7 @@ class GenerationFields(BaseModel):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
+    kind = "text_completion"
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.unsupported,
         "best_of": (None, 1),
@@ -119,6 +130,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
+    kind = "chat.completion"
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.unsupported,
         "tools": (None, []),
@@ -166,16 +178,16 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
 
 
 def reply_body(
-    kind: Kind, head: dict[str, Any], job: GenerationJob, answers: list[GeneratedText], with_top: bool
+    kind: str, head: dict[str, Any], prompts: Sequence[Prompt], answers: list[GeneratedText], with_top: bool
 ) -> dict[str, Any]:
     """The body of a complete reply; ``with_top`` adds the most likely tokens to the log probabilities."""
-    read, new = sum(len(prompt.tokens) for prompt in job.prompts), sum(answer.tokens for answer in answers)
+    read, new = sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers)
     usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
     choices = []
     for index, answer in enumerate(answers):
         logprobs = None if answer.scored is None else _logprobs(answer.scored, with_top)
         choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": logprobs}
-        if kind == "chat.completion":
+        if kind == ChatRequest.kind:
             choice["message"] = {"role": "assistant", "content": answer.text}
         else:
             choice["text"] = answer.text
@@ -193,9 +205,9 @@ def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
     }
 
 
-def stream_event(kind: Kind, head: dict[str, Any], text: str, ended: str | None = None) -> str:
+def stream_event(kind: str, head: dict[str, Any], text: str, ended: str | None = None) -> str:
     """A server-sent event with one part of an answer; ``ended`` is the finish reason of the last event."""
-    chat = kind == "chat.completion"
+    chat = kind == ChatRequest.kind
     choice: dict[str, Any] = {"index": 0, "finish_reason": ended}
     choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text, "logprobs": None}
     return event({**head, "object": "chat.completion.chunk" if chat else kind, "choices": [choice]})

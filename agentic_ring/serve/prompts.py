@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.errors import AgenticRingError, ArgumentError, DataError
@@ -69,21 +69,14 @@ class PromptProcess:
           ContextLengthError: a prompt has more tokens, messages or characters than the context could hold.
         """
         for prompt in prompts:
-            size = 0 if isinstance(prompt, str) else len(prompt)
-            limits = {"tokens or messages": (size, self._context)}  # a message has at least one token
-            limits["characters"] = (_characters(prompt), self._characters)
-            for unit, (found, most) in limits.items():
+            size = 0 if isinstance(prompt, str) else len(prompt)  # a message has at least one token
+            for unit, found, most in (
+                ("tokens or messages", size, self._context),
+                ("characters", _characters(prompt), self._characters),
+            ):
                 if found > most:
                     context = f"the context of {self._context} tokens holds at most {most}"
                     raise ContextLengthError(f"the prompt has {found} {unit}; {context}")
-
-    def check_template(self) -> None:
-        """Checks that the tokenizer has the special tokens that the template writes.
-
-        Raises:
-          DataError: it lacks one, or the time or memory of a request is exceeded.
-        """
-        self.encode((), lambda: None)
 
     def encode(
         self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
@@ -156,8 +149,6 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
             # The default action of the alarm ends the process, whatever it is busy with.
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
-                if not prompts and chats is not None:
-                    check_special_tokens(chats, tokenizer)
                 reply = None, [_encode(tokenizer, chats, prompt) for prompt in prompts]
             except AgenticRingError as error:
                 reply = type(error), str(error)

@@ -107,16 +107,16 @@ def test_answers_and_scores_on_one_device(engine, greedy, whole):
 
 
 @pytest.mark.parametrize(
-    ("shape", "chunk"),
+    "shape",
     [
-        (MeshShape(ring=4, tensor=2), 48),
-        pytest.param(MeshShape(ring=8), 48, marks=pytest.mark.slow),
-        pytest.param(MeshShape(data=2, ring=2, tensor=2), 32, marks=pytest.mark.slow),
+        MeshShape(ring=2, tensor=2),
+        pytest.param(MeshShape(ring=8), marks=pytest.mark.slow),
+        pytest.param(MeshShape(data=2, ring=2, tensor=2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_answers_after_a_document_are_those_of_the_whole_model(shape, chunk, folder, engine, greedy, whole):
-    reader = engine_on(folder, shape, chunk)
+def test_answers_after_a_document_are_those_of_the_whole_model(shape, folder, engine, greedy, whole):
+    reader = engine_on(folder, shape, 40)  # two chunks, whose cache has the size of one of ``engine``
     document = reader.read(TEXT)
     assert document.length == len(TEXT)
     texts, adopted = [TEXT + prompt for prompt in PROMPTS], engine.adopt(document)
@@ -126,7 +126,7 @@ def test_answers_after_a_document_are_those_of_the_whole_model(shape, chunk, fol
     # The logits after the document moved with it: what follows can be scored with nothing before it.
     pairs = [*PAIRS, ([], PROMPTS[0])]
     assert_scores(engine.score(pairs, document=adopted), pairs, TEXT, whole)
-    if shape != MeshShape(ring=4, tensor=2):
+    if shape != MeshShape(ring=2, tensor=2):
         assert_greedy(reader.generate(PROMPTS, NEW), PROMPTS, greedy)
         assert_scores(reader.score(pairs, document=document), pairs, TEXT, whole)
 
@@ -211,8 +211,8 @@ def test_the_beginning_of_a_document_stands_for_the_shorter_text(engine, greedy)
             document.beginning(wrong)
 
 
-def test_keys_in_few_bits_change_little(folder, engine, greedy):
-    reader = engine_on(folder, MeshShape(ring=2), 40, cache_dtype="int8")
+def test_keys_in_few_bits_change_little(model, engine, greedy):
+    reader = TextEngine(model, chunk=80, cache_dtype="int8")
     answers = engine.generate(PROMPTS[:1], NEW, document=engine.adopt(reader.read(TEXT)))
     assert_greedy(answers, [TEXT + PROMPTS[0]], greedy, 0.2)
     error = np.abs(np.subtract(answers[0].log_probabilities, greedy(TEXT + PROMPTS[0])[1]))

@@ -9,20 +9,17 @@ import pytest
 
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.serve.generation import GenerationJob, GenerationRequest, RequestBatch, TextGenerator
+from agentic_ring.serve.generation import GenerationRequest, RequestBatch, TextGenerator
 from agentic_ring.serve.load_limits import BusyError, RequestQueue
 from agentic_ring.serve.prompts import Prompt
 from tests.serve.running_server import CHUNK, CONTEXT, LONG, NEW, HeldGenerator, ask, body, metrics
 
 
-def job_for(tokens, new=NEW, scored=False) -> GenerationJob:
-    return GenerationJob([Prompt(array("i", tokens), "")], new, Sampling(), scored=scored)
-
-
-def request_for(tokens, new=NEW, scored=False, **options) -> GenerationRequest:
-    """A request that is encoded."""
-    request = GenerationRequest(lambda check_connected: job_for(tokens), **options)
-    request.job.set_result(job_for(tokens, new, scored))
+def request_for(tokens, new=NEW, encoded=True, **options) -> GenerationRequest:
+    prompts = [Prompt(array("i", tokens), "")]
+    request = GenerationRequest(lambda check_connected: prompts, new, Sampling(), **options)
+    if encoded:
+        request.prompts.set_result(prompts)
     return request
 
 
@@ -136,7 +133,7 @@ def test_an_error_is_the_answer_of_all_that_are_not_finished_and_of_no_others(en
         def answer(self, request, take):
             assert self.go_on.wait(30)
             others = []
-            take(lambda other: len(other.job.result().prompts[0].tokens) == 3 and not others.append(other))
+            take(lambda other: len(other.tokens) == 3 and not others.append(other))
             request.finish([])
             if others:
                 raise ValueError("broken")
@@ -146,15 +143,14 @@ def test_an_error_is_the_answer_of_all_that_are_not_finished_and_of_no_others(en
     generator.go_on.clear()
     queue = RequestQueue(generator, 3)
     first, third, other, cancelled, late = (
-        GenerationRequest(lambda check_connected, length=length: job_for([1] * length))
-        for length in (2, 3, 4, 2, 2)
+        request_for([1] * length, encoded=False) for length in (2, 3, 4, 2, 2)
     )
     queue.submit(first)
     while queue.waiting:
         pass
     for each in (third, other, cancelled):
         queue.submit(each)
-        each.job.result(30)
+        each.prompts.result(30)
     with pytest.raises(BusyError):
         queue.submit(late)
     cancelled.leave()
