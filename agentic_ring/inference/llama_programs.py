@@ -6,7 +6,7 @@ Call the functions under ``jax.set_mesh``. Batches are padded to few sizes, sinc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,10 +116,8 @@ class LlamaPrograms(CachedModel):
 
     def encode_bytes(self, slots: int) -> tuple[int, int]:
         """Bytes over all devices of the cache of a document, and of temporary arrays while it is encoded."""
-        rows = self.copies
-        shape = jax.eval_shape(
-            partial(self.new_cache, rows, slots_needed(slots, 0, 1, self.ring, self.chunk))
-        )
+        rows, capacity = self.copies, slots_needed(slots, 0, 1, self.ring, self.chunk)
+        shape = jax.eval_shape(partial(self.new_cache, rows, capacity))
         cache = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             shape,
@@ -163,12 +161,9 @@ def bucket_size(length: int, unit: int, steps: int = 8) -> int:
     return unit * step * -(-units // step)
 
 
-@dataclass(frozen=True)
-class BatchChunk:
+class BatchChunk(NamedTuple):
     """The same C columns of all rows."""
 
-    first: int
-    """Index of the first column."""
     tokens: np.ndarray
     """int32 [B, C]."""
     targets: np.ndarray
@@ -177,11 +172,6 @@ class BatchChunk:
     """int32 [B, C]; ``EMPTY_SLOT`` for padding."""
     place_of_last: np.ndarray
     """int32 [B], column of each row's last token in this chunk; out of range if elsewhere."""
-
-    @property
-    def size(self) -> int:
-        """Columns, C."""
-        return self.tokens.shape[1]
 
 
 @dataclass(frozen=True)
@@ -221,5 +211,5 @@ class RaggedBatch:
                 tokens[number, : len(part)] = part
                 targets[number, : len(after)] = after
                 positions[number, : len(part)] = self.start + first + np.arange(len(part))
-            yield BatchChunk(first, tokens, targets, positions, self.lengths - 1 - first)
+            yield BatchChunk(tokens, targets, positions, self.lengths - 1 - first)
             first += size

@@ -150,10 +150,10 @@ class TextEngine:
         rows = RaggedBatch([tokens] * programs.copies, 0, self.chunk, unit=self.chunk)
         with jax.set_mesh(self._mesh):
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
-            last = programs.nothing_read(programs.copies)
+            last, done = programs.nothing_read(programs.copies), 0
             for chunk in rows.chunks():
                 arguments = programs.weights, chunk.tokens, chunk.positions
-                done = min(chunk.first + chunk.size, len(tokens))
+                done = min(done + self.chunk, len(tokens))
                 if done < len(tokens):
                     cache = programs.store(*arguments, cache)
                 else:

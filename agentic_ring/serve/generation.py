@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
@@ -24,8 +24,7 @@ class AbandonedError(Exception):
     """The client has disconnected."""
 
 
-@dataclass(frozen=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token of a prompt or an answer; the first token has no log probability."""
 
     text: str
@@ -33,7 +32,7 @@ class ScoredToken:
     offset: int
     """Number of characters of prompt and answer before it."""
     log_probability: float | None
-    """Log probability given all earlier tokens."""
+    """Given all earlier tokens."""
     likeliest: tuple[str, float] | None
     """Text and log probability of the most likely token at its place."""
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator, model_validator
 from starlette.exceptions import HTTPException
@@ -43,20 +43,17 @@ class GenerationFields(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     kind: ClassVar[str]
     """Kind of the reply."""
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "n": (None, 1),
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
-        "logit_bias": (None, {}),
-    }
-    """Fields that would change an answer, and their values that do not."""
-
     model: Annotated[StrictStr, Field(max_length=256)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
     stream: bool = False
+    # Fields of type Any are not supported; they may only have their defaults, which change no answer.
+    n: Any = 1
+    frequency_penalty: Any = 0
+    presence_penalty: Any = 0
+    logit_bias: Any = {}
 
     @property
     def sampling(self) -> Sampling:
@@ -66,14 +63,17 @@ class GenerationFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, fields: Any) -> Any:
+    def _leave_out_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        for name, allowed in cls.unsupported.items():
-            if fields.get(name) not in allowed:
-                raise ValueError(f"{name} is not supported; leave it out")
-        # A null field counts as left out.
         return {name: value for name, value in fields.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            if field.annotation is Any and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is not supported; leave it out")
+        return self
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -85,15 +85,12 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     kind = "text_completion"
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationFields.unsupported,
-        "best_of": (None, 1),
-        "suffix": (None, ""),
-    }
     prompt: StrictStr | Tokens | Prompts | TokenPrompts
     max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_TOKENS
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    best_of: Any = 1
+    suffix: Any = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -102,7 +99,7 @@ class CompletionRequest(GenerationFields):
         return [self.prompt] if single else self.prompt  # pyright: ignore[reportReturnType]
 
     @model_validator(mode="after")
-    def _check_stream(self) -> "CompletionRequest":
+    def _check_stream(self) -> Self:
         if self.stream and (len(self.prompts) > 1 or self.echo or self.logprobs is not None):
             raise ValueError("a stream supports one prompt, without echo and logprobs")
         return self
@@ -131,16 +128,13 @@ class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
     kind = "chat.completion"
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationFields.unsupported,
-        "tools": (None, []),
-        "functions": (None, []),
-        "logprobs": (None, False),
-        "response_format": (None, {"type": "text"}),
-    }
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Any = []
+    functions: Any = []
+    logprobs: Any = False
+    response_format: Any = {"type": "text"}
 
     @property
     def new_tokens(self) -> int | None:
@@ -158,22 +152,18 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
       HTTPException: it is not JSON (415), larger than ``max_bytes`` (413), or takes too long (408).
       pydantic.ValidationError: it is not a valid ``kind``.
     """
-
-    def refused(status: int, reason: str) -> HTTPException:
-        return HTTPException(status, f"the request {reason}", {"Connection": "close"})
-
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, "the request is not JSON; send Content-Type: application/json")
-    body = bytearray()
+    closing, body = {"Connection": "close"}, bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
-                    raise refused(413, f"is larger than {max_bytes} bytes")
+                    raise HTTPException(413, f"the request is larger than {max_bytes} bytes", closing)
     except TimeoutError:
-        raise refused(408, f"took longer than {BODY_SECONDS:g} s") from None
+        raise HTTPException(408, f"the request took longer than {BODY_SECONDS:g} s", closing) from None
     return kind.model_validate_json(bytes(body))
 
 

@@ -294,7 +294,7 @@ def test_chunks_hold_every_token_once():
             np.testing.assert_array_equal(positions[real], 99 + found[real])
             following = np.where(found[real] < len(rows[row]), found[real] + 1, 0)
             np.testing.assert_array_equal(chunk.targets[row][real], following)
-            if 0 <= chunk.place_of_last[row] < chunk.size:
+            if 0 <= chunk.place_of_last[row] < len(found):
                 assert found[chunk.place_of_last[row]] == len(rows[row])
     assert tokens == rows
 

@@ -1,5 +1,6 @@
 """Requests that wait together get what each gets alone, whatever the others ask or do."""
 
+import time
 from array import array
 from functools import partial
 
@@ -119,7 +120,7 @@ def test_a_full_queue_says_when_to_retry_and_a_client_that_leaves_frees_its_plac
             assert refused.value.code == "busy"
             streams[9].close()
             while metrics(root)["queue_length",] == 16:
-                pass
+                time.sleep(0.05)
             streams.append(client.completions.create(**body("a", stream=True, max_tokens=2)))
             generator.go_on.set()
             streams.pop(9)
@@ -147,7 +148,7 @@ def test_an_error_is_the_answer_of_all_that_are_not_finished_and_of_no_others(en
     )
     queue.submit(first)
     while queue.waiting:
-        pass
+        time.sleep(0.01)
     for each in (third, other, cancelled):
         queue.submit(each)
         each.prompts.result(30)

@@ -18,7 +18,7 @@ from tests.serve.running_server import PROMPT, ask, body
 from tests.trust.daily_seed import daily_seed
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-COUNT = int(os.environ.get("AGENTIC_RING_HOSTILE_REQUESTS", "200"))
+COUNT = int(os.environ.get("AGENTIC_RING_HOSTILE_REQUESTS", "100"))
 SECONDS = 30.0
 """A reply that takes longer counts as a hang."""
 ANSWERS = {"left", "closed", *map(str, (100, 200, 400, 404, 405, 408, 413, 415, 429))}
