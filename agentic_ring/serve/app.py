@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from agentic_ring.data.text.chat import Turn
-from agentic_ring.errors import AgenticRingError, DataError
+from agentic_ring.errors import AgenticRingError
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.serve import openai_protocol as protocol
 from agentic_ring.serve.generation import (
@@ -114,8 +114,6 @@ class ModelServer:
     async def _chats(self, request: Request) -> Response:
         body = await protocol.read_body(request, protocol.ChatRequest, self._max_body_bytes)
         self._check_model(body.model)
-        if not self._prompts.has_template:
-            raise DataError("the model's folder has no chat template; start the server with --template")
         turns = [Turn(message.role, message.text) for message in body.messages]
         self._prompts.check([turns])
         longest = body.new_tokens or protocol.DEFAULT_CHAT_TOKENS

@@ -222,7 +222,8 @@ class TextGenerator:
         answers = self._generate(rows, request.sampling, shared, lambda row, text: request.has_left)
         request.check_connected()
         scored = self._scored(request, prompts, answers, shared) if request.scored else [None] * len(rows)
-        return [_generated(*row, *found) for row, *found in zip(rows, answers, scored, strict=True)]
+        found = zip(rows, answers, scored, strict=True)
+        return [_generated(*row, answer, tokens) for row, answer, tokens in found]
 
     def _generate(
         self,

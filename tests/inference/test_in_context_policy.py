@@ -25,6 +25,7 @@ from tests.models.tiny_agentic_transformer import (
 )
 
 ENVIRONMENTS, TRIALS, TARGET = 4, 3, 6.0
+PAIRED = replace(tiny_config(layers=1), paired_tokens=True, action_modes=3)
 SCALING = Scaling((0.5,) * OBSERVATION_DIM, (2.0,) * OBSERVATION_DIM, reward_scale=2.0, return_scale=8.0)
 
 
@@ -124,8 +125,7 @@ def test_a_held_action_is_chosen_with_all_steps_in_context(hold, target):
 
 
 def test_paired_tokens_are_decoded_as_they_are_encoded_and_starting_over_discards_everything():
-    config = replace(tiny_config(layers=1), paired_tokens=True, action_modes=3)
-    policy, encode = make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=config)
+    policy, encode = make_policy(MeshShape(ring=1), TRIALS * MAX_TIMESTEP, config=PAIRED)
     steps = roll_out(policy)
     np.testing.assert_allclose(steps.action, encode(steps), atol=1e-4)
     policy.start_over(random_steps(batch=1, length=20, valid=17))
@@ -157,7 +157,7 @@ def test_a_cache_that_grows_keeps_its_tokens(shape):
 
 def test_draws_depend_on_seed_environment_and_decision_only():
     """Not on the mesh, nor on which policies share the environments."""
-    model, params, _ = fresh_model(replace(tiny_config(layers=1), action_modes=3))
+    model, params, _ = fresh_model(PAIRED)
     random = np.random.default_rng(3)
     observation = random.normal(size=(8, ENVIRONMENTS, OBSERVATION_DIM)).astype(np.float32)
 

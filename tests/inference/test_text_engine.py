@@ -22,7 +22,7 @@ from tests.models.llama_cases import ANSWER, FAMILIES, PROMPT, VOCAB, write_mode
 
 RANDOM = np.random.default_rng(0)
 TEXT = RANDOM.integers(0, VOCAB, 75).tolist()
-PROMPTS = [RANDOM.integers(0, VOCAB, length).tolist() for length in (5, 1, 37)]
+PROMPTS = [RANDOM.integers(0, VOCAB, length).tolist() for length in (5, 1, 40)]
 NEW = 6
 
 
@@ -39,7 +39,7 @@ def model(folder) -> Llama:
 @pytest.fixture(scope="module")
 def engine(model) -> TextEngine:
     """One engine for most tests, so that they share its programs."""
-    return TextEngine(model, chunk=16)
+    return TextEngine(model, chunk=20)
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +220,9 @@ def test_keys_in_few_bits_change_little(model, engine, greedy):
 
 
 def test_only_the_last_chunk_of_a_document_takes_the_attention_of_the_last_layer(engine):
-    programs, tokens = engine.programs, np.zeros((1, 16), np.int32)
-    # The fourth chunk is stored without the last layer's attention in one, and with it in the other.
-    whole, other = (engine.read(text).cache.values[1].numbers[:, :, :64] for text in (TEXT, TEXT[:64]))
+    programs, tokens = engine.programs, np.zeros((1, 20), np.int32)
+    # The third chunk is stored without the last layer's attention in one, and with it in the other.
+    whole, other = (engine.read(text).cache.values[1].numbers[:, :, :60] for text in (TEXT, TEXT[:60]))
     np.testing.assert_allclose(whole, other, atol=1e-5)
     place, last, cache = np.zeros(1, np.int32), programs.nothing_read(1), programs.empty(1, 1 << 16)
     chunk = programs.weights, tokens, tokens
