@@ -35,6 +35,7 @@ from agentic_ring.serve.prompts import ContextLengthError, Prompt, PromptProcess
 
 LEFT = 499
 """Status that the metrics count for a client that has disconnected."""
+_EXPECTED = (ValidationError, HTTPException, AgenticRingError, BusyError, AbandonedError, ClientDisconnect)
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -64,7 +65,8 @@ class ModelServer:
             Route("/v1/chat/completions", self._chats, methods=["POST"]),
         ]
         self._paths = {route.path for route in routes}
-        self._app = Starlette(routes=routes, exception_handlers=dict.fromkeys(_ERRORS, _error_reply))
+        handlers: dict[Any, Any] = dict.fromkeys((*_EXPECTED, Exception), _error_reply)
+        self._app = Starlette(routes=routes, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request and counts it under its path, or under "other"."""
@@ -206,12 +208,6 @@ async def _events(
     finally:
         asked.leave()
     yield "data: [DONE]\n\n"
-
-
-_ERRORS: Any = (
-    *(ValidationError, HTTPException, AgenticRingError, BusyError, AbandonedError, ClientDisconnect),
-    Exception,
-)
 
 
 async def _error_reply(request: Request, error: Any) -> Response:
