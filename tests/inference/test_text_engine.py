@@ -220,7 +220,7 @@ def test_keys_in_few_bits_change_little(model, engine, greedy):
 
 
 def test_only_the_last_chunk_of_a_document_takes_the_attention_of_the_last_layer(engine):
-    programs, tokens = engine.programs, np.zeros((1, 20), np.int32)
+    programs, tokens = engine.programs, np.zeros((1, 16), np.int32)
     # The third chunk is stored without the last layer's attention in one, and with it in the other.
     whole, other = (engine.read(text).cache.values[1].numbers[:, :, :60] for text in (TEXT, TEXT[:60]))
     np.testing.assert_allclose(whole, other, atol=1e-5)

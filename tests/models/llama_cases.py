@@ -120,11 +120,8 @@ def fused(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def write_model(folder: Path, case: str = "two_key_heads", **changes: Any) -> Path:
-    """Writes a folder in Hugging Face's layout; ``changes`` go to config.json, and may leave out layers."""
+    """Writes a folder in Hugging Face's layout; ``changes`` go to config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    fields, tensors = {**config_json(case), **changes}, weights(case)
-    for layer in range(fields["num_hidden_layers"], LAYERS):
-        tensors = {name: x for name, x in tensors.items() if f".layers.{layer}." not in name}
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config_json(case), **changes}))
+    save_file(weights(case), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

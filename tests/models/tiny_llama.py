@@ -1,4 +1,4 @@
-"""A LLaMA of one layer with golden weights and a tokenizer of 64 entries, in a folder."""
+"""A LLaMA with golden weights and a tokenizer of 64 entries, in a folder."""
 
 from pathlib import Path
 
@@ -29,6 +29,6 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def write_tiny_model(folder: Path, context: int) -> Path:
-    write_model(folder, max_position_embeddings=context, num_hidden_layers=1)
+    write_model(folder, max_position_embeddings=context)
     tiny_tokenizer().save(folder)
     return folder
