@@ -6,6 +6,7 @@ longest counts. That refers to the answer's text, however it is divided into tok
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from agentic_ring.data.text.tokenizer import Tokenizer
@@ -58,12 +59,17 @@ class IncrementalDetokenizer:
 
 
 class AnswerText:
-    """The text of one answer, token by token: ``IncrementalDetokenizer``, then ``StopStringFilter``."""
+    """The text of one answer, token by token: ``IncrementalDetokenizer``, then ``StopStringFilter``.
+
+    Attributes:
+      completion: set at the end of the answer.
+    """
 
     def __init__(self, decode: Decode, before: Sequence[int], strings: Sequence[str]):
         self._pieces = IncrementalDetokenizer(decode, before)
         self._until = StopStringFilter(strings)
         self._parts: list[str] = []
+        self.completion = Completion()
 
     @property
     def text(self) -> str:
@@ -77,15 +83,14 @@ class AnswerText:
 
     def add(self, token: int) -> str:
         """Returns the text that the token adds to the answer."""
-        return self._grow(self._until.add(self._pieces.add(token)))
+        self._parts.append(self._until.add(self._pieces.add(token)))
+        return self._parts[-1]
 
-    def rest(self) -> str:
-        """Returns the text held back at the end of the answer."""
-        return self._grow(self._until.add(self._pieces.rest()) + self._until.rest())
-
-    def _grow(self, text: str) -> str:
-        self._parts.append(text)
-        return text
+    def end(self, completion: Completion) -> str:
+        """Returns the text held back at the end of the answer, in which a stop string may be found."""
+        self._parts.append(self._until.add(self._pieces.rest()) + self._until.rest())
+        self.completion = replace(completion, ended="stop") if self.stopped else completion
+        return self._parts[-1]
 
 
 def generate_answers(
@@ -98,9 +103,9 @@ def generate_answers(
     *,
     document: Document | None = None,
     on_text: Callable[[int, str], object] = lambda row, text: None,
-    on_end: Callable[[int, Completion], object] = lambda row, answer: None,
+    on_end: Callable[[int, AnswerText], object] = lambda row, answer: None,
     least_rows: int = 1,
-) -> list[Completion]:
+) -> None:
     """Generates the ``answers`` to tokenised ``prompts`` up to one of their stop strings or an end token.
 
     ``on_text`` is called with the index of an answer and each new part of it, which may be empty; the answer
@@ -111,11 +116,11 @@ def generate_answers(
         left = on_text(row, answers[row].add(token))
         return bool(left) or answers[row].stopped
 
-    def end(row: int, answer: Completion) -> None:
-        on_text(row, answers[row].rest())
-        on_end(row, answer)
+    def end(row: int, completion: Completion) -> None:
+        on_text(row, answers[row].end(completion))
+        on_end(row, answers[row])
 
-    return engine.generate(
+    engine.generate(
         prompts,
         max_new_tokens,
         document=document,
@@ -134,8 +139,8 @@ class StopStringFilter:
     """
 
     def __init__(self, strings: Sequence[str]):
-        self._automaton = _automaton(tuple(filter(None, strings)))
-        self._state = 0
+        self._strings = _with_borders(tuple(filter(None, strings)))
+        self._begun = [0] * len(self._strings)  # characters of each string with which the text ends
         self._waiting: deque[str] = deque()
         self.stopped = False
 
@@ -145,10 +150,16 @@ class StopStringFilter:
         for letter in text:
             if self.stopped:
                 break
-            self._state = self._automaton.after(self._state, letter)
             self._waiting.append(letter)
-            found = self._automaton.found[self._state]
-            while len(self._waiting) > (found or self._automaton.length[self._state]):
+            found = 0
+            for number, (string, borders) in enumerate(self._strings):
+                begun = self._begun[number]
+                while begun and string[begun] != letter:
+                    begun = borders[begun]
+                self._begun[number] = begun = begun + (string[begun] == letter)
+                if begun == len(string):
+                    found = max(found, begun)
+            while len(self._waiting) > (found or max(self._begun, default=0)):
                 shown.append(self._waiting.popleft())
             self.stopped = found > 0
         return "".join(shown)
@@ -160,49 +171,19 @@ class StopStringFilter:
         return text
 
 
-class _Automaton:
-    """The automaton of Aho and Corasick (1975), which searches for all strings at once.
+@lru_cache(maxsize=1)  # all answers of a request have the same strings
+def _with_borders(strings: tuple[str, ...]) -> list[tuple[str, list[int]]]:
+    """Each string with its borders, for the search of Knuth, Morris and Pratt (1977).
 
-    Its state is the longest beginning of a string with which the text ends.
-
-    Attributes:
-      length: characters of each state's beginning.
-      found: length of the longest string with which that ends; 0 if there is none.
+    The border of the first n characters is the length of the longest shorter beginning with which they end.
     """
-
-    def __init__(self, strings: tuple[str, ...]):
-        self.length = [0]
-        self.found = [0]
-        self._next: list[dict[str, int]] = [{}]
-        self._shorter = [0]  # state of the longest beginning with which that of this state ends
-        for string in strings:
-            self._insert(string)
-        waiting = deque(self._next[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for letter, longer in self._next[state].items():
-                self._shorter[longer] = self.after(self._shorter[state], letter)
-                self.found[longer] = self.found[longer] or self.found[self._shorter[longer]]
-                waiting.append(longer)
-
-    def after(self, state: int, letter: str) -> int:
-        """Returns the state after one more letter."""
-        while state and letter not in self._next[state]:
-            state = self._shorter[state]
-        return self._next[state].get(letter, 0)
-
-    def _insert(self, string: str) -> None:
-        state = 0
-        for length, letter in enumerate(string, start=1):
-            if letter not in self._next[state]:
-                self._next[state][letter] = len(self._next)
-                self._next.append({})
-                self.length.append(length)
-                self.found.append(0)
-                self._shorter.append(0)
-            state = self._next[state][letter]
-        self.found[state] = len(string)
-
-
-# All answers of a request have the same strings.
-_automaton = lru_cache(maxsize=1)(_Automaton)
+    found = []
+    for string in strings:
+        borders, length = [0, 0], 0
+        for letter in string[1:]:
+            while length and string[length] != letter:
+                length = borders[length]
+            length += string[length] == letter
+            borders.append(length)
+        found.append((string, borders))
+    return found

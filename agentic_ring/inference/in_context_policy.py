@@ -344,8 +344,5 @@ def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]
 
     padded = replace(jax.tree.map(lambda x: pad(x, 0), prompt), position=pad(prompt.position, -1))
     length = padded.position.shape[1]
-    step = size or length
-    return [
-        jax.tree.map(lambda x, first=first: x[:, first : first + step], padded)
-        for first in range(0, length, step)
-    ]
+    parts = (slice(first, first + (size or length)) for first in range(0, length, size or length))
+    return [jax.tree.map(lambda x, part=part: x[:, part], padded) for part in parts]

@@ -6,7 +6,7 @@ Call the functions under ``jax.set_mesh``. Batches are padded to few sizes, sinc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class LlamaPrograms(CachedModel):
 
     def empty(self, rows: int, slots: int, new_tokens: int = 0) -> KVCache:
         """A cache for texts of ``slots`` tokens, padding included, and ``new_tokens`` generated ones."""
-        return self.placed_cache(rows, self._capacity(slots, new_tokens))
+        return self.placed_cache(rows, slots_needed(slots, new_tokens, 1, self.ring, self.chunk))
 
     def nothing_read(self, rows: int) -> jax.Array:
         """Argument ``last`` of the first call of ``encode``: zeros [B, D]."""
@@ -114,28 +114,21 @@ class LlamaPrograms(CachedModel):
         parts = jax.lax.map(score_part, (split(encoded), split(targets)))
         return *(x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in parts), cache
 
-    def cache_bytes(self, rows: int, slots: int) -> int:
-        """Bytes of a cache, summed over all devices."""
-        return array_bytes(self._cache_shape(rows, slots))
-
-    def encode_bytes(self, rows: int, slots: int) -> int:
-        """Temporary bytes per device of encoding a chunk into such a cache, from the compiled program."""
+    def encode_bytes(self, slots: int) -> tuple[int, int]:
+        """Bytes over all devices of the cache of a document, and of temporary arrays while it is encoded."""
+        rows, capacity = self.copies, slots_needed(slots, 0, 1, self.ring, self.chunk)
+        shape = jax.eval_shape(partial(self.new_cache, rows, capacity))
         cache = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self._cache_shape(rows, slots),
+            shape,
             self.cache_shardings(),
         )
         tokens = jax.ShapeDtypeStruct((rows, self.chunk), jnp.int32)
         place = jax.ShapeDtypeStruct((rows,), jnp.int32)
         last = jax.eval_shape(partial(self.nothing_read, rows))
         compiled = self.encode.lower(self.weights, tokens, tokens, place, last, cache, None).compile()
-        return int(compiled.memory_analysis().temp_size_in_bytes)
-
-    def _cache_shape(self, rows: int, slots: int) -> Any:
-        return jax.eval_shape(partial(self.new_cache, rows, self._capacity(slots, 0)))
-
-    def _capacity(self, slots: int, new_tokens: int) -> int:
-        return slots_needed(slots, new_tokens, 1, self.ring, self.chunk)
+        temporary = int(compiled.memory_analysis().temp_size_in_bytes)  # of each device
+        return array_bytes(shape), temporary * self.mesh.size
 
     def place(self, cache: KVCache) -> KVCache:
         """Copies a document's cache from other devices to these, for reading only.
@@ -168,12 +161,9 @@ def bucket_size(length: int, unit: int, steps: int = 8) -> int:
     return unit * step * -(-units // step)
 
 
-@dataclass(frozen=True)
-class BatchChunk:
+class BatchChunk(NamedTuple):
     """The same C columns of all rows."""
 
-    first: int
-    """Index of the first column."""
     tokens: np.ndarray
     """int32 [B, C]."""
     targets: np.ndarray
@@ -182,11 +172,6 @@ class BatchChunk:
     """int32 [B, C]; ``EMPTY_SLOT`` for padding."""
     place_of_last: np.ndarray
     """int32 [B], column of each row's last token in this chunk; out of range if elsewhere."""
-
-    @property
-    def size(self) -> int:
-        """Columns, C."""
-        return self.tokens.shape[1]
 
 
 @dataclass(frozen=True)
@@ -226,5 +211,5 @@ class RaggedBatch:
                 tokens[number, : len(part)] = part
                 targets[number, : len(after)] = after
                 positions[number, : len(part)] = self.start + first + np.arange(len(part))
-            yield BatchChunk(first, tokens, targets, positions, self.lengths - 1 - first)
+            yield BatchChunk(tokens, targets, positions, self.lengths - 1 - first)
             first += size

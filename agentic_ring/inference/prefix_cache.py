@@ -72,12 +72,7 @@ class PrefixCache:
         """The first ``length`` tokens of the cached text, as encoded; None for no tokens."""
         return self._document.beginning(length) if self._document is not None and length else None
 
-    def split(
-        self, prompt: Sequence[int], advance: Callable[[int], None] = lambda done: None
-    ) -> tuple[Document | None, Sequence[int]]:
-        """Splits a prompt into an encoded document, or None, and the remaining tokens, at least one.
-
-        ``advance`` is that of ``hold``.
-        """
-        shared = self.hold(prompt, advance)
+    def split(self, prompt: Sequence[int]) -> tuple[Document | None, Sequence[int]]:
+        """Splits a prompt into an encoded document, or None, and the remaining tokens, at least one."""
+        shared = self.hold(prompt)
         return self.beginning(shared), prompt[shared:]

@@ -150,10 +150,10 @@ class TextEngine:
         rows = RaggedBatch([tokens] * programs.copies, 0, self.chunk, unit=self.chunk)
         with jax.set_mesh(self._mesh):
             cache = programs.empty(programs.copies, bucket_size(len(tokens), self.chunk))
-            last = programs.nothing_read(programs.copies)
+            last, done = programs.nothing_read(programs.copies), 0
             for chunk in rows.chunks():
                 arguments = programs.weights, chunk.tokens, chunk.positions
-                done = min(chunk.first + chunk.size, len(tokens))
+                done = min(done + self.chunk, len(tokens))
                 if done < len(tokens):
                     cache = programs.store(*arguments, cache)
                 else:
@@ -215,8 +215,27 @@ class TextEngine:
         self.check(prompts)
         programs, texts = self.programs, self._ragged(prompts, document, least_rows)
         prefix = None if document is None else document.cache
-        answers = _Answers(limits, stop_tokens, on_token, on_end)
-        batch = len(texts.rows)
+        answers, batch = [Completion() for _ in prompts], len(texts.rows)
+
+        def receive(tokens: np.ndarray, likelihoods: np.ndarray) -> np.ndarray:
+            """Adds a token [B] to each answer that has not ended; returns those that go on, bool [B]."""
+            for row, answer in enumerate(answers):  # rows of padding come after them
+                if answer.ended is not None:
+                    continue
+                token = int(tokens[row])
+                if token in stop_tokens:
+                    answer.ended = "stop"
+                else:
+                    answer.tokens.append(token)
+                    answer.log_probabilities.append(float(likelihoods[row]))
+                    if on_token(row, token):
+                        answer.ended = "stop"
+                    elif len(answer.tokens) == limits[row]:
+                        answer.ended = "length"
+                if answer.ended is not None:
+                    on_end(row, answer)
+            return np.array([row < len(answers) and answers[row].ended is None for row in range(batch)])
+
         numbers, values = _draws(sampling, batch)
         with jax.set_mesh(self._mesh):
             cache = programs.empty(batch, sum(texts.sizes), bucket_size(max(limits), ANSWER_UNIT))
@@ -228,9 +247,9 @@ class TextEngine:
             tokens, likelihoods = programs.first_token(programs.weights, last, values, numbers)
             index = 0
             while True:
-                working = answers.receive(np.asarray(tokens), np.asarray(likelihoods))
+                working = receive(np.asarray(tokens), np.asarray(likelihoods))
                 if not working.any():
-                    return answers.completions
+                    return answers
                 positions = np.where(working, texts.start + texts.lengths + index, EMPTY_SLOT)
                 index += 1
                 state = programs.weights, tokens, positions.astype(np.int32), cache, prefix
@@ -286,11 +305,8 @@ class TextEngine:
         """Memory needed to encode a document of ``tokens`` tokens."""
         slots = bucket_size(tokens, self.chunk)
         with jax.set_mesh(self._mesh):
-            return DocumentBytes(
-                weights=array_bytes(self.programs.weights),
-                cache=self.programs.cache_bytes(self.programs.copies, slots),
-                activations=self.programs.encode_bytes(self.programs.copies, slots) * self._mesh.size,
-            )
+            cache, activations = self.programs.encode_bytes(slots)
+        return DocumentBytes(array_bytes(self.programs.weights), cache, activations)
 
     def check(self, texts: Sequence[Tokens]) -> None:
         """Raises an ArgumentError unless there are texts, none is empty, and all tokens are the model's."""
@@ -324,44 +340,6 @@ class TextEngine:
         unit = -(-PROMPT_UNIT // self._ring) * self._ring
         start = 0 if document is None else document.length
         return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)
-
-
-class _Answers:
-    """The answers of a batch while they grow; arguments as in ``TextEngine.generate``."""
-
-    def __init__(
-        self,
-        limits: Sequence[int],
-        stop_tokens: Sequence[int],
-        on_token: Callable[[int, int], object],
-        on_end: Callable[[int, Completion], object],
-    ):
-        self.completions = [Completion() for _ in limits]
-        self._limits = limits
-        self._stop_tokens = stop_tokens
-        self._on_token = on_token
-        self._on_end = on_end
-
-    def receive(self, tokens: np.ndarray, likelihoods: np.ndarray) -> np.ndarray:
-        """Adds a token [B] to each answer that has not ended; returns those that go on, bool [B]."""
-        goes_on = np.zeros(len(tokens), bool)
-        found = zip(self.completions, tokens.tolist(), likelihoods.tolist(), strict=False)  # padding is last
-        for row, (answer, token, likelihood) in enumerate(found):
-            if answer.ended is not None:
-                continue
-            if token in self._stop_tokens:
-                answer.ended = "stop"
-            else:
-                answer.tokens.append(token)
-                answer.log_probabilities.append(likelihood)
-                if self._on_token(row, token):
-                    answer.ended = "stop"
-                elif len(answer.tokens) == self._limits[row]:
-                    answer.ended = "length"
-            goes_on[row] = answer.ended is None
-            if answer.ended is not None:
-                self._on_end(row, answer)
-        return goes_on
 
 
 def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndarray, SamplingValues]:

@@ -6,7 +6,7 @@ python -m agentic_ring.serve --model FOLDER --max-context 65536
 from pathlib import Path
 from typing import Annotated, Literal
 
-from agentic_ring.data.text.chat import chat_template
+from agentic_ring.data.text.chat import chat_template, check_special_tokens
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.errors import ConfigError
 from agentic_ring.extras import needs_extra
@@ -63,7 +63,7 @@ def main(
     with needs_extra("serve"):
         import uvicorn
 
-        from agentic_ring.serve.app import make_app
+        from agentic_ring.serve.app import ModelServer
         from agentic_ring.serve.generation import TextGenerator
         from agentic_ring.serve.load_limits import LimitedConnection
         from agentic_ring.serve.prompts import PromptProcess
@@ -74,7 +74,7 @@ def main(
     if template is None and tokenizer.chat_template is not None:
         template = "tokenizer"
     if template is not None:
-        chat_template(template, tokenizer)  # refuses one that does not fit the tokenizer
+        check_special_tokens(chat_template(template, tokenizer), tokenizer)
     mesh = make_mesh()
     loaded = load_pretrained(model, mesh, dtype, context=context)
     generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
@@ -83,10 +83,9 @@ def main(
         say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
     say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")
     with PromptProcess(model, template, context, tokenizer.longest_token) as prompts:
-        prompts.check_template()
         max_body = max_body or max(BODY_BYTES, BODY_BYTES_A_TOKEN * context)
         uvicorn.run(
-            make_app(name, generator, prompts, queue_size, max_body),
+            ModelServer(name, generator, prompts, queue_size, max_body),
             host=host,
             port=port,
             http=LimitedConnection,

@@ -4,15 +4,16 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.inference.text_engine import Completion, Document, Score, TextEngine
+from agentic_ring.inference.text_engine import Score, TextEngine
 from agentic_ring.serve.prompts import TOKENS, ContextLengthError, Prompt
 
 CheckConnected = Callable[[], None]
@@ -23,13 +24,40 @@ class AbandonedError(Exception):
     """The client has disconnected."""
 
 
-@dataclass(frozen=True)
-class GenerationJob:
-    """Prompts to answer, at least one, and how."""
+class ScoredToken(NamedTuple):
+    """A token of a prompt or an answer; the first token has no log probability."""
 
-    prompts: Sequence[Prompt]
+    text: str
+    """Text that the token adds; special tokens are spelled out."""
+    offset: int
+    """Number of characters of prompt and answer before it."""
+    log_probability: float | None
+    """Given all earlier tokens."""
+    likeliest: tuple[str, float] | None
+    """Text and log probability of the most likely token at its place."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """The answer to a prompt."""
+
+    text: str
+    """The answer, after the prompt if the request has ``echo``."""
+    ended: Literal["stop", "length"]
+    tokens: int
+    """Number of tokens of the answer."""
+    scored: list[ScoredToken] | None
+    """Tokens of ``text`` with log probabilities; None unless requested."""
+
+
+@dataclass(eq=False)
+class GenerationRequest:
+    """A client's request, from its arrival to its answers."""
+
+    encode: Callable[[CheckConnected], Sequence[Prompt]]
+    """Encodes the prompts, at least one, which is slow."""
     max_new_tokens: int
-    """Limit of each answer; 0 generates none."""
+    """Limit of each answer; 0 generates none. Read once the prompts are encoded."""
     sampling: Sampling
     stop: Sequence[str] = ()
     """Strings that end an answer; they are not part of it."""
@@ -39,59 +67,23 @@ class GenerationJob:
     """Return log probabilities."""
     continues: bool = True
     """The answer continues the prompt's text, including the space between them, and is no separate text."""
+    on_text: Callable[[str], object] = lambda text: None
+    """Gets each new part of a single answer."""
+    prompts: Future[Sequence[Prompt]] = field(default_factory=Future)
+    """Set once the prompts are encoded and fit the model."""
+    answers: Future[list[GeneratedText]] = field(default_factory=Future)
+    """One for each prompt; running once the model has begun, after which nothing cancels it."""
+    has_left: bool = False
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens of the first prompt."""
+        return self.prompts.result()[0].tokens
 
     @property
     def is_single(self) -> bool:
         """Whether it asks for one answer and nothing else, so that it can share a batch."""
-        return len(self.prompts) == 1 and self.max_new_tokens > 0 and not self.scored
-
-
-@dataclass(frozen=True)
-class ScoredToken:
-    """A token of a prompt or an answer; the first token has no log probability."""
-
-    text: str
-    """Text that the token adds; special tokens are spelled out."""
-    offset: int
-    """Number of characters of prompt and answer before it."""
-    log_probability: float | None = None
-    """Log probability given all earlier tokens."""
-    likeliest: tuple[str, float] | None = None
-    """Text and log probability of the most likely token at its place."""
-
-
-@dataclass(frozen=True)
-class GeneratedText:
-    """The answer to a prompt."""
-
-    text: str
-    """The answer, after the prompt if the job has ``echo``."""
-    ended: Literal["stop", "length"]
-    tokens: int
-    """Number of tokens of the answer."""
-    scored: list[ScoredToken] | None
-    """Tokens of ``text`` with log probabilities; None unless requested."""
-
-
-class GenerationRequest:
-    """A client's request, from its arrival to its answers.
-
-    ``make_job`` encodes the prompts, which is slow; ``on_text`` gets each new part of a single answer.
-
-    Attributes:
-      job: set once the prompts are encoded and fit the model.
-      answers: one for each prompt; running once the model has begun, after which nothing cancels it.
-    """
-
-    def __init__(
-        self,
-        make_job: Callable[[CheckConnected], GenerationJob],
-        on_text: Callable[[str], object] = lambda text: None,
-    ):
-        self.make_job, self.on_text = make_job, on_text
-        self.job: Future[GenerationJob] = Future()
-        self.answers: Future[list[GeneratedText]] = Future()
-        self.has_left = False
+        return len(self.prompts.result()) == 1 and self.max_new_tokens > 0 and not self.scored
 
     def leave(self) -> None:
         """The client has disconnected: the request leaves the queue, or its answer ends."""
@@ -129,27 +121,22 @@ class RequestBatch:
     def __init__(self, prefixes: PrefixCache, rows: int, slots: int, first: GenerationRequest):
         self._prefixes, self._rows, self._slots = prefixes, rows, slots
         self.requests = [first]
-        job = first.job.result()
-        tokens = job.prompts[0].tokens
-        self._longest_prompt, self._longest_answer = len(tokens), job.max_new_tokens
-        self.shared = prefixes.hold(tokens, lambda done: first.check_connected())
+        self.shared = prefixes.hold(first.tokens, lambda done: first.check_connected())
 
     def admit(self, request: GenerationRequest) -> bool:
         """Adds a request if it fits to the others; returns whether it does."""
-        job = request.job.result()
-        if not job.is_single or len(self.requests) == self._rows:
+        if not request.is_single or len(self.requests) == self._rows:
             return False
-        tokens = job.prompts[0].tokens
-        shared = self._prefixes.shared(tokens)
-        if bool(shared) != bool(self.shared) or not (shared or self._prefixes.is_short(tokens)):
+        shared = self._prefixes.shared(request.tokens)
+        if bool(shared) != bool(self.shared) or not (shared or self._prefixes.is_short(request.tokens)):
             return False
-        prompt, answer = max(self._longest_prompt, len(tokens)), max(self._longest_answer, job.max_new_tokens)
-        if self._rows * (prompt - min(self.shared, shared) + answer) > self._slots:
+        requests, shared = [*self.requests, request], min(self.shared, shared)
+        prompt = max(len(each.tokens) for each in requests)
+        answer = max(each.max_new_tokens for each in requests)
+        if self._rows * (prompt - shared + answer) > self._slots:
             return False
-        self._prefixes.hold(tokens)
-        self._longest_prompt, self._longest_answer = prompt, answer
-        self.shared = min(self.shared, shared)
-        self.requests.append(request)
+        self._prefixes.hold(request.tokens)
+        self.requests, self.shared = requests, shared
         return True
 
 
@@ -172,23 +159,23 @@ class TextGenerator:
         """Maximum number of tokens of an answer."""
         return self._max_context - len(prompt.tokens)
 
-    def check(self, job: GenerationJob) -> None:
-        """Checks the tokens of a job, and how many they are.
+    def check(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+        """Checks the tokens of prompts, and how many they are.
 
         Raises:
           ContextLengthError: a prompt and its answer exceed the maximum context.
           ArgumentError: a prompt is empty, or a token is outside the vocabulary.
         """
-        for prompt in job.prompts:
-            if self.room(prompt) < job.max_new_tokens:
+        for prompt in prompts:
+            if self.room(prompt) < max_new_tokens:
                 raise ContextLengthError(
-                    f"the prompt has {len(prompt.tokens)} tokens and {job.max_new_tokens} new ones are "
+                    f"the prompt has {len(prompt.tokens)} tokens and {max_new_tokens} new ones are "
                     f"requested; together they may be {self._max_context}"
                 )
-        self._engine.check([prompt.tokens for prompt in job.prompts])
+        self._engine.check([prompt.tokens for prompt in prompts])
 
     def answer(self, request: GenerationRequest, take: Take) -> int:
-        """Answers a request whose job has passed ``check``, and others that continue the same text.
+        """Answers a request whose prompts have passed ``check``, and others that continue the same text.
 
         Each gets the answer that it would get alone. The others are taken once the text is encoded. Returns
         the number of requests.
@@ -197,39 +184,31 @@ class TextGenerator:
           AbandonedError: the client of a request that is answered alone has left.
         """
         request.check_connected()
-        job = request.job.result()
-        if not job.is_single:
-            groups = [self._answer_group(request, group) for group in self._groups(job)]
+        if not request.is_single:
+            groups = [self._answer_group(request, prompts) for prompts in self._groups(request)]
             request.finish([text for group in groups for text in group])
             return 1
         batch = RequestBatch(self.prefixes, self._batch_size, self._max_context, request)
         take(batch.admit)
-        requests = batch.requests
-        jobs = [request.job.result() for request in requests]
+        rows = [(each, each.prompts.result()[0]) for each in batch.requests]
 
         def on_text(row: int, text: str) -> bool:
-            requests[row].on_text(text)
-            return requests[row].has_left
+            rows[row][0].on_text(text)
+            return rows[row][0].has_left
 
-        def on_end(row: int, answer: Completion, text: AnswerText) -> None:
-            requests[row].finish([_generated(jobs[row], jobs[row].prompts[0], answer, text)])
+        def on_end(row: int, answer: AnswerText) -> None:
+            rows[row][0].finish([_generated(*rows[row], answer)])
 
-        self._generate(
-            jobs,
-            [job.prompts[0] for job in jobs],
-            [job.sampling for job in jobs],
-            batch.shared,
-            on_text,
-            on_end,
-            least_rows=self._batch_size if len(jobs) > 1 else 1,
-        )
-        return len(requests)
+        samplings = [each.sampling for each in batch.requests]
+        least_rows = self._batch_size if len(rows) > 1 else 1
+        self._generate(rows, samplings, batch.shared, on_text, on_end, least_rows)
+        return len(rows)
 
-    def _groups(self, job: GenerationJob) -> Iterator[list[Prompt]]:
+    def _groups(self, request: GenerationRequest) -> Iterator[list[Prompt]]:
         """Splits the prompts into batches that need no more memory than one prompt of maximum length."""
         group: list[Prompt] = []
-        for prompt in job.prompts:
-            longest = max(len(each.tokens) for each in (*group, prompt)) + job.max_new_tokens
+        for prompt in request.prompts.result():
+            longest = max(len(each.tokens) for each in (*group, prompt)) + request.max_new_tokens
             if group and longest * (len(group) + 1) > self._max_context:
                 yield group
                 group = []
@@ -237,109 +216,93 @@ class TextGenerator:
         yield group
 
     def _answer_group(self, request: GenerationRequest, prompts: list[Prompt]) -> list[GeneratedText]:
-        job, shared = request.job.result(), 0
-        if len(prompts) == 1 and job.max_new_tokens:
+        rows, shared = [(request, prompt) for prompt in prompts], 0
+        if len(prompts) == 1 and request.max_new_tokens:
             shared = self.prefixes.hold(prompts[0].tokens, lambda done: request.check_connected())
-        jobs = [job] * len(prompts)
-        answers, texts = self._generate(
-            jobs, prompts, job.sampling, shared, lambda row, text: request.has_left
-        )
+        answers = self._generate(rows, request.sampling, shared, lambda row, text: request.has_left)
         request.check_connected()
-        scored = [None] * len(prompts)
-        if job.scored:
-            scored = self._scored(job, prompts, answers, texts, self.prefixes.beginning(shared))
-        return [_generated(job, *row) for row in zip(prompts, answers, texts, scored, strict=True)]
+        scored = self._scored(request, prompts, answers, shared) if request.scored else [None] * len(rows)
+        found = zip(rows, answers, scored, strict=True)
+        return [_generated(*row, answer, tokens) for row, answer, tokens in found]
 
     def _generate(
         self,
-        jobs: list[GenerationJob],
-        prompts: list[Prompt],
+        rows: list[tuple[GenerationRequest, Prompt]],
         sampling: Sampling | list[Sampling],
         shared: int,
         on_text: Callable[[int, str], bool],
-        on_end: Callable[[int, Completion, AnswerText], None] = lambda row, answer, text: None,
+        on_end: Callable[[int, AnswerText], None] = lambda row, answer: None,
         least_rows: int = 1,
-    ) -> tuple[list[Completion], list[AnswerText]]:
-        """Answers the prompt of each job, whose first ``shared`` tokens are cached.
+    ) -> list[AnswerText]:
+        """Answers one prompt of a request in each row; their first ``shared`` tokens are cached.
 
         With one ``sampling``, the rows draw different samples; each of several draws as it does alone.
         """
-        texts = [
-            AnswerText(self._tokenizer.decode, prompt.tokens if job.continues else (), job.stop)
-            for job, prompt in zip(jobs, prompts, strict=True)
+        answers = [
+            AnswerText(self._tokenizer.decode, prompt.tokens if request.continues else (), request.stop)
+            for request, prompt in rows
         ]
-        if not jobs[0].max_new_tokens:
-            return [Completion(ended="length") for _ in prompts], texts
-        answers = generate_answers(
-            self._engine,
-            self._tokenizer,
-            [prompt.tokens[shared:] for prompt in prompts],
-            texts,
-            [job.max_new_tokens for job in jobs],
-            sampling,
-            document=self.prefixes.beginning(shared),
-            on_text=on_text,
-            on_end=lambda row, answer: on_end(row, answer, texts[row]),
-            least_rows=least_rows,
-        )
-        return answers, texts
+        limits = [request.max_new_tokens for request, _ in rows]
+        if limits[0]:
+            generate_answers(
+                self._engine,
+                self._tokenizer,
+                [prompt.tokens[shared:] for _, prompt in rows],
+                answers,
+                limits,
+                sampling,
+                document=self.prefixes.beginning(shared),
+                on_text=on_text,
+                on_end=on_end,
+                least_rows=least_rows,
+            )
+        return answers
 
     def _scored(
-        self,
-        job: GenerationJob,
-        prompts: list[Prompt],
-        answers: list[Completion],
-        texts: list[AnswerText],
-        document: Document | None,
+        self, request: GenerationRequest, prompts: list[Prompt], answers: list[AnswerText], shared: int
     ) -> list[list[ScoredToken]]:
         """Tokens of each prompt and answer with log probabilities, from a second pass."""
-        document = None if job.echo else document
+        document = None if request.echo else self.prefixes.beginning(shared)
         read = 0 if document is None else document.length
-        wholes = [[*p.tokens, *a.tokens] for p, a in zip(prompts, answers, strict=True)]
-        firsts = [1 if job.echo else len(prompt.tokens) for prompt in prompts]
+        wholes = [[*p.tokens, *a.completion.tokens] for p, a in zip(prompts, answers, strict=True)]
+        firsts = [1 if request.echo else len(prompt.tokens) for prompt in prompts]
         pairs = [(whole[read:first], whole[first:]) for whole, first in zip(wholes, firsts, strict=True)]
         asked = [pair for pair in pairs if pair[1]]
         scores = iter(self._engine.score(asked, document=document) if asked else ())
         rows = []
-        for prompt, whole, (_, continuation), text in zip(prompts, wholes, pairs, texts, strict=True):
+        for prompt, whole, (_, continuation), answer in zip(prompts, wholes, pairs, answers, strict=True):
             score = next(scores) if continuation else Score([], [], [], [])
-            shown, offset = (prompt.added, 0) if job.echo else (len(prompt.tokens), len(prompt.text))
+            shown, offset = (prompt.added, 0) if request.echo else (len(prompt.tokens), len(prompt.text))
             found = _scored_tokens(self._tokenizer, whole, score, shown, offset)
-            end = len(prompt.text) + len(text.text)
+            end = len(prompt.text) + len(answer.text)
             # Tokens of a stop string were generated, but are not part of the answer.
-            rows.append([token for token in found if not text.stopped or token.offset < end])
+            rows.append([token for token in found if not answer.stopped or token.offset < end])
         return rows
 
 
 def _generated(
-    job: GenerationJob,
-    prompt: Prompt,
-    answer: Completion,
-    text: AnswerText,
-    scored: list[ScoredToken] | None = None,
+    request: GenerationRequest, prompt: Prompt, answer: AnswerText, scored: list[ScoredToken] | None = None
 ) -> GeneratedText:
-    whole = prompt.text + text.text if job.echo else text.text
-    ended = "stop" if text.stopped or answer.ended == "stop" else "length"
-    return GeneratedText(whole, ended, len(answer.tokens), scored)
+    text = prompt.text + answer.text if request.echo else answer.text
+    completion = answer.completion
+    return GeneratedText(text, completion.ended or "length", len(completion.tokens), scored)
 
 
 def _scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
-) -> Iterator[ScoredToken]:
-    """Yields the tokens from index ``shown`` on, which has ``offset`` characters before it.
+) -> list[ScoredToken]:
+    """The tokens from index ``shown`` on, before which there are ``offset`` characters.
 
-    ``score`` is that of the last tokens.
+    ``score`` is that of all of them, or of all but the first.
     """
     decode = partial(tokenizer.decode, skip_special=False)
     pieces = IncrementalDetokenizer(decode, tokens[:shown])
-    for place in range(shown, len(tokens)):
-        text = pieces.add(tokens[place])
-        if place + 1 == len(tokens):
-            text += pieces.rest()
-        index = place - (len(tokens) - len(score.tokens))
-        if index < 0:
-            yield ScoredToken(text, offset)
-        else:
-            likeliest = decode([score.likeliest[index]]), score.likeliest_log_probabilities[index]
-            yield ScoredToken(text, offset, score.log_probabilities[index], likeliest)
-        offset += len(text)
+    texts = [pieces.add(token) for token in tokens[shown:]]
+    if texts:
+        texts[-1] += pieces.rest()
+    likeliest = [decode([token]) for token in score.likeliest]
+    likeliest = zip(likeliest, score.likeliest_log_probabilities, strict=True)
+    first = [None] * (len(texts) - len(score.tokens))
+    offsets = accumulate(map(len, texts), initial=offset)
+    columns = texts, offsets, [*first, *score.log_probabilities], [*first, *likeliest]
+    return [ScoredToken(*values) for values in zip(*columns, strict=False)]  # one offset more, the end

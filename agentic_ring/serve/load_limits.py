@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -20,7 +21,7 @@ from agentic_ring.serve.generation import AbandonedError, GenerationRequest, Tex
 CONNECTIONS = 256
 """Maximum number of open connections; a further one closes the oldest that is not waiting for an answer."""
 HEAD_SECONDS = 10.0
-"""Time for the head of a request: its first line and headers."""
+"""Time for the head of a request, from the connection or the last answer on."""
 WRITE_SECONDS = 30.0
 """Time during which a client may accept no more of its answer."""
 
@@ -28,50 +29,34 @@ WRITE_SECONDS = 30.0
 class LimitedConnection(H11Protocol):
     """A connection of the web server that slow clients cannot hold."""
 
-    _timer: asyncio.TimerHandle | None = None
-    _idle_since = 0.0
+    _since = 0.0
+    """Time since which it waits for the head of a request, or for the client to read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Starts the time limit of the head, and makes room."""
+        """Starts the time limits, and makes room."""
         super().connection_made(transport)
-        self._idle_since = self.loop.time()
-        self._limit(HEAD_SECONDS)
-        connections = [each for each in self.connections if isinstance(each, LimitedConnection)]
+        self._since = self.loop.time()
+        self._check_time()
         # Closed ones stay in the set until the event loop has turned.
-        connections = [each for each in connections if not each.transport.is_closing()]
+        connections: list[Any] = [each for each in self.connections if not each.transport.is_closing()]
         if len(connections) > CONNECTIONS:
             # This one is idle, too: it is closed if all others wait for their answers.
-            idle = [each for each in connections if not (each._answering and not each.cycle.more_body)]
-            min(idle, key=lambda each: each._idle_since).transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the time limit."""
-        self._limit(None)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Passes data on; the limit of the head counts from its first byte."""
-        super().data_received(data)
-        if self.flow.write_paused:
-            return
-        if self._answering:
-            self._limit(None)
-        elif self._timer is None and not self.transport.is_closing():
-            self._limit(HEAD_SECONDS)
+            idle = [each for each in connections if not each._answering or each.cycle.more_body]
+            min(idle, key=lambda each: each._since).transport.abort()
 
     def on_response_complete(self) -> None:
         """Goes on to the next request."""
-        self._idle_since = self.loop.time()
+        self._since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Starts the time limit of a client that does not read."""
+        """Waits for a client that does not read."""
+        self._since = self.loop.time()
         super().pause_writing()
-        self._limit(WRITE_SECONDS)
 
     def resume_writing(self) -> None:
-        """Ends that limit."""
-        self._limit(None if self._answering else HEAD_SECONDS)
+        """Goes on writing."""
+        self._since = self.loop.time()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -88,11 +73,16 @@ class LimitedConnection(H11Protocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _limit(self, seconds: float | None) -> None:
-        """Closes the connection in that time unless another limit follows."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+    def _check_time(self) -> None:
+        """Closes the connection if its client has been too slow, or checks again later."""
+        if self not in self.connections:
+            return
+        limit = math.inf if self._answering else HEAD_SECONDS
+        left = self._since + (WRITE_SECONDS if self.flow.write_paused else limit) - self.loop.time()
+        if left <= 0:
+            self.transport.abort()
+        else:
+            self.loop.call_later(min(left, HEAD_SECONDS), self._check_time)
 
 
 class BusyError(Exception):
@@ -145,13 +135,13 @@ class RequestQueue:
     def _encode(self, request: GenerationRequest) -> None:
         try:
             request.check_connected()
-            job = request.make_job(request.check_connected)
-            self._generator.check(job)
+            prompts = request.encode(request.check_connected)
+            self._generator.check(prompts, request.max_new_tokens)
         except Exception as error:
             if request.answers.set_running_or_notify_cancel():
                 request.answers.set_exception(error)
             return
-        request.job.set_result(job)
+        request.prompts.set_result(prompts)
         self._encoded.append(request)
         self._answerer.submit(self._answer_oldest)
 

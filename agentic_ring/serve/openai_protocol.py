@@ -5,13 +5,17 @@ Unsupported fields that would change an answer are refused; unknown ones are ign
 
 import asyncio
 import json
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agentic_ring.serve.generation import GeneratedText, GenerationJob, ScoredToken
+from agentic_ring.inference.sampling import Sampling
+from agentic_ring.serve.generation import GeneratedText, ScoredToken
+from agentic_ring.serve.prompts import Prompt
 
 DEFAULT_TOKENS = 16
 """Default length of a completion, as in OpenAI's protocol."""
@@ -25,8 +29,6 @@ BODY_SECONDS = 30.0
 """Time for the body of a request."""
 INTERNAL_ERROR = "internal error of the server; its output has the details"
 
-Kind = Literal["text_completion", "chat.completion"]
-
 # Lists fail at their first invalid item, so that the error is no longer than the list.
 Token = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
@@ -39,31 +41,39 @@ class GenerationFields(BaseModel):
     """Fields of both completions and chats."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "n": (None, 1),
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
-        "logit_bias": (None, {}),
-    }
-    """Fields that would change an answer, and their values that do not."""
-
+    kind: ClassVar[str]
+    """Kind of the reply."""
     model: Annotated[StrictStr, Field(max_length=256)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] = []
     stream: bool = False
+    # Fields of type Any are not supported; they may only have their defaults, which change no answer.
+    n: Any = 1
+    frequency_penalty: Any = 0
+    presence_penalty: Any = 0
+    logit_bias: Any = {}
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to sample; each time with another seed unless one was given."""
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return Sampling(self.temperature, self.top_p, seed)
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, fields: Any) -> Any:
+    def _leave_out_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        for name, allowed in cls.unsupported.items():
-            if fields.get(name) not in allowed:
-                raise ValueError(f"{name} is not supported; leave it out")
-        # A null field counts as left out.
         return {name: value for name, value in fields.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            if field.annotation is Any and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is not supported; leave it out")
+        return self
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -74,15 +84,13 @@ class GenerationFields(BaseModel):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationFields.unsupported,
-        "best_of": (None, 1),
-        "suffix": (None, ""),
-    }
+    kind = "text_completion"
     prompt: StrictStr | Tokens | Prompts | TokenPrompts
     max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_TOKENS
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    best_of: Any = 1
+    suffix: Any = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -91,7 +99,7 @@ class CompletionRequest(GenerationFields):
         return [self.prompt] if single else self.prompt  # pyright: ignore[reportReturnType]
 
     @model_validator(mode="after")
-    def _check_stream(self) -> "CompletionRequest":
+    def _check_stream(self) -> Self:
         if self.stream and (len(self.prompts) > 1 or self.echo or self.logprobs is not None):
             raise ValueError("a stream supports one prompt, without echo and logprobs")
         return self
@@ -119,16 +127,14 @@ class Message(BaseModel):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationFields.unsupported,
-        "tools": (None, []),
-        "functions": (None, []),
-        "logprobs": (None, False),
-        "response_format": (None, {"type": "text"}),
-    }
+    kind = "chat.completion"
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Any = []
+    functions: Any = []
+    logprobs: Any = False
+    response_format: Any = {"type": "text"}
 
     @property
     def new_tokens(self) -> int | None:
@@ -146,36 +152,32 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
       HTTPException: it is not JSON (415), larger than ``max_bytes`` (413), or takes too long (408).
       pydantic.ValidationError: it is not a valid ``kind``.
     """
-
-    def refused(status: int, reason: str) -> HTTPException:
-        return HTTPException(status, f"the request {reason}", {"Connection": "close"})
-
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, "the request is not JSON; send Content-Type: application/json")
-    body = bytearray()
+    closing, body = {"Connection": "close"}, bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
-                    raise refused(413, f"is larger than {max_bytes} bytes")
+                    raise HTTPException(413, f"the request is larger than {max_bytes} bytes", closing)
     except TimeoutError:
-        raise refused(408, f"took longer than {BODY_SECONDS:g} s") from None
+        raise HTTPException(408, f"the request took longer than {BODY_SECONDS:g} s", closing) from None
     return kind.model_validate_json(bytes(body))
 
 
 def reply_body(
-    kind: Kind, head: dict[str, Any], job: GenerationJob, answers: list[GeneratedText], with_top: bool
+    kind: str, head: dict[str, Any], prompts: Sequence[Prompt], answers: list[GeneratedText], with_top: bool
 ) -> dict[str, Any]:
     """The body of a complete reply; ``with_top`` adds the most likely tokens to the log probabilities."""
-    read, new = sum(len(prompt.tokens) for prompt in job.prompts), sum(answer.tokens for answer in answers)
+    read, new = sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers)
     usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
     choices = []
     for index, answer in enumerate(answers):
         logprobs = None if answer.scored is None else _logprobs(answer.scored, with_top)
         choice: dict[str, Any] = {"index": index, "finish_reason": answer.ended, "logprobs": logprobs}
-        if kind == "chat.completion":
+        if kind == ChatRequest.kind:
             choice["message"] = {"role": "assistant", "content": answer.text}
         else:
             choice["text"] = answer.text
@@ -193,9 +195,9 @@ def _logprobs(tokens: list[ScoredToken], with_top: bool) -> dict[str, Any]:
     }
 
 
-def stream_event(kind: Kind, head: dict[str, Any], text: str, ended: str | None = None) -> str:
+def stream_event(kind: str, head: dict[str, Any], text: str, ended: str | None = None) -> str:
     """A server-sent event with one part of an answer; ``ended`` is the finish reason of the last event."""
-    chat = kind == "chat.completion"
+    chat = kind == ChatRequest.kind
     choice: dict[str, Any] = {"index": 0, "finish_reason": ended}
     choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text, "logprobs": None}
     return event({**head, "object": "chat.completion.chunk" if chat else kind, "choices": [choice]})

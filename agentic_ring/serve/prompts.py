@@ -10,13 +10,12 @@ import os
 import signal
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.errors import AgenticRingError, ArgumentError, DataError
@@ -49,7 +48,7 @@ class Prompt:
     """Number of leading tokens that the tokenizer added, such as the beginning-of-text token."""
 
 
-class PromptProcess:
+class PromptProcess(AbstractContextManager):
     """Encodes prompts in a process of its own, one request at a time; close it, or use it as a context.
 
     It loads the tokenizer of ``folder``, and a chat template by name. A prompt has at most ``context`` tokens
@@ -57,7 +56,6 @@ class PromptProcess:
     """
 
     def __init__(self, folder: Path | str, template: str | None, context: int, longest_token: int):
-        self.has_template = template is not None
         self._context, self._characters = context, context * longest_token
         self._arguments = (folder, template)
         self._start()
@@ -69,21 +67,14 @@ class PromptProcess:
           ContextLengthError: a prompt has more tokens, messages or characters than the context could hold.
         """
         for prompt in prompts:
-            size = 0 if isinstance(prompt, str) else len(prompt)
-            limits = {"tokens or messages": (size, self._context)}  # a message has at least one token
-            limits["characters"] = (_characters(prompt), self._characters)
-            for unit, (found, most) in limits.items():
+            size = 0 if isinstance(prompt, str) else len(prompt)  # a message has at least one token
+            for unit, found, most in (
+                ("tokens or messages", size, self._context),
+                ("characters", _characters(prompt), self._characters),
+            ):
                 if found > most:
                     context = f"the context of {self._context} tokens holds at most {most}"
                     raise ContextLengthError(f"the prompt has {found} {unit}; {context}")
-
-    def check_template(self) -> None:
-        """Checks that the tokenizer has the special tokens that the template writes.
-
-        Raises:
-          DataError: it lacks one, or the time or memory of a request is exceeded.
-        """
-        self.encode((), lambda: None)
 
     def encode(
         self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
@@ -93,7 +84,8 @@ class PromptProcess:
         They have passed ``check``. An exception that ``check_connected`` raises ends the work.
 
         Raises:
-          DataError: the turns do not form a conversation, or the time or memory of a request is exceeded.
+          DataError: there is no template, the turns do not form a conversation, or the time or memory of a
+            request is exceeded.
         """
         seconds = SECONDS + sum(map(_characters, prompts)) / CHARACTERS_A_SECOND
         try:
@@ -101,18 +93,17 @@ class PromptProcess:
             while not self._pipe.poll(CHECK_SECONDS):
                 check_connected()
             error, found = self._pipe.recv()
-        except BaseException as failure:
-            if isinstance(failure, EOFError | OSError):
-                self._process.join(1)
+        except (EOFError, OSError):  # it has ended
+            self._process.join(1)
             timed_out = self._process.exitcode == -signal.SIGALRM
-            self.close()
-            self._start()
-            if not isinstance(failure, EOFError | OSError):
-                raise
+            self._restart()
             limit = f"the time limit of {seconds:.0f} s" if timed_out else "the memory limit"
             raise DataError(
                 f"the chat template or the tokenizer exceeded {limit} for this request; shorten it"
             ) from None
+        except BaseException:
+            self._restart()
+            raise
         if error is not None:
             raise error(found)
         return found
@@ -123,11 +114,12 @@ class PromptProcess:
         self._process.join()
         self._pipe.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # threads and JAX do not survive a fork
@@ -156,8 +148,6 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
             # The default action of the alarm ends the process, whatever it is busy with.
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
-                if not prompts and chats is not None:
-                    check_special_tokens(chats, tokenizer)
                 reply = None, [_encode(tokenizer, chats, prompt) for prompt in prompts]
             except AgenticRingError as error:
                 reply = type(error), str(error)

@@ -52,13 +52,13 @@ def test_an_answer_continues_its_prompt_and_ends_as_soon_as_the_text_has_a_stop_
         def generate(self, prompts, max_new_tokens, *, on_token, on_end, **options):
             for count, token in enumerate(tokens, start=1):
                 if on_token(0, token):
-                    return [Completion(tokens[:count], [], "stop")]
-            on_end(0, Completion(tokens, [], "length"))
-            return [Completion(tokens, [], "length")]
+                    return on_end(0, Completion(tokens[:count], [], "stop"))
+            return on_end(0, Completion(tokens, [], "length"))
 
     for before, strings, text in ((prompt, (), " is Paris."), ((), (), "is Paris."), (prompt, [" is"], "")):
         answer = AnswerText(tokenizer.decode, before, strings)
-        (completion,) = generate_answers(Engine(), tokenizer, [prompt], [answer], 99, Sampling())
+        generate_answers(Engine(), tokenizer, [prompt], [answer], 99, Sampling())
+        completion = answer.completion
         assert (answer.text, answer.stopped) == (text, bool(strings))
         assert completion.ended == ("stop" if strings else "length")
         assert (len(completion.tokens) < len(tokens)) == bool(strings)
@@ -91,9 +91,9 @@ def test_the_possible_beginning_of_a_stop_string_is_held_back():
 def test_stop_strings_take_time_linear_in_the_answer_and_answers_share_what_they_need():
     # Every character continues a beginning of all 64 strings, and every 1023rd breaks it off.
     strings = ["a" * 1023 + chr(ord("A") + number) for number in range(64)]
-    text = ("a" * 1022 + "b") * 100
+    text = ("a" * 1022 + "b") * 20
     started = time.process_time()
     filters = [StopStringFilter(strings) for _ in range(1000)]
     shown = [filters[0].add(letter) for letter in text]
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 2
     assert "".join(shown) + filters[0].rest() == text

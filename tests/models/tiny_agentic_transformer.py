@@ -1,6 +1,7 @@
 """A model small enough to compile in a second, and random chains for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -27,6 +28,11 @@ def tiny_config(**changes) -> AgenticTransformerConfig:
 
 
 @cache
+def _fresh_params(config: AgenticTransformerConfig) -> Params:
+    return jax.jit(Model(config).init_params)(jax.random.key(0))
+
+
+@cache
 def fresh_model(
     config: AgenticTransformerConfig,
 ) -> tuple[Model[AgenticTransformerConfig], Params, Callable[[ChainSteps], jax.Array]]:
@@ -35,7 +41,7 @@ def fresh_model(
     The parameters are fresh; only the weights of the completion bit, which start at 0, are as if trained.
     """
     model = Model(config)
-    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = _fresh_params(replace(config, transformer=replace(config.transformer, rules=ShardingRules())))
     row = params["embed_reward"]["kernel"].at[COMPLETION_ROW].set(0.5)
     params = {**params, "embed_reward": {**params["embed_reward"], "kernel": row}}
     return model, params, jax.jit(lambda steps: model.bind(params)(steps))

@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentic_ring.serve.app import make_app
+from agentic_ring.serve.app import ModelServer
 from agentic_ring.serve.generation import TextGenerator
 from agentic_ring.serve.load_limits import LimitedConnection
 from agentic_ring.serve.prompts import PromptProcess
@@ -26,7 +26,7 @@ LONG = "a record of lines, one after the other: " * 6
 @contextmanager
 def serving(generator: TextGenerator, prompts: PromptProcess, queue_size: int = 1) -> Iterator[str]:
     """Runs the server as the command does; yields the base address."""
-    app = make_app("tiny", generator, prompts, queue_size, BODY_BYTES)
+    app = ModelServer("tiny", generator, prompts, queue_size, BODY_BYTES)
     config = uvicorn.Config(
         app, port=0, log_level="critical", ws="none", http=LimitedConnection, timeout_graceful_shutdown=5
     )

@@ -1,5 +1,6 @@
 """Requests that wait together get what each gets alone, whatever the others ask or do."""
 
+import time
 from array import array
 from functools import partial
 
@@ -9,20 +10,17 @@ import pytest
 
 from agentic_ring.inference.prefix_cache import PrefixCache
 from agentic_ring.inference.sampling import Sampling
-from agentic_ring.serve.generation import GenerationJob, GenerationRequest, RequestBatch, TextGenerator
+from agentic_ring.serve.generation import GenerationRequest, RequestBatch, TextGenerator
 from agentic_ring.serve.load_limits import BusyError, RequestQueue
 from agentic_ring.serve.prompts import Prompt
 from tests.serve.running_server import CHUNK, CONTEXT, LONG, NEW, HeldGenerator, ask, body, metrics
 
 
-def job_for(tokens, new=NEW, scored=False) -> GenerationJob:
-    return GenerationJob([Prompt(array("i", tokens), "")], new, Sampling(), scored=scored)
-
-
-def request_for(tokens, new=NEW, scored=False, **options) -> GenerationRequest:
-    """A request that is encoded."""
-    request = GenerationRequest(lambda check_connected: job_for(tokens), **options)
-    request.job.set_result(job_for(tokens, new, scored))
+def request_for(tokens, new=NEW, encoded=True, **options) -> GenerationRequest:
+    prompts = [Prompt(array("i", tokens), "")]
+    request = GenerationRequest(lambda check_connected: prompts, new, Sampling(), **options)
+    if encoded:
+        request.prompts.set_result(prompts)
     return request
 
 
@@ -122,7 +120,7 @@ def test_a_full_queue_says_when_to_retry_and_a_client_that_leaves_frees_its_plac
             assert refused.value.code == "busy"
             streams[9].close()
             while metrics(root)["queue_length",] == 16:
-                pass
+                time.sleep(0.05)
             streams.append(client.completions.create(**body("a", stream=True, max_tokens=2)))
             generator.go_on.set()
             streams.pop(9)
@@ -136,7 +134,7 @@ def test_an_error_is_the_answer_of_all_that_are_not_finished_and_of_no_others(en
         def answer(self, request, take):
             assert self.go_on.wait(30)
             others = []
-            take(lambda other: len(other.job.result().prompts[0].tokens) == 3 and not others.append(other))
+            take(lambda other: len(other.tokens) == 3 and not others.append(other))
             request.finish([])
             if others:
                 raise ValueError("broken")
@@ -146,15 +144,14 @@ def test_an_error_is_the_answer_of_all_that_are_not_finished_and_of_no_others(en
     generator.go_on.clear()
     queue = RequestQueue(generator, 3)
     first, third, other, cancelled, late = (
-        GenerationRequest(lambda check_connected, length=length: job_for([1] * length))
-        for length in (2, 3, 4, 2, 2)
+        request_for([1] * length, encoded=False) for length in (2, 3, 4, 2, 2)
     )
     queue.submit(first)
     while queue.waiting:
-        pass
+        time.sleep(0.01)
     for each in (third, other, cancelled):
         queue.submit(each)
-        each.job.result(30)
+        each.prompts.result(30)
     with pytest.raises(BusyError):
         queue.submit(late)
     cancelled.leave()

@@ -199,7 +199,8 @@ def test_without_a_template_chats_are_refused_and_internal_errors_reveal_nothing
         PromptProcess(folder, None, CONTEXT, tokenizer.longest_token) as prompts,
         serving(Broken(engine, tokenizer, CONTEXT), prompts) as root,
     ):
-        chat = httpx.post(f"{root}/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
+        chat = {"model": "tiny", "messages": [USER]}
+        chat = httpx.post(f"{root}/v1/chat/completions", json=chat, timeout=60)
         reply, stream = (
             httpx.post(f"{root}/v1/completions", json=body("a", stream=stream), timeout=60)
             for stream in (False, True)

@@ -42,6 +42,7 @@ def exported(run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(exported) -> Policy:
+    """It compiles again when the number of environments changes: tests with one of them come first."""
     return load_policy(exported)
 
 
@@ -62,12 +63,29 @@ def actions_on_record(policy: Policy, folder: Path, decisions: int) -> tuple[np.
 
 def test_run_folder_policy_folder_and_file_act_alike(run, exported, policy):
     first, recorded = actions_on_record(policy, exported, 20)
-    for path in (run, str(exported / WEIGHTS)):
-        other = load_policy(path)
+    for other in (load_policy(run), load_policy(str(exported / WEIGHTS))):
         jax.tree.map(np.testing.assert_array_equal, other._params, policy._params)
-        np.testing.assert_array_equal(actions_on_record(other, exported, 1)[0][0], first[0, :1])
+    np.testing.assert_array_equal(actions_on_record(other, exported, 1)[0][0], first[0, :1])
     np.testing.assert_allclose(first, recorded, atol=2e-5)  # which were taken in two environments at once
     assert np.ptp(recorded) > 0.01
+
+
+def test_trials_and_episodes_end(exported, policy):
+    policy.reset()
+    for _ in range(policy.trials):
+        policy.act(np.zeros(5))
+        policy.receive(1.0, True)
+    with pytest.raises(ArgumentError, match="all 3 trials have ended; call reset"):
+        policy.act(np.zeros(5))
+    config = load_config(exported)
+    cut_short = replace(config, chains=replace(config.chains, action_repeat=300))  # the last decision
+    for each in (policy, Policy(cut_short, policy._params)):
+        each.reset()
+        for _ in range(1000):
+            each.act(np.zeros(5))
+            each.receive(1.0, False)
+        with pytest.raises(ArgumentError, match=r"ends after 1000 steps.*SAME_STEP"):
+            each.act(np.zeros(5))
 
 
 def test_returns_of_a_policy_are_those_of_its_run_but_for_the_prompt(small_run, exported, tmp_path):
@@ -87,6 +105,27 @@ def test_returns_of_a_policy_are_those_of_its_run_but_for_the_prompt(small_run, 
     for refuse in (load_policy, lambda folder: export_policy.main(folder, tmp_path / "new")):
         with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
             refuse(small_run.directory)
+
+
+def test_calls_out_of_order_and_other_shapes_are_refused(policy):
+    policy.reset()
+    for observation in (np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0):
+        with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
+            policy.act(observation)
+    with pytest.raises(ArgumentError, match="not finite"):
+        policy.act([0, 0, 0, 0, np.nan])
+    with pytest.raises(ArgumentError, match="call act first"):
+        policy.receive(0.0, False)
+    policy.act(np.zeros((2, 5)))
+    with pytest.raises(ArgumentError, match="call receive"):
+        policy.act(np.zeros((2, 5)))
+    with pytest.raises(ArgumentError, match=r"of shape \(2,\)"):
+        policy.receive(0.0, False)
+    with pytest.raises(ArgumentError, match="end together"):
+        policy.receive([0.0, 1.0], [True, False])
+    policy.receive([0.0, 1.0], False)
+    with pytest.raises(ArgumentError, match=r"needs shape \[2, 5\]"):
+        policy.act(np.zeros((3, 5)))
 
 
 def test_a_reset_forgets_and_a_target_is_obeyed(exported, policy):
@@ -159,49 +198,11 @@ def test_damaged_absent_or_other_weights_are_refused(exported, tmp_path):
         load_policy("walker_flip")
 
 
-def test_calls_out_of_order_and_other_shapes_are_refused(policy):
-    policy.reset()
-    for observation in (np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0):
-        with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
-            policy.act(observation)
-    with pytest.raises(ArgumentError, match="not finite"):
-        policy.act([0, 0, 0, 0, np.nan])
-    with pytest.raises(ArgumentError, match="call act first"):
-        policy.receive(0.0, False)
-    policy.act(np.zeros((2, 5)))
-    with pytest.raises(ArgumentError, match="call receive"):
-        policy.act(np.zeros((2, 5)))
-    with pytest.raises(ArgumentError, match=r"of shape \(2,\)"):
-        policy.receive(0.0, False)
-    with pytest.raises(ArgumentError, match="end together"):
-        policy.receive([0.0, 1.0], [True, False])
-    policy.receive([0.0, 1.0], False)
-    with pytest.raises(ArgumentError, match=r"needs shape \[2, 5\]"):
-        policy.act(np.zeros((3, 5)))
-
-
-def test_trials_and_episodes_end(exported, policy):
-    policy.reset()
-    for _ in range(policy.trials):
-        policy.act(np.zeros(5))
-        policy.receive(1.0, True)
-    with pytest.raises(ArgumentError, match="all 3 trials have ended; call reset"):
-        policy.act(np.zeros(5))
-    config = load_config(exported)
-    cut_short = replace(config, chains=replace(config.chains, action_repeat=300))  # the last decision
-    for each in (policy, Policy(cut_short, policy._params)):
-        each.reset()
-        for _ in range(1000):
-            each.act(np.zeros(5))
-            each.receive(1.0, False)
-        with pytest.raises(ArgumentError, match=r"ends after 1000 steps.*SAME_STEP"):
-            each.act(np.zeros(5))
-
-
-def test_trials_are_played_and_printed_or_the_missing_package_named(exported, policy, monkeypatch, capsys):
+def test_trials_are_played_and_printed_or_the_missing_package_named(exported, monkeypatch, capsys):
+    returns, rolled_out = [], play.play
+    monkeypatch.setattr(play, "play", lambda *args: (returns.append(x) or x for x in rolled_out(*args)))
     assert exit_status(play.main, exported, "--environments", 2) == 0
     printed = capsys.readouterr().out.splitlines()
-    returns = list(play.play(policy, 2, seed=0))
     assert len(returns) == 3
     assert all(trial.shape == (2,) and (trial > 0).all() and (trial < 1000).all() for trial in returns)
     for number, (line, trial) in enumerate(zip(printed[1:], returns, strict=True), start=1):
