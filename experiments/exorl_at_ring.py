@@ -20,7 +20,7 @@ from agentic_ring.attention import padded_length
 from agentic_ring.data.domains import Task, all_tasks, parse_task
 from agentic_ring.data.store import data_root
 from agentic_ring.distributed import first_process_first
-from agentic_ring.files.run_folder import Stages, earlier_config
+from agentic_ring.files.run_folder import Stages
 from agentic_ring.models.agentic_transformer import TOKENS_PER_STEP
 from agentic_ring.models.model import Model
 from agentic_ring.results.results_file import figure_table
@@ -128,7 +128,7 @@ def main(
 
     directory = launch.output or Path("runs") / f"{task}-{name}-seed{launch.seed}"
     stages = Stages()
-    earlier = earlier_config(directory, RunConfig, launch.resume)
+    earlier = launch.earlier(directory, RunConfig)
     batch_size = None if earlier is None else earlier.training.batch_size
     with live_table():
         with stages.stage("data"):
