@@ -1,5 +1,3 @@
-"""Environment and trajectories by name: split, both ways of reading, and errors."""
-
 import numpy as np
 import pytest
 

@@ -44,7 +44,6 @@ def test_rows_are_the_decisions_of_the_chosen_episodes(store, decisions):
 
 def test_transitions_stay_within_episodes(decisions):
     drawn = decisions.transitions(np.random.default_rng(0), (50, 40))
-    assert drawn["observation"].shape == (50, 40, 5)
     successor = {bytes(decisions.observation[row]): decisions.observation[row + 1] for row in decisions.rows}
     assert {bytes(seen) for seen in drawn["observation"].reshape(-1, 5)} == set(successor)
     following = [successor[bytes(seen)] for seen in drawn["observation"].reshape(-1, 5)]
@@ -65,9 +64,8 @@ def test_windows_end_at_a_decision_and_begin_with_its_episode(decisions, extent)
     assert (steps[padded][np.arange(padded.sum()), (~windows.present[padded]).sum(axis=1)] == 0).all()
     for field in (windows.observation, windows.action, windows.return_to_go[..., None]):
         assert (field[~windows.present] == 0).all()
-    counted = windows.present.sum() if extent == "all" else len(steps)
-    assert batch.weight.sum() == counted
-    assert (batch.weight[:, -1] == 1).all()
+    counted = [0, 0, 0, 1] if extent == "last" else [1, 1, 1, 1]
+    np.testing.assert_array_equal(batch.weight, windows.present * counted)
 
 
 def test_the_best_share_is_a_share_of_steps():
@@ -84,10 +82,9 @@ def test_bad_shares_and_data_are_named(store):
     with pytest.raises(DataError, match="no policy acted"):
         best_episodes(np.ones(2), np.ones(2), np.zeros(2, bool), 0.5)
     scaling = measure_scaling(store, TASK, 1)
-    with pytest.raises(DataError, match="hold an action for 2 steps, so decisions of 3"):
-        read_transitions(store, TASK, 3, scaling, np.array([0]))
-    with pytest.raises(DataError, match="no episode"):
-        read_transitions(store, TASK, 1, scaling, np.array([], int))
+    for repeat, episodes, message in ((3, [0], "for 2 steps, so decisions of 3"), (1, [], "no episode")):
+        with pytest.raises(DataError, match=message):
+            read_transitions(store, TASK, repeat, scaling, np.array(episodes, int))
 
 
 def test_batches_follow_from_seed_and_number_alone():

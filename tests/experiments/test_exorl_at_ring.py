@@ -1,6 +1,5 @@
 """The main job from flags to files, on real cartpole episodes, with a model that trains in seconds."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -52,28 +51,26 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     run, compiled = tmp_path / "run", []
     monkeypatch.setattr(TrainStep, "memory", lambda step: compiled.append(step) or PlannedMemory(5, 3))
     run_main(LaunchOptions(output=run, ring=2), data=data)
-    printed = capsys.readouterr().out
-    assert "return/last_trial" in printed
-    assert "not this quantity" in printed
+    assert "return/last_trial" in capsys.readouterr().out
     results = read_results(run / "results.json")
-    names = {figure.name for figure in results.figures}
-    assert {f"return/{name}" for name in ("data_median", "data_best", "trial_1", "best_of_trials")} <= names
-    assert {"loss/final", "tokens_per_second"} <= names
-    assert results.figure("return/last_trial").paper == 123.45
-    assert results.figure("return/last_trial").n == 2
+    for name in ("data_median", "data_best", "trial_1", "best_of_trials"):
+        assert results.figure(f"return/{name}").value >= 0
+    last = results.figure("return/last_trial")
+    assert (last.paper, last.n) == (123.45, 2)
+    assert results.figure("tokens_per_second").value > 0
     assert results.figure("bytes_per_device").value == 8
     assert 0 < results.figure("return/random_policy").value < 300
     (step,), config = compiled, load_config(run)
     assert (step.model.config, step.optimizer) == (config.model, config.training.optimizer)
     assert dict(step.mesh.shape) == vars(config.mesh)
-    assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
+    assert config.chains.trajectories == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
     assert len(read_record(run).rollout.physics) == 2  # trials
     for plot in ("loss.png", "trial_returns.png", "data_returns.png"):
         assert (run / plot).read_bytes().startswith(b"\x89PNG")
 
     # The same command again trains no further and evaluates the same weights.
-    weights, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
+    weights, _ = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]))
     monkeypatch.setattr(exorl_at_ring, "evaluate_returns", end_at_evaluation)
     with pytest.raises(Interruption) as again:
         run_main(LaunchOptions(output=run, ring=2), data=data)
@@ -96,10 +93,9 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
         run_main(longer, data=data, start=run, num_trajectories=4)
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], weights)
     config = load_config(tmp_path / "longer")
-    optimizer = presets.PRESETS["demo"].optimizer
-    assert config.training.optimizer.learning_rate == 0.1 * optimizer.learning_rate
-    assert optimizer.muon_learning_rate is not None
-    assert config.training.optimizer.muon_learning_rate == 0.1 * optimizer.muon_learning_rate
+    for rate in ("learning_rate", "muon_learning_rate"):
+        expected = 0.1 * getattr(presets.PRESETS["demo"].optimizer, rate)
+        assert getattr(config.training.optimizer, rate) == expected
     assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (4, 2)
     assert config.start == str(run)
 
@@ -111,11 +107,11 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
         assert not flags.output.exists()
 
     write_config(run, replace(load_config(run), training=replace(config.training, steps=5)))
-    refused("is not trained to its end; run its command again")
+    refused("is not trained to its end")
     wider = replace(presets.PRESETS["demo"].transformer, width=32)
     monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], transformer=wider))
     for dry_run in (False, True):
-        refused(r"do not fit .*: transformer\.width is 16 there, 32 here", dry_run=dry_run)
+        refused(r"transformer\.width is 16 there, 32 here", dry_run=dry_run)
 
 
 def test_dry_run_counts_without_data(tiny_demo, tmp_path, capsys):
