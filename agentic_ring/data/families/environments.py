@@ -107,10 +107,6 @@ class CueEnvironments(VectorEnv):
         truncated = np.full(self.num_envs, self._decision == family.decisions)
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, {}
 
-    def physics_states(self) -> np.ndarray:
-        """Returns the current states, float32 [E, P]: MuJoCo's qpos and qvel."""
-        return self._states.copy()
-
     def _observations(self) -> np.ndarray:
         return np.concatenate([self.family.observe(self._states), self._shown], axis=1)
 
