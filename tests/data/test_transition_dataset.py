@@ -88,13 +88,9 @@ def test_bad_shares_and_data_are_named(store):
 
 
 def test_batches_follow_from_seed_and_number_alone():
-    def batches(seed):
-        return RandomBatches(lambda generator: generator.normal(size=3), seed)
-
-    first = batches(1)
+    first, again, other = (RandomBatches(lambda random: random.normal(size=3), seed) for seed in (1, 1, 2))
     drawn = [next(first) for _ in range(4)]
-    again = batches(1)
     again.set_state({"batch": 2})
     np.testing.assert_array_equal(next(again), drawn[2])
     assert again.get_state() == {"batch": 3}
-    assert not np.array_equal(next(batches(2)), drawn[0])
+    assert not np.array_equal(next(other), drawn[0])
