@@ -56,7 +56,6 @@ def test_points_are_measured_once_and_say_where_they_extrapolate(small_run, tmp_
 def test_bytes_and_settings_are_checked_before_anything_is_allocated(
     small_run, tmp_path, monkeypatch, capsys
 ):
-    """Of 128 trajectories of 1,000 decisions: what a run with an action repeat of 1 takes."""
     config = read_config(small_run.directory, type(small_run.config))
     write_config(tmp_path / "run", replace(config, chains=replace(config.chains, action_repeat=1)))
     output = tmp_path / "curve"

@@ -24,8 +24,7 @@ def recorded():
 def test_the_recorded_actions_lead_from_each_recorded_state_to_the_next(recorded):
     returns, record = recorded
     rollout = record.rollout
-    assert rollout.observation.shape == (2, 10, 5)
-    assert rollout.physics.shape == (2, 11, TASK.domain.physics_dim)
+    assert (rollout.observation.shape, rollout.physics.shape) == ((2, 10, 5), (2, 11, 4))
     np.testing.assert_allclose(rollout.reward.sum(axis=1), returns[0], rtol=1e-5)
     environment = load_environment(TASK, seed=0)
     environment.reset()

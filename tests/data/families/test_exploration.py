@@ -85,10 +85,8 @@ def test_a_ranking_is_computed_once_for_a_store_and_its_settings(tmp_path: Path,
         config = RankingConfig(goals=3, demonstrations=2)
         first = rank_trials(store, config)
         assert "ranking trials" in capsys.readouterr().err
-        again = rank_trials(store, config)
+        np.testing.assert_equal(vars(rank_trials(store, config)), vars(first))
         assert "ranking trials" not in capsys.readouterr().err
-        for name in ("goals", "demonstrations", "graded"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
         rank_trials(store, RankingConfig(goals=3, demonstrations=2, seed=1))
         assert len(list(store.path.parent.glob("*ranked*"))) == 2
 
