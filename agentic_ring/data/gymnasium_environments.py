@@ -35,9 +35,10 @@ class FlatObservation(gymnasium.ObservationWrapper):
     gymnasium's own flattening would sort the names.
     """
 
-    def __init__(self, env: gymnasium.Env, observation_dim: int):
+    def __init__(self, env: gymnasium.Env):
         super().__init__(env)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32)
+        shape = (gymnasium.spaces.flatdim(env.observation_space),)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
 
     def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
         """Flattens one named observation."""
@@ -64,9 +65,7 @@ def make(task: str, seed: int = 0, **rendering: Any) -> gymnasium.Env:
       seed: seed of the initial states, until ``reset`` is given one.
       rendering: ``render_mode`` and ``render_kwargs``; needs ``MUJOCO_GL``.
     """
-    parsed = parse_task(task)
-    environment = named_environment(load_environment(parsed, seed), **rendering)
-    return FlatObservation(environment, parsed.domain.observation_dim)
+    return FlatObservation(named_environment(load_environment(parse_task(task), seed), **rendering))
 
 
 for _task in all_tasks():
@@ -113,7 +112,7 @@ class TrialEnvironment(gymnasium.Wrapper):
 
 def make_environment(task: Task, seed: int, action_repeat: int) -> gymnasium.Env:
     """One dm_control environment for trials: flat float32 observations [O], actions [A] in [-1, 1]."""
-    return FlatObservation(TrialEnvironment(task, seed, action_repeat), task.domain.observation_dim)
+    return FlatObservation(TrialEnvironment(task, seed, action_repeat))
 
 
 def make_environments(task: Task, seeds: Sequence[int], action_repeat: int = 1) -> SyncVectorEnv:

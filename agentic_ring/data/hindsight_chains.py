@@ -44,12 +44,6 @@ def completions(rewards: np.ndarray, target: float) -> np.ndarray:
     return bits
 
 
-def plan_chain(returns: np.ndarray, episodes: np.ndarray, demonstrations: int = 1) -> ChainPlan:
-    """Sorts ``episodes`` by ``returns`` [E]; the target is the return of the poorest demonstration."""
-    ascending = sorted(map(int, episodes), key=lambda episode: (returns[episode], episode))
-    return ChainPlan(tuple(ascending), float(returns[ascending[-demonstrations]]), demonstrations)
-
-
 class StratifiedSampler:
     """Draws chains whose returns span the data and that end with 1 to n demonstrations.
 
@@ -110,5 +104,6 @@ class StratifiedSampler:
         first = int(random.integers(len(self._top)))
         others = random.integers(first, len(self._top), good - 1)
         strata = np.array_split(self._pool, self._length - good) if good < self._length else []
-        earlier = [random.choice(stratum) for stratum in strata]
-        return plan_chain(self._returns, np.array([*earlier, *self._top[[first, *others]]]), good)
+        episodes = map(int, (*map(random.choice, strata), *self._top[[first, *others]]))
+        ascending = tuple(sorted(episodes, key=lambda episode: (self._returns[episode], episode)))
+        return ChainPlan(ascending, float(self._returns[ascending[-good]]), good)

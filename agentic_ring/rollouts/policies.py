@@ -125,7 +125,6 @@ class TrialWindowPolicy(PolicyWrapper[InContextPolicy]):
         self._begun = 0
 
     def begin_trial(self) -> None:
-        """Removes the oldest trial from a full window, and encodes the others again."""
         if self._trials == 1:
             self._policy.discard_trials()
         elif self._begun >= self._trials:
@@ -134,7 +133,6 @@ class TrialWindowPolicy(PolicyWrapper[InContextPolicy]):
         super().begin_trial()
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on the rewards float32 [E], and keeps the trial for later prompts."""
         super().receive(reward, last)
         self._current.append(self._policy.last_step)
         if last:

@@ -185,23 +185,17 @@ class RecordingPolicy(PolicyWrapper[TrialPolicy]):
         self._record: dict[str, list[np.ndarray]] = {name: [] for name in Rollout.__dataclass_fields__}
         self._action: ArrayLike
 
-    def begin_trial(self) -> None:
-        """Counts the trials."""
-        self._trials += 1
-        super().begin_trial()
-
     def act(self, observation: np.ndarray) -> ArrayLike:
-        """The policy's actions float32 [E, A]."""
         self._record["observation"].append(observation[0].copy())
         self._record["physics"].append(self._environments.call("physics_state")[0])
         self._action = super().act(observation)
         return self._action
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Records the reward of the first environment and passes all rewards on; ``last`` ends the trial."""
         self._record["action"].append(np.asarray(self._action)[0].copy())
         self._record["reward"].append(reward[0])
         if last:
+            self._trials += 1
             self._record["physics"].append(self._environments.call("physics_state")[0])
         super().receive(reward, last)
 

@@ -41,21 +41,20 @@ class TrialPolicy(Protocol):
 
 
 class RandomPolicy:
-    """Uniform actions in [-1, 1], independent over steps and environments."""
+    """A ``TrialPolicy`` of uniform actions in [-1, 1], independent over steps and environments."""
 
     def __init__(self, num_environments: int, action_dim: int, seed: int):
         self._shape = (num_environments, action_dim)
         self._generator = np.random.default_rng(seed)
 
     def begin_trial(self) -> None:
-        """Does nothing: this policy keeps no state."""
+        pass
 
     def act(self, observation: np.ndarray) -> np.ndarray:
-        """Actions float32 [E, A], independent of the observation."""
         return self._generator.uniform(-1.0, 1.0, self._shape).astype(np.float32)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Does nothing: this policy keeps no state."""
+        pass
 
 
 Wrapped = TypeVar("Wrapped", bound=TrialPolicy)
@@ -68,15 +67,12 @@ class PolicyWrapper(Generic[Wrapped]):
         self._policy = policy
 
     def begin_trial(self) -> None:
-        """Passes on that all environments have been reset."""
         self._policy.begin_trial()
 
     def act(self, observation: np.ndarray) -> ArrayLike:
-        """Actions float32 [E, A] for observations float32 [E, O]."""
         return self._policy.act(observation)
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on the rewards float32 [E]."""
         self._policy.receive(reward, last)
 
 
@@ -84,7 +80,6 @@ class ZeroRewardPolicy(PolicyWrapper[TrialPolicy]):
     """Acts as ``policy`` does if all rewards are 0, so returns-to-go stay at the target."""
 
     def receive(self, reward: np.ndarray, last: bool) -> None:
-        """Passes on zeros in place of the rewards."""
         super().receive(np.zeros_like(reward), last)
 
 

@@ -113,10 +113,8 @@ def draw_learning_curves(axes: Axes, returns: Returns) -> None:
         firsts = range(0, returns[case].shape[-1] - BLOCK + 1, BLOCK)
         found = [mean_return(block(returns, case, first)) for first in firsts]
         _curve(axes, np.array(firsts) + (BLOCK + 1) / 2, found, case.variant)
-    random = Case(ORACLE, CUES, RANDOM)
-    if random in returns:
-        value = float(returns[random].mean())
-        axes.axhline(value, color=GREY, linestyle="-.", label=f"random, {value:.2f}")
+    random = float(returns[Case(ORACLE, CUES, RANDOM)].mean())
+    axes.axhline(random, color=GREY, linestyle="-.", label=f"random, {random:.2f}")
     axes.set(xlabel="trial", ylabel=f"mean return of {BLOCK} trials; bars: 95%")
     axes.set_ylim(bottom=0)
 

@@ -1,7 +1,5 @@
 """Small stores of random numbers in the shape of cartpole episodes, for tests that need no physics."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,29 +37,11 @@ def random_store(
     path: Path, lengths: list[int], seed: int = 0, algorithms: list[str] | None = None, action_repeat: int = 1
 ) -> Path:
     """Writes a store with one episode for each of ``lengths`` (transitions) and rewards of ``TASK``."""
-    episodes = _random_episodes(lengths, seed, algorithms or ["td3"] * len(lengths), action_repeat)
+    random = np.random.default_rng(seed)
+    labels = enumerate(zip(lengths, algorithms or ["td3"] * len(lengths), strict=True))
+    episodes = (
+        random_episode(random, length, f"episode_{number:06d}_{length}.npz", algorithm, action_repeat)
+        for number, (length, algorithm) in labels
+    )
     write_store(path, StoreDescription(DOMAIN, "test", (TASK,)), episodes)
     return path
-
-
-def two_task_store(path: Path, lengths: list[int], second: float = 3.0) -> Path:
-    """The same with rewards of both of cartpole's tasks; the second rewards where the first does not."""
-
-    def rewarded(episode: StoredEpisode, share: float) -> StoredEpisode:
-        first = episode.rewards[TASK] * np.float32(share)
-        other = np.float32(second) * (episode.rewards[TASK] - first)
-        return replace(episode, rewards={TASK: first, OTHER_TASK: other})
-
-    episodes = _random_episodes(lengths, 0, ["td3"] * len(lengths), 1)
-    both = (rewarded(episode, number / len(lengths)) for number, episode in enumerate(episodes))
-    write_store(path, StoreDescription(DOMAIN, "test", TASKS), both)
-    return path
-
-
-def _random_episodes(
-    lengths: list[int], seed: int, algorithms: list[str], action_repeat: int
-) -> Iterator[StoredEpisode]:
-    random = np.random.default_rng(seed)
-    for number, (length, algorithm) in enumerate(zip(lengths, algorithms, strict=True)):
-        source = f"episode_{number:06d}_{length}.npz"
-        yield random_episode(random, length, source, algorithm, action_repeat)

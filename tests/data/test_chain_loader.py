@@ -1,6 +1,5 @@
-"""The data loader of chains: contents and order of a chain, and each shard's part."""
-
 import json
+from functools import partial
 
 import jax
 import numpy as np
@@ -18,8 +17,7 @@ from tests.data.synthetic import DOMAIN, TASK, random_store
 UNSCALED = Scaling((0.0,) * DOMAIN.observation_dim, (1.0,) * DOMAIN.observation_dim, 1.0, 1.0)
 
 
-def config(trajectories: int, action_repeat: int = 1, **changes) -> ChainConfig:
-    return ChainConfig(TASK, trajectories, action_repeat=action_repeat, **changes)
+config = partial(ChainConfig, TASK, action_repeat=1)
 
 
 def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path):
@@ -28,18 +26,18 @@ def test_all_trajectories_of_a_chain_are_relabelled_to_the_best_return(tmp_path)
         returns = store.returns(TASK)
         episodes = tuple(int(e) for e in np.argsort(returns))
         fields = loader.load(ChainPlan(episodes, returns.max()), slice(0, loader.length))
-        lengths = store.lengths[list(episodes)]
-        timesteps = np.concatenate([np.arange(n) for n in lengths])
-        np.testing.assert_array_equal(fields["timestep"][:12], timesteps)
-        np.testing.assert_array_equal(fields["trajectory"][:12], np.repeat([0, 1, 2], lengths))
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        for start, episode in zip(starts, episodes, strict=False):
-            assert fields["return_to_go"][start] == np.float32(returns.max())
+        start = 0
+        for number, episode in enumerate(episodes):
             length = int(store.lengths[episode])
+            own = slice(start, start + length)
             steps = store.steps(episode, 0, length, TASK)
-            np.testing.assert_array_equal(fields["observation"][start : start + length], steps.observation)
-            np.testing.assert_array_equal(fields["action"][start : start + length], steps.action)
-            np.testing.assert_allclose(fields["reward"][start : start + length], steps.reward, rtol=1e-6)
+            assert fields["return_to_go"][start] == np.float32(returns.max())
+            np.testing.assert_array_equal(fields["timestep"][own], np.arange(length))
+            assert (fields["trajectory"][own] == number).all()
+            np.testing.assert_array_equal(fields["observation"][own], steps.observation)
+            np.testing.assert_array_equal(fields["action"][own], steps.action)
+            np.testing.assert_allclose(fields["reward"][own], steps.reward, rtol=1e-6)
+            start += length
         np.testing.assert_array_equal(np.flatnonzero(fields["completion"]), [11])
         # Ragged trajectories stand without gaps; what is left of the capacity is padding without loss.
         np.testing.assert_array_equal(fields["position"], [*range(12), -1, -1, -1])
@@ -82,9 +80,11 @@ def test_shards_of_any_ring_make_up_the_whole_chain(tmp_path_factory, data):
     with TrajectoryStore.open(path) as store:
         plan = ChainPlan(tuple(range(len(lengths))), 5.0)
         count = len(lengths)
-        whole_loader = ChainLoader(store, config(count, repeat, layout="contiguous"), UNSCALED, ring=1)
+        whole_loader = ChainLoader(
+            store, config(count, action_repeat=repeat, layout="contiguous"), UNSCALED, ring=1
+        )
         whole = whole_loader.load(plan, slice(0, whole_loader.length))
-        loader = ChainLoader(store, config(count, repeat, layout=layout), UNSCALED, ring)
+        loader = ChainLoader(store, config(count, action_repeat=repeat, layout=layout), UNSCALED, ring)
         block = loader.length // ring
         shards = [loader.load(plan, slice(i * block, (i + 1) * block)) for i in range(ring)]
         steps = int((whole["position"] >= 0).sum())

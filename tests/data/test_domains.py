@@ -13,16 +13,12 @@ from agentic_ring.data.domains import (
 )
 from agentic_ring.errors import UnknownNameError
 
-ALL_TASKS = [task_named(domain, name) for domain in DOMAINS.values() for name in domain.tasks]
-
 
 @pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
 def test_domain_describes_its_environments(domain):
-    ended = set()  # one task of dm_control's suite and one of our own
     for name in domain.tasks:
         environment = load_environment(task_named(domain, name), seed=0)
-        time_step = environment.reset()
-        observed = flatten_observation(time_step.observation)
+        observed = flatten_observation(environment.reset().observation)
         assert (observed.shape, observed.dtype) == ((domain.observation_dim,), np.float32)
         action = environment.action_spec()
         assert action.shape == (domain.action_dim,)
@@ -30,20 +26,9 @@ def test_domain_describes_its_environments(domain):
         assert (action.maximum == 1).all()
         assert environment.physics.get_state().shape == (domain.physics_dim,)
         assert environment.control_timestep() == pytest.approx(domain.control_timestep_seconds)
-        steps = 0
-        while not time_step.last() and (name in domain.own_tasks) not in ended:
-            time_step = environment.step(np.zeros(domain.action_dim))
-            steps += 1
-        if steps:
-            ended.add(name in domain.own_tasks)
-            assert steps == domain.episode_steps
-            assert time_step.discount == 1  # the time limit is no end of the task
 
 
-def test_names_are_parsed_back_and_unknown_ones_list_the_known_ones():
-    assert [parse_task(task.full_name) for task in ALL_TASKS] == ALL_TASKS
-    with pytest.raises(UnknownNameError, match=r"'walker_fly'.*walker_run"):
-        parse_task("walker_fly")
+def test_unknown_names_list_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'humanoid'.*cheetah"):
         domain_named("humanoid")
     with pytest.raises(UnknownNameError, match=r"task of cheetah 'stand'.*run"):

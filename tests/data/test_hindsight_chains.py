@@ -1,12 +1,10 @@
-"""Chains: sorted by return, relabelled to the best, with returns that span the data."""
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agentic_ring.data.hindsight_chains import StratifiedSampler, completions, plan_chain, returns_to_go
+from agentic_ring.data.hindsight_chains import StratifiedSampler, completions, returns_to_go
 from agentic_ring.errors import ConfigError, DataError
 
 REWARDS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32))
@@ -22,9 +20,7 @@ def test_returns_to_go_and_completions_of_a_small_example():
 @given(st.lists(REWARDS, min_size=1, max_size=8))
 def test_the_best_trajectory_completes_its_chain(trajectories):
     returns = np.array([rewards.sum(dtype=np.float64) for rewards in trajectories])
-    plan = plan_chain(returns, np.arange(len(trajectories)))
-    assert plan.target == returns.max()
-    assert completions(trajectories[plan.episodes[-1]], plan.target)[-1] == 1
+    assert completions(trajectories[returns.argmax()], float(returns.max()))[-1] == 1
 
 
 @given(st.data())
@@ -39,7 +35,6 @@ def test_chains_ascend_and_every_demonstration_reaches_the_target(data):
         ascending = returns[list(plan.episodes)]
         assert len(plan.episodes) == length
         assert (np.diff(ascending) >= 0).all()
-        assert 1 <= plan.demonstrations <= length
         assert plan.target == ascending[-plan.demonstrations]
         assert learnable[list(plan.episodes[-plan.demonstrations :])].all()
 
@@ -68,10 +63,9 @@ def test_every_number_of_demonstrations_is_equally_probable_and_targets_do_not_d
 
 
 def test_a_chain_depends_only_on_seed_and_index():
-    returns = np.random.default_rng(0).uniform(size=40)
-    one, same, other = (StratifiedSampler(returns, np.ones(40, bool), 4, 0.2, seed) for seed in (1, 1, 2))
+    one, same, other = (StratifiedSampler(np.arange(40.0), np.ones(40, bool), 4, 0.2, s) for s in (1, 1, 2))
     assert [one(i) for i in range(9)] == [same(i) for i in reversed(range(9))][::-1]
-    assert [one(i) for i in range(9)] != [other(i) for i in range(9)]
+    assert one(0) != other(0)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ def test_jaco_moves_and_observes_as_dm_controls_reach_site():
     theirs.reset()
     ours.reset()
     start = theirs.physics.get_state()
-    with ours.physics.reset_context():
-        ours.physics.set_state(start)
-    with theirs.physics.reset_context():
-        theirs.physics.set_state(start)
+    for physics in (ours.physics, theirs.physics):
+        with physics.reset_context():
+            physics.set_state(start)
     for action in ACTIONS[:20, :9]:
         got, expected = ours.step(action), theirs.step(action)
         np.testing.assert_array_equal(ours.physics.get_state(), theirs.physics.get_state())
@@ -110,14 +109,12 @@ def test_maze_rewards_closeness_to_the_spot_and_small_controls():
     assert pushed([(1, 1)], start=(0.15, -0.15), steps=1)[1] == pytest.approx(0.8)
 
 
-def test_maze_starts_in_the_upper_left_room_by_its_seed():
+def test_maze_starts_in_the_upper_left_room():
     environment = load_environment(parse_task("point_mass_maze_reach_top_left"), seed=0)
     starts = np.array([environment.reset().observation["position"] for _ in range(50)])
     assert (starts >= [-0.29, 0.15]).all()
     assert (starts <= [-0.15, 0.29]).all()
     assert (np.ptp(starts, axis=0) > 0.1).all()
-    again = load_environment(parse_task("point_mass_maze_reach_top_left"), seed=0)
-    np.testing.assert_array_equal(again.reset().observation["position"], starts[0])
 
 
 @pytest.mark.parametrize("body", ["walker", "cheetah"])

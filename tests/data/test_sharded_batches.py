@@ -10,7 +10,7 @@ from agentic_ring.data.sharded_batches import block_at, read_blocks
 
 @pytest.mark.parametrize(("processes", "rings"), [("00100111", 1), ("01100011", 2), ("01230312", 1)])
 def test_a_process_reads_what_it_holds_and_nothing_else(processes, rings):
-    """``processes`` names the process of each device, ring by ring; their places are not consecutive."""
+    """``processes`` names the process of each device, ring by ring."""
     ring = len(processes) // rings
     rows, columns = 4, 2 * ring
     stored = np.random.default_rng(0).normal(size=(12, columns, 3))

@@ -1,5 +1,3 @@
-"""Cells of an experiment, each in a process of its own."""
-
 import sys
 import time
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The main job from flags to files, on real cartpole episodes, with a model that trains in seconds."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -8,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from agentic_ring.data.domains import DOMAINS
 from agentic_ring.device_memory import PlannedMemory
 from agentic_ring.errors import ConfigError
 from agentic_ring.files.run_folder import write_config
 from agentic_ring.mesh import MeshShape, make_mesh
+from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import load_params
 from agentic_ring.results.results_file import read_results
 from agentic_ring.rollouts.returns import read_record
@@ -52,28 +53,26 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
     run, compiled = tmp_path / "run", []
     monkeypatch.setattr(TrainStep, "memory", lambda step: compiled.append(step) or PlannedMemory(5, 3))
     run_main(LaunchOptions(output=run, ring=2), data=data)
-    printed = capsys.readouterr().out
-    assert "return/last_trial" in printed
-    assert "not this quantity" in printed
+    assert "return/last_trial" in capsys.readouterr().out
     results = read_results(run / "results.json")
-    names = {figure.name for figure in results.figures}
-    assert {f"return/{name}" for name in ("data_median", "data_best", "trial_1", "best_of_trials")} <= names
-    assert {"loss/final", "tokens_per_second"} <= names
-    assert results.figure("return/last_trial").paper == 123.45
-    assert results.figure("return/last_trial").n == 2
+    for name in ("data_median", "data_best", "trial_1", "best_of_trials"):
+        assert results.figure(f"return/{name}").value >= 0
+    last = results.figure("return/last_trial")
+    assert (last.paper, last.n) == (123.45, 2)
+    assert results.figure("tokens_per_second").value > 0
     assert results.figure("bytes_per_device").value == 8
     assert 0 < results.figure("return/random_policy").value < 300
     (step,), config = compiled, load_config(run)
     assert (step.model.config, step.optimizer) == (config.model, config.training.optimizer)
     assert dict(step.mesh.shape) == vars(config.mesh)
-    assert json.loads((run / "config.json").read_text())["chains"]["trajectories"] == 2
+    assert config.chains.trajectories == 2
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
     assert len(read_record(run).rollout.physics) == 2  # trials
     for plot in ("loss.png", "trial_returns.png", "data_returns.png"):
         assert (run / plot).read_bytes().startswith(b"\x89PNG")
 
     # The same command again trains no further and evaluates the same weights.
-    weights, _ = load_params(run, load_config(run), make_mesh(MeshShape(), jax.devices()[:1]))
+    weights, _ = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]))
     monkeypatch.setattr(exorl_at_ring, "evaluate_returns", end_at_evaluation)
     with pytest.raises(Interruption) as again:
         run_main(LaunchOptions(output=run, ring=2), data=data)
@@ -96,10 +95,9 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
         run_main(longer, data=data, start=run, num_trajectories=4)
     jax.tree.map(np.testing.assert_array_equal, begun.value.args[0], weights)
     config = load_config(tmp_path / "longer")
-    optimizer = presets.PRESETS["demo"].optimizer
-    assert config.training.optimizer.learning_rate == 0.1 * optimizer.learning_rate
-    assert optimizer.muon_learning_rate is not None
-    assert config.training.optimizer.muon_learning_rate == 0.1 * optimizer.muon_learning_rate
+    for rate in ("learning_rate", "muon_learning_rate"):
+        expected = 0.1 * getattr(presets.PRESETS["demo"].optimizer, rate)
+        assert getattr(config.training.optimizer, rate) == expected
     assert (config.chains.trajectories, config.evaluation.prompt_trajectories) == (4, 2)
     assert config.start == str(run)
 
@@ -111,11 +109,11 @@ def test_it_leaves_a_run_and_goes_on_with_it(data, tiny_demo, tmp_path, capsys, 
         assert not flags.output.exists()
 
     write_config(run, replace(load_config(run), training=replace(config.training, steps=5)))
-    refused("is not trained to its end; run its command again")
+    refused("is not trained to its end")
     wider = replace(presets.PRESETS["demo"].transformer, width=32)
     monkeypatch.setitem(presets.PRESETS, "demo", replace(presets.PRESETS["demo"], transformer=wider))
     for dry_run in (False, True):
-        refused(r"do not fit .*: transformer\.width is 16 there, 32 here", dry_run=dry_run)
+        refused(r"transformer\.width is 16 there, 32 here", dry_run=dry_run)
 
 
 def test_dry_run_counts_without_data(tiny_demo, tmp_path, capsys):
@@ -135,26 +133,23 @@ def test_dry_run_counts_without_data(tiny_demo, tmp_path, capsys):
 
 
 def test_the_paper_preset_has_the_papers_size():
-    paper = presets.PRESETS["paper"]
-    model = exorl_at_ring.Model(paper.model(exorl_at_ring.parse_task("walker_run").domain, max_timestep=1000))
-    assert model.parameter_count() == pytest.approx(350e6, rel=0.02)
-    assert paper.trajectories * 1000 * exorl_at_ring.TOKENS_PER_STEP == 512_000
+    model = presets.PRESETS["paper"].model(DOMAINS["walker"], max_timestep=1000)
+    assert Model(model).parameter_count() == pytest.approx(350e6, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("flags", "status", "message"),
+    ("flags", "message"),
     [
-        ("walker_jump", 2, "walker_jump"),
-        ("walker_run --collector rnd", 1, "walker/rnd.zip"),
-        ("walker_run --collector dqn", 1, "error: unknown collector 'dqn'; choose one of: aps"),
-        ("walker_run --hardware 8xH100", 1, "add --dry-run"),
-        ("walker_run --hardware 8xB300 --dry-run", 2, "8xB300"),
-        ("walker_run --ring 3 --dry-run", 1, "error: a ring of 3 does not divide 8 devices; choose one of 1"),
-        ("cartpole_swingup --action-repeat 0", 1, "'cartpole': 0"),
-        ("cartpole_swingup --updates 0", 1, "updates is 0"),
-        ("cartpole_swingup --num-trajectories 0", 1, "trajectories is 0"),
+        ("--collector rnd", "walker/rnd.zip"),
+        ("--collector dqn", "error: unknown collector 'dqn'; choose one of: aps"),
+        ("--hardware 8xH100", "add --dry-run"),
+        ("--ring 3 --dry-run", "error: a ring of 3 does not divide 8 devices; choose one of 1"),
+        ("--action-repeat 0", "'walker': 0"),
+        ("--updates 0", "updates is 0"),
+        ("--num-trajectories 0", "trajectories is 0"),
     ],
 )
-def test_mistakes_end_in_one_message(tmp_path, capsys, flags, status, message):
-    assert exit_status(exorl_at_ring.main, "--task", *flags.split(), "--data", tmp_path) == status
+def test_mistakes_end_in_one_message(tmp_path, capsys, flags, message):
+    task = "--task", "walker_run", "--data", tmp_path
+    assert exit_status(exorl_at_ring.main, *task, *flags.split()) == 1
     assert message in capsys.readouterr().err

@@ -15,7 +15,7 @@ from agentic_ring.models.model import Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import action_loss, init_state, make_train_step
-from tests.data.synthetic import DOMAIN, TASK, two_task_store
+from tests.data.synthetic import DOMAIN, TASK, random_store
 
 UPDATES = 4
 STACK = TransformerConfig(width=16, layers=1, heads=2, ffn_width=32, remat="none")
@@ -27,7 +27,7 @@ def trained(path, trajectories: int):
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     config = ChainConfig(TASK, trajectories, action_repeat=1)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), UPDATES + 1)
-    with TrajectoryStore.open(two_task_store(path, [8] * 20)) as store, jax.set_mesh(mesh):
+    with TrajectoryStore.open(random_store(path, [8] * 20)) as store, jax.set_mesh(mesh):
         scaling = measure_scaling(store, TASK, 1)
         sampler = StratifiedSampler(store.returns(TASK), store.learnable, trajectories, 0.2, seed=0)
         batches = ChainPipeline(ChainLoader(store, config, scaling, ring=1), sampler, 8, mesh)

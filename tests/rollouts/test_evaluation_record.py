@@ -24,8 +24,7 @@ def recorded():
 def test_the_recorded_actions_lead_from_each_recorded_state_to_the_next(recorded):
     returns, record = recorded
     rollout = record.rollout
-    assert rollout.observation.shape == (2, 10, 5)
-    assert rollout.physics.shape == (2, 11, TASK.domain.physics_dim)
+    assert (rollout.observation.shape, rollout.physics.shape) == ((2, 10, 5), (2, 11, 4))
     np.testing.assert_allclose(rollout.reward.sum(axis=1), returns[0], rtol=1e-5)
     environment = load_environment(TASK, seed=0)
     environment.reset()
@@ -44,11 +43,9 @@ def test_it_reads_back_without_pickles(recorded, tmp_path):
     _, record = recorded
     assert read_record(tmp_path) is None
     write_record(tmp_path, record)
-    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.npz"]
     again = read_record(tmp_path)
     np.testing.assert_array_equal(again.data_algorithms, record.data_algorithms)
-    for name in ("observation", "action", "reward", "physics"):
-        np.testing.assert_array_equal(getattr(again.rollout, name), getattr(record.rollout, name))
+    np.testing.assert_equal(vars(again.rollout), vars(record.rollout))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,3 @@ def test_arrays_that_do_not_fit_are_named(recorded, tmp_path, change, message):
     np.savez(path, **(arrays | change))
     with pytest.raises(DataError, match=message):
         read_record(tmp_path)
-    for content in (b"", b"PK\x03\x04 half a zip", b"\x80\x04."):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"evaluation\.npz cannot be read"):
-            read_record(tmp_path)

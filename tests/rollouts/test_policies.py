@@ -1,5 +1,3 @@
-"""Devices of a rollout, the prompt before its first trial, and windows of its last trials."""
-
 from dataclasses import replace
 from functools import cache
 
@@ -88,12 +86,11 @@ def test_a_window_equals_a_fresh_policy_with_these_trials_as_prompt(window):
     windowed = TrialWindowPolicy(policy, window)
     runs = [run_trial(windowed, trial) for trial in range(TRIALS)]
     kept = [step for _, steps in runs[TRIALS - window : -1] for step in steps]
-    prompt = None
+    policy.start_over(None)
     if kept:
         prompt = ChainSteps.joined(kept)
         place = np.broadcast_to(np.arange(len(kept), dtype=np.int32), prompt.position.shape)
-        prompt = replace(prompt, position=place, trajectory=place // DECISIONS)
-    policy.start_over(prompt)
+        policy.start_over(replace(prompt, position=place, trajectory=place // DECISIONS))
     fresh, _ = run_trial(policy, TRIALS - 1)
     np.testing.assert_allclose(runs[-1][0], fresh, atol=1e-5)
     # The first trials are those of a policy with everything in context; later ones are not.

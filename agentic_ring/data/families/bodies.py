@@ -36,16 +36,13 @@ class PointMass(Family):
     noise = HeldNoise(redraw=0.35, idle=0.4, gain=2.0)
 
     def draw_starts(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """Draws positions anywhere in the square."""
         position = random.uniform(-_REACH, _REACH, (count, 2))
         return np.concatenate([position, np.zeros((count, 2))], axis=1).astype(np.float32)
 
     def start_cell(self, starts: np.ndarray) -> np.ndarray:
-        """Returns the cell of each position."""
         return self.region(starts[:, :2])
 
     def draw_any_goals(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """Draws spots anywhere in the square."""
         return random.uniform(-_REACH, _REACH, (count, 2))
 
     def region(self, goals: np.ndarray) -> np.ndarray:
@@ -53,11 +50,9 @@ class PointMass(Family):
         return _cell(goals, -_REACH, _REACH, _CELLS) @ np.array([_CELLS, 1])
 
     def observe(self, physics: np.ndarray) -> np.ndarray:
-        """Returns position and velocity."""
         return physics.astype(np.float32)
 
     def outcome(self, paths: np.ndarray) -> np.ndarray:
-        """Returns the position in metres after each sub-step."""
         return paths[..., 1:, :2]
 
 
@@ -90,13 +85,11 @@ class Reacher(Family):
     noise = HeldNoise(redraw=0.6, idle=0.4, gain=0.6)
 
     def draw_starts(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """Draws poses with any angles of the joints."""
         limits = np.array([np.pi, _WRIST])
         angles = random.uniform(-limits, limits, (count, 2))
         return np.concatenate([angles, np.zeros((count, 2))], axis=1).astype(np.float32)
 
     def start_cell(self, starts: np.ndarray) -> np.ndarray:
-        """Returns the cell of the joints' angles."""
         sector = _cell(starts[:, 0], -np.pi, np.pi, _START_SECTORS)
         return sector * _START_BENDS + _cell(starts[:, 1], -_WRIST, _WRIST, _START_BENDS)
 
@@ -118,7 +111,6 @@ class Reacher(Family):
         return np.concatenate(parts, axis=-1).astype(np.float32)
 
     def outcome(self, paths: np.ndarray) -> np.ndarray:
-        """Returns the finger's position in metres after each sub-step."""
         return _finger(paths[..., 1:, :])
 
 

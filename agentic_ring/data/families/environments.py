@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentic_ring.data.domains import suite_environment
 from agentic_ring.data.families.cue_task import CueTask
 from agentic_ring.data.families.family import REWARD_KINDS, Family, RewardKind
 from agentic_ring.errors import ArgumentError, ConfigError, UnknownNameError
@@ -46,7 +47,7 @@ class CueEnvironments(VectorEnv):
         self.tasks = tuple(tasks)
         self._reward_kind: RewardKind = reward_kind
         self._shows_goal = shows_goal
-        self._physics = [family.load_physics() for _ in tasks]
+        self._physics = [suite_environment(*family.suite_task, seed=0).physics for _ in tasks]
         self.num_envs = len(tasks)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (family.observation_dim,))
@@ -107,10 +108,6 @@ class CueEnvironments(VectorEnv):
         truncated = np.full(self.num_envs, self._decision == family.decisions)
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, {}
 
-    def physics_states(self) -> np.ndarray:
-        """Returns the current states, float32 [E, P]: MuJoCo's qpos and qvel."""
-        return self._states.copy()
-
     def _observations(self) -> np.ndarray:
         return np.concatenate([self.family.observe(self._states), self._shown], axis=1)
 
@@ -120,7 +117,7 @@ class PhysicsRollout:
 
     def __init__(self, family: Family, threads: int = 0):
         self._family = family
-        self._model = family.load_physics().model.ptr
+        self._model = suite_environment(*family.suite_task, seed=0).physics.model.ptr
         self._data = [mujoco.MjData(self._model) for _ in range(max(1, threads))]  # pyright: ignore[reportAttributeAccessIssue]
         self._rollout = Rollout(nthread=threads)
 

@@ -13,15 +13,11 @@ states can be relabelled for any goal, with exactly the rewards that an environm
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from agentic_ring.data.domains import suite_environment
 from agentic_ring.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dm_control.mujoco import Physics
 
 RewardKind = Literal["dense", "sparse", "coin"]
 """Reward of a decision: "dense", the mean of a reward that falls with the error; "sparse", the share of
@@ -68,7 +64,7 @@ class Family(ABC):
     body: ClassVar[str]
     """Name of the body, and of the family with trials of 8 decisions."""
     suite_task: ClassVar[tuple[str, str]]
-    """Domain and task of dm_control's suite whose environment is stepped."""
+    """Domain and task of dm_control's suite whose physics is stepped, with its actuators as they are."""
     physics_dim: ClassVar[int]
     """P: MuJoCo's qpos and qvel."""
     body_dim: ClassVar[int]
@@ -192,10 +188,6 @@ class Family(ABC):
     def dense(self, error: Any) -> Any:
         """Returns the reward in [0, 1] for an error: 1 up to ``near``, linear, 0 from ``far`` on."""
         return ((self.far - error) / (self.far - self.near)).clip(0.0, 1.0)
-
-    def load_physics(self) -> "Physics":
-        """Loads the physics of dm_control's own environment, with its actuators as they are."""
-        return suite_environment(*self.suite_task, seed=0).physics
 
 
 CODE_BITS = 4

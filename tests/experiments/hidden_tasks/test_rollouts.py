@@ -1,5 +1,3 @@
-"""Returns of a tiny model in every condition; stored contexts differ in their rewards only."""
-
 from dataclasses import fields, replace
 from functools import cache
 
@@ -49,7 +47,6 @@ def returns(condition: str, shape: MeshShape = MeshShape()) -> np.ndarray:
 def test_conditions_differ_where_their_contexts_do():
     online = returns("online")
     assert online.shape == (4, 4)
-    assert online.dtype == np.float64
     for other in ("likeliest", "no_rewards", "random"):
         assert np.abs(online - returns(other)).max() > 1e-3
     # A window is never longer than the chains that the model was trained on.
@@ -84,8 +81,8 @@ def test_stored_contexts_differ_in_their_rewards_only():
     right, shuffled = (made[each].reward.reshape(3, TRIALS, 8) for each in ("right_pay", "shuffled"))
     assert not made["zeroed"].reward.any()
     assert (right.sum(axis=(1, 2)) > 0).all()
-    for row, other in zip(right, shuffled, strict=True):
-        assert sorted(row.tolist()) == sorted(other.tolist())  # whole trials change places
+    for rows in zip(right.tolist(), shuffled.tolist(), strict=True):
+        assert sorted(rows[0]) == sorted(rows[1])  # whole trials change places
     store = explored("point_mass")
     coins = stored_context(store, tasks, TRIALS, "right_pay", measure_cue_scaling(store), "coin").reward
     assert set(np.unique(coins)) == {0.0, 1.0}
@@ -122,15 +119,10 @@ def test_bad_settings_are_named():
             stored_context(store, contexts()[0][:count], trials, "another_task", model.scaling)
 
 
-def test_returns_are_kept_and_damaged_or_impossible_ones_refused(tmp_path):
+def test_returns_are_kept_and_impossible_ones_refused(tmp_path):
     path, found = tmp_path / "returns" / "online.npz", np.arange(16.0).reshape(4, 4)
     for again in (found, found + 1):
         np.testing.assert_array_equal(kept_returns(path, 4, lambda again=again: again), found)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"online\.npz"):
-        kept_returns(path, 4, lambda: found)
     impossible = {"finite": np.full((4, 2), np.nan), r"\[3, 2\]": np.zeros((3, 2)), r"\[4\]": np.zeros(4)}
     for number, (named, found) in enumerate((impossible | {"float32": np.zeros((4, 2), np.float32)}).items()):
         with pytest.raises(DataError, match=named):

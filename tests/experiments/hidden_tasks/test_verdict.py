@@ -1,5 +1,3 @@
-"""The pre-registered targets, on made-up returns of known size."""
-
 import numpy as np
 import pytest
 
@@ -46,7 +44,6 @@ def made_up(**changes: float) -> dict[Case, np.ndarray]:
 def test_returns_that_meet_every_target_are_claimed():
     verdict = judge(made_up())
     assert verdict.claimed
-    assert all(check.met for check in verdict.checks)
     assert {check.result for check in verdict.checks} == {"pass"}
     (last,) = (check.found for check in verdict.checks if check.target.name == LAST)
     assert last.value == pytest.approx(0.9086, abs=0.01)
