@@ -36,7 +36,6 @@ def test_a_profile_of_this_machine_lists_its_operations(tmp_path):
     jax.block_until_ready(step(x))
     found = trace(tmp_path, lambda: step(x))
     assert sum(kernel.share for kernel in found) == pytest.approx(1)
-    assert [kernel.seconds for kernel in found] == sorted((k.seconds for k in found), reverse=True)
     assert any("tanh" in kernel.name and kernel.runs == 3 for kernel in found)
     assert not any(kernel.name.startswith("while") for kernel in found)
 
