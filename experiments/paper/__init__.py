@@ -22,13 +22,9 @@ def exorl_rows() -> dict[str, dict[str, Any]]:
 
     The paper does not say which target Jaco has.
     """
-    table = tables()["table5_exorl_return"]
-    return {
-        "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
-            zip(table["columns"][1:], cells, strict=True)
-        )
-        for task, *cells in table["rows"]
-    }
+    table, ours = tables()["table5_exorl_return"], {"jaco_reach": "jaco_reach_top_left"}
+    columns = table["columns"][1:]
+    return {ours.get(task, task): dict(zip(columns, cells, strict=True)) for task, *cells in table["rows"]}
 
 
 class Interconnect(NamedTuple):
