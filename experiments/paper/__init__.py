@@ -22,9 +22,10 @@ def exorl_rows() -> dict[str, dict[str, Any]]:
 
     The paper does not say which target Jaco has.
     """
-    table, ours = tables()["table5_exorl_return"], {"jaco_reach": "jaco_reach_top_left"}
+    table = tables()["table5_exorl_return"]
     columns = table["columns"][1:]
-    return {ours.get(task, task): dict(zip(columns, cells, strict=True)) for task, *cells in table["rows"]}
+    rows = {task: dict(zip(columns, cells, strict=True)) for task, *cells in table["rows"]}
+    return {"jaco_reach_top_left" if task == "jaco_reach" else task: cells for task, cells in rows.items()}
 
 
 class Interconnect(NamedTuple):
