@@ -42,9 +42,6 @@ BEYOND_THE_PAPER = (
 )
 """Rows beyond the paper: current machines, and Llama-3-8B on the four GPUs of a published PyTorch report."""
 
-TABLE_WIDTH = 150
-"""Width in characters, also in narrower terminals and in files: wrapped cells are hard to read."""
-
 
 def context_program(cell: ContextCell, tokens: int) -> Program:
     """Returns a cell at one context, which a process compiles by this script's ``--check``."""
@@ -62,12 +59,6 @@ def context_program(cell: ContextCell, tokens: int) -> Program:
         train_step=lambda devices: cell.step(tokens, devices).train_step,
         arguments=(__file__, *flags.split()),
     )
-
-
-def paper_precision(hardware: str) -> Precision:
-    """Returns float32 for the paper's GPUs, else bfloat16: the paper's own choice on its machines."""
-    named = machine(hardware)
-    return "float32" if named.paper and named.hardware.platform == "cuda" else "bfloat16"
 
 
 def all_rows() -> list[tuple[str, str]]:
@@ -124,7 +115,10 @@ def main(
         raise ConfigError(f"workers is {workers}; it must be at least 1")
 
     def precision_on(name: str) -> Precision:
-        return paper_precision(name) if precision == "paper" else precision
+        if precision != "paper":
+            return precision
+        named = machine(name)
+        return "float32" if named.paper and named.hardware.platform == "cuda" else "bfloat16"
 
     if check is not None:
         if not len(hardware) == len(model) == len(method) == 1:
@@ -161,7 +155,7 @@ def main(
         plot_contexts(output / "contexts.png", finished)
         plot_memory(output / "memory.png", finished)
     table = text_table(finished)
-    Console(width=TABLE_WIDTH).print(table.rich())
+    Console(width=150).print(table.rich())  # also in narrower terminals: wrapped cells are hard to read
     print("\n".join(table.notes))
     print(f"written to {output}: table.md, table.csv, findings.csv, contexts.png and memory.png")
 

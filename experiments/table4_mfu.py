@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -54,17 +54,6 @@ SIMULATED = (
     "ring one as long as all of them, so both steps use the same cores and expected times follow from "
     "operations. A transfer is a copy, and nothing overlaps it."
 )
-
-
-def training_steps(
-    model: str, block: int, devices: Sequence[Any], precision: Precision, remat: Remat
-) -> list[LlamaStep]:
-    """Returns the blockwise and, on several devices, the ring step, with ``block`` tokens per device."""
-    if block < 2 or block % 2:
-        raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
-    blockwise = LlamaStep(model, "blockwise", block, tuple(devices), precision, remat=remat)
-    ring = replace(blockwise, method="ring", context=block * len(devices))
-    return [blockwise, ring] if len(devices) > 1 else [blockwise]
 
 
 def main(
@@ -109,8 +98,12 @@ def main(
     model = model or ("tiny" if on_cpu else "7B")
     if block is None:
         block = BLOCK_ON_CPU if on_cpu else BLOCK
-    precision = precision or ("float32" if on_cpu else "bfloat16")
-    steps = training_steps(model, block, jax.devices(), precision, remat)
+    if block < 2 or block % 2:
+        raise ArgumentError(f"block is {block}; take an even number of tokens per device, at least 2")
+    precision, devices = precision or ("float32" if on_cpu else "bfloat16"), jax.devices()
+    blockwise = LlamaStep(model, "blockwise", block, tuple(devices), precision, remat=remat)
+    ring = replace(blockwise, method="ring", context=block * len(devices))
+    steps = [blockwise, ring] if len(devices) > 1 else [blockwise]
     with only_writer(output):
         tables: list[TextTable] = []
         if hardware is None:

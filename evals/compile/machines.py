@@ -35,8 +35,6 @@ class Hardware:
     """Specification of one device as JAX counts them: a GPU, a TPU chip, or one of the two cores of a chip.
 
     Attributes:
-      name: as on the command line.
-      platform: XLA's name of the platform.
       memory: bytes of a device; of a TPU those that the compiler says a program may use, of a GPU all, of
         which the driver keeps some hundred MB.
       flops: peak dense bfloat16 operations per second.
@@ -100,7 +98,6 @@ HARDWARE: dict[str, Hardware] = {
 
 DEVICE_KINDS: dict[str, str] = _DATA["device_kinds"]
 """Names of hardware by JAX's complete device kind: an H100 on another board has another peak."""
-
 
 # Autotuning times candidates on a GPU, and there is none. Without it XLA's own matrix products find no tiles
 # for some shapes, such as 3200 x 3200, so all are left to cuBLAS.

@@ -23,6 +23,7 @@ from agentic_ring.provenance import git_commit, versions
 from evals.compile.llama_step import CHUNK, SHAPES, LlamaStep, Method, Precision
 from evals.compile.machines import NamedMachine, machine
 from evals.compile.step_memory import TrainStep
+from evals.utilisation.projection import layer_weights
 
 LEAST_CONTEXT = 1024
 COMPILE_SECONDS = 1800
@@ -35,17 +36,15 @@ class CompilerFailedError(AgenticRingError, RuntimeError):
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of compiling a program.
+    """Result of compiling a program for sequences of ``context`` tokens.
 
     Attributes:
-      context: tokens per sequence.
       verdict: "error" for any failure other than a lack of memory.
       needed: bytes per device, where known; for a TPU program that does not fit only its temporaries.
       limit: bytes of a device that a program may use.
       state, host: bytes per device of parameters, optimiser and batch, of a step that fits, and in the
         host's memory.
       seconds: time to lower and compile.
-      message: why it does not fit, or the error.
     """
 
     context: int
@@ -62,11 +61,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step at one context, to be compiled for a machine.
+    """A training step on sequences of ``context`` tokens, to be compiled for a machine.
 
     Attributes:
-      name: for messages.
-      context: tokens per sequence.
       configuration: everything that the program depends on beside its context, machine and compiler.
       train_step: returns the step on these devices, which need not exist.
       arguments: script and flags of the Python process that calls ``compile_here``, without --output.
@@ -142,18 +139,10 @@ class Program:
         return finding
 
 
-# A *unit* is one array [tokens of a device, width] in the compute dtype. The number of units that are alive
-# at once was counted in the compilers' plans of a layer's backward pass. TPUs keep more of them than GPUs,
-# and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
+# Arrays [tokens of a device, width] that are alive beside the attention of a layer: its input, what is kept
+# of the heads, gradients of both; as counted in the compilers' plans of a backward pass. TPUs keep more of
+# them than GPUs, and more where memory is ample; they pad to lanes of 128, so a head of 100 takes 128.
 _WHOLE_UNITS = {"cuda": 4, "tpu": 9}
-"""Units alive beside the attention of a layer: its input, what is kept of the heads, gradients of both."""
-_RING_FLOAT32 = 7
-"""Blocks that a ring holds in float32: dQ, and dK and dV that are summed, sent and received."""
-_LOCAL_FLOAT32 = 3
-"""Blocks that attention on one device holds in float32: dQ, dK and dV."""
-_SCORE_BYTES = 7
-"""Bytes per pair of tokens and head under vanilla attention: scores, probabilities and their gradient, which
-compilers hold in float32 or narrower and not all at once."""
 
 
 @dataclass(frozen=True)
@@ -179,31 +168,25 @@ class ContextCell:
         """Machine to compile for."""
         return machine(self.hardware)
 
-    @property
-    def parameters(self) -> int:
-        """Number of parameters, without those of norms."""
-        shape = SHAPES[self.model]
-        key_share = (shape.kv_heads or shape.heads) / shape.heads
-        layer = shape.width * (shape.width * (2 + 2 * key_share) + 3 * shape.ffn_width)
-        return round(shape.layers * layer + 2 * shape.vocab_size * shape.width)
-
     def expected_bytes(self, context: int) -> float:
         """Returns the bytes per device by a formula, which starts a search and checks compilers."""
         shape, ring, target = SHAPES[self.model], self.method == "ring", self.machine
         itemsize, tokens = jnp.dtype(self.precision).itemsize, context / target.devices if ring else context
         # State, gradients and gathered weights do not depend on the context.
         feedforward, vocabulary = 3 * shape.width * shape.ffn_width, shape.width * shape.vocab_size
+        parameters = shape.layers * layer_weights(shape.llama().transformer) + 2 * vocabulary
         gathered = feedforward * (2 * itemsize + 4) + vocabulary * (itemsize + 12)
-        constant = 16 * self.parameters / target.devices + gathered + 3 * CHUNK * shape.vocab_size * 4
+        constant = 16 * parameters / target.devices + gathered + 3 * CHUNK * shape.vocab_size * 4
         unit = shape.width * itemsize
         kept = 2 if self.remat == "offload" else shape.layers
-        blocks = (9 if ring else 5) + (_RING_FLOAT32 if ring else _LOCAL_FLOAT32) * 4 / itemsize
-        blocks /= shape.head_groups if ring else 1
+        # In float32: dQ, dK and dV; a ring holds the latter two summed, sent and received.
+        blocks = (9 + 7 * 4 / itemsize) / shape.head_groups if ring else 5 + 3 * 4 / itemsize
         whole = self.method in ("vanilla", "memory_efficient")
         hidden = 6 * shape.ffn_width * itemsize if whole else 0
         # The feedforward's backward and the attention's do not overlap in time.
         per_token = unit * (kept + _WHOLE_UNITS[target.hardware.platform]) + max(unit * blocks, hidden)
-        scores = _SCORE_BYTES * shape.heads * tokens**2 if self.method == "vanilla" else 0
+        # Scores, probabilities and their gradient, in float32 or narrower and not all at once.
+        scores = 7 * shape.heads * tokens**2 if self.method == "vanilla" else 0
         return constant + per_token * tokens + scores
 
 
@@ -230,7 +213,6 @@ def search(cell: ContextCell, compile_at: Callable[[int], Finding]) -> Iterator[
             return
 
 
-def longest(findings: Sequence[Finding]) -> Finding | None:
-    """Returns the finding with the longest context that fits, or None."""
-    fitting = [finding for finding in findings if finding.verdict == "fits"]
-    return max(fitting, key=lambda finding: finding.context, default=None)
+def longest(findings: Sequence[Finding]) -> int:
+    """Returns the longest context that fits, 0 if none does."""
+    return max((finding.context for finding in findings if finding.verdict == "fits"), default=0)

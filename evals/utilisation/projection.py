@@ -111,13 +111,11 @@ PUBLISHED = Rates(
 
 @dataclass(frozen=True)
 class Step:
-    """Sizes of one training step on a machine.
+    """Sizes of one training step on a machine, over all of whose devices the weights are sharded.
 
     Attributes:
       stack: shape of the model, and whether its layers are recomputed.
-      context: tokens per sequence.
-      ring: number of devices that share a sequence; 1 is blockwise attention.
-      devices: number of devices of the machine; weights are sharded over all of them.
+      ring: number of devices that share a sequence of ``context`` tokens; 1 is blockwise attention.
       rows: sequences that a ring computes at once.
       accumulation: parts of a batch that are computed one after the other.
       itemsize: bytes per number of the compute dtype.

@@ -23,12 +23,9 @@ def exorl_rows() -> dict[str, dict[str, Any]]:
     The paper does not say which target Jaco has.
     """
     table = tables()["table5_exorl_return"]
-    return {
-        "jaco_reach_top_left" if task == "jaco_reach" else task: dict(
-            zip(table["columns"][1:], cells, strict=True)
-        )
-        for task, *cells in table["rows"]
-    }
+    columns = table["columns"][1:]
+    rows = {task: dict(zip(columns, cells, strict=True)) for task, *cells in table["rows"]}
+    return {"jaco_reach_top_left" if task == "jaco_reach" else task: cells for task, cells in rows.items()}
 
 
 class Interconnect(NamedTuple):

@@ -60,10 +60,7 @@ class Row:
 
     def context(self, column: Column) -> int | None:
         """Returns the longest context that fits, 0 if none does, or None if none was compiled."""
-        if column not in self.found:
-            return None
-        best = longest(self.found[column][1])
-        return best.context if best else 0
+        return longest(self.found[column][1]) if column in self.found else None
 
     def ratios(self) -> tuple[float | None, float | None, float | None]:
         """Returns the ring's context over the paper's, over our best baseline's, and the paper's own ratio.
@@ -82,12 +79,11 @@ class Row:
 def table_rows(names: Sequence[tuple[str, str]], done: Mapping[ContextCell, Sequence[Finding]]) -> list[Row]:
     """Returns the rows of these machines and models, with the findings so far."""
     cells = {(cell.hardware, cell.model, cell.method, cell.remat): cell for cell in done}
-
-    def found(hardware: str, model: str) -> dict[Column, tuple[ContextCell, Sequence[Finding]]]:
-        own = {column: cells.get((hardware, model, column.method, column.remat)) for column in COLUMNS}
-        return {column: (cell, done[cell]) for column, cell in own.items() if cell}
-
-    return [Row(*name, found(*name)) for name in names]
+    rows = []
+    for name in names:
+        own = {column: cells.get((*name, column.method, column.remat)) for column in COLUMNS}
+        rows.append(Row(*name, {column: (cell, done[cell]) for column, cell in own.items() if cell}))
+    return rows
 
 
 def write_table(folder: Path, rows: Sequence[Row]) -> None:

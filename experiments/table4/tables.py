@@ -31,15 +31,13 @@ SHOWN_PARTS = ("attention", "hops", "gathers", "optimizer")
 KERNELS_SHOWN = 15
 
 
-def minimum_block(
-    stack: TransformerConfig, operations_per_second: float, link: float, *, backward: bool = False
-) -> float:
+def minimum_block(stack: TransformerConfig, rate: float, link: float, *, backward: bool = False) -> float:
     """Returns the tokens of a causal ring's block whose compute takes as long as its transfer in bfloat16.
 
-    A device attends at ``operations_per_second``, the peak in the paper, and sends ``link`` bytes per second.
+    A device attends at ``rate`` operations, the paper's peak, and sends ``link`` bytes per second.
     """
     # Solves c^2 operations / rate = c bytes / link, with both taken at c = 1.
-    work = hop_operations(stack, 1, backward=backward) / operations_per_second
+    work = hop_operations(stack, 1, backward=backward) / rate
     return hop_bytes(stack, 1, 2, backward=backward) / link / work
 
 

@@ -7,6 +7,7 @@ from agentic_ring.results.intervals import CONFIDENCE, mean_interval
 from agentic_ring.results.results_file import read_results, short_number
 from agentic_ring.results.rows import read_rows
 from agentic_ring.token_units import thousands
+from experiments.paper import tables
 from tests.docs.pages import ROOT, blocks, prose
 
 RESULTS = ROOT / "experiments/results"
@@ -94,10 +95,8 @@ def test_each_row_has_the_number_of_its_file():
         if "7B on" in label:
             assert paper == contexts(re.search(r"7B on (\S+):", label)[1], "paper ")
         elif "line retrieval" in label:
-            curves = json.loads((ROOT / "experiments/paper/tables.json").read_text())[
-                "figure3_line_retrieval"
-            ]
-            assert curves["read_off_the_plot"]["Ring Attention-13B (512K)"].startswith(paper)
+            curves = tables()["figure3_line_retrieval"]["read_off_the_plot"]
+            assert curves["Ring Attention-13B (512K)"].startswith(paper)
         else:
             assert not re.search(r"\d", re.sub(NO_MEASUREMENT, "", paper + " "))
 

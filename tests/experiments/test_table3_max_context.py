@@ -1,54 +1,57 @@
 """Table 3 from flags to files, with findings in place of compilers."""
 
-from itertools import product
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from agentic_ring.results.rows import read_rows
-from evals.compile.machines import machine
+from agentic_ring.provenance import provenance
+from agentic_ring.results.rows import origin_columns, read_rows
 from evals.compile.maximum_context import ContextCell, Finding
-from experiments import paper, table3_max_context
-from experiments.table3.table import COLUMNS, table_rows, text_table
-from experiments.table3_max_context import all_rows, context_program, paper_precision
+from experiments import table3_max_context
+from experiments.common.cells import CellPool
+from experiments.table3.table import table_rows, text_table
+from experiments.table3_max_context import all_rows, context_program
 from tests.commands import exit_status, run_python
 from tests.experiments.conftest import has_compiler
 
-ROWS = [("8xA100", "7B"), ("TPUv5e-256", "7B"), ("8xH200", "7B")]
-MOST = {"ring": 2**19, "blockwise": 2**16, "memory_efficient": 2**15, "vanilla": 2**12}
+RESULTS = Path(__file__).parents[2] / "experiments/results"
+MACHINES = ("8xA100", "8xH200")
+FOUND = ("machine", "model", "method", "precision", "remat", "context", "verdict", "limit", "expected")
 
 
-@pytest.fixture
-def done():
-    found = {}
-    for (hardware, model), column in product(ROWS, COLUMNS):
-        cell = ContextCell(hardware, model, column.method, paper_precision(hardware), column.remat)
-        most = MOST[cell.method] * (4 if cell.remat == "offload" else 1)
-        too_much = Finding(2 * most, "does not fit", 9e9 if cell.method == "ring" else None, 8e9)
-        found[cell] = [Finding(most, "fits", 5e9, 8e9, state=10**9), too_much]
-    return found
+def rows_7b(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    rows = [row for row in read_rows(path) if row["machine"] in MACHINES and row["model"] == "7B"]
+    return [{name: row[name] for name in columns} for row in rows]
 
 
-def test_every_row_of_the_paper_is_there():
-    rows = {(machine(name).paper, model) for name, model in all_rows() if machine(name).paper}
-    assert rows == set(paper.longest_contexts())
-    assert len(rows) == 13 < len(all_rows())
+def test_the_committed_findings_give_the_committed_table_without_a_compiler(monkeypatch, tmp_path):
+    """The searches ask for just these findings, and the formula expects what is written beside them."""
+    findings, table = RESULTS / "table3_findings.csv", RESULTS / "table3.csv"
+    assert [(row["machine"], row["model"]) for row in read_rows(table)] == all_rows()
+    for row in read_rows(findings):
+        cell = ContextCell(*(row[name] for name in ("machine", "model", "method", "precision", "remat")))
+        finding = Finding(int(row["context"]), row["verdict"], 1e9, float(row["limit"]))
+        assert round(cell.expected_bytes(finding.context)) == int(row["expected"])
+        if cell.hardware in MACHINES and cell.model == "7B":
+            context_program(cell, finding.context).keep(tmp_path, finding)
+    monkeypatch.setattr(CellPool, "run", None)
+    flags = ("--hardware", *MACHINES, "--model", "7B", "--output", tmp_path)
+    assert exit_status(table3_max_context.main, *flags) == 0
+    assert rows_7b(tmp_path / "findings.csv", FOUND) == rows_7b(findings, FOUND)
+    columns = [name for name in read_rows(table)[0] if name not in origin_columns(provenance())]
+    assert rows_7b(tmp_path / "table.csv", columns) == rows_7b(table, columns)
+    assert "| 8xA100 | 7B | 512K (256K) | 2048K | 64K (32K) |" in (tmp_path / "table.md").read_text()
+    for name in ("contexts.png", "memory.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_says_how_far_it_is_from_the_paper_and_what_crashed(done):
-    first, second, third = table_rows(ROWS, done)
-    assert first.paper["ring"] == 256 * 1024
-    assert first.ratios() == (2**21 / 2**18, 8, 8)
-    assert second.ratios()[2] == 128
-    assert third.ratios() == (None, 8, None)
-    text = text_table([first, second, third]).markdown()
-    assert "| 8xA100 | 7B | 512K (256K) | 2048K | 64K (32K) | 32K (16K) | 4K (2K) | 8x | 8x (8x) |" in text
-    assert "| 8xH200 | 7B | 512K | 2048K | 64K | 32K | 4K |  | 8x |" in text
-    assert "TPUv5e-256: 256 devices v5e" in text
-    crashed = next(cell for cell in done if cell.method == "vanilla")
-    done[crashed][1] = Finding(2**13, "error", None, 8e9, message="Check failed: x")
-    text = text_table(table_rows(ROWS, done)).markdown()
-    assert "4K (error) (2K)" in text
-    assert "Check failed: x" in text
+def test_what_crashed_is_in_the_table_and_its_notes():
+    cell = ContextCell("8xA100", "7B", "vanilla", "float32")
+    found = [Finding(2**12, "fits", 5e9, 8e9), Finding(2**13, "error", None, 8e9, message="Check failed: x")]
+    text = text_table(table_rows([("8xA100", "7B")], {cell: found})).markdown()
+    assert "| 4K (error) (2K) |" in text
+    assert "at 8K: Check failed: x" in text
 
 
 @pytest.mark.parametrize(
@@ -68,26 +71,6 @@ def test_wrong_flags(flags, message, capsys, tmp_path):
     assert error.startswith("error: ")
     assert message in error
     assert len(error.splitlines()) == 1
-
-
-def test_known_findings_make_the_table_without_a_compiler(done, monkeypatch, tmp_path):
-    for cell, known in done.items():
-        for finding in known:
-            context_program(cell, finding.context).keep(tmp_path, finding)
-
-    def search_known(cell, compile_at) -> list[Finding]:  # where the search would start from the formula
-        return [compile_at(finding.context) for finding in done[cell]]
-
-    monkeypatch.setattr(table3_max_context, "search", search_known)
-    flags = ("--hardware", "8xA100", "8xH200", "--model", "7B", "--output", tmp_path)
-    assert exit_status(table3_max_context.main, *flags) == 0
-    assert "| 512K (256K) | 2048K |" in (tmp_path / "table.md").read_text()
-    rows = read_rows(tmp_path / "findings.csv")
-    assert len(rows) == 2 * 2 * len(COLUMNS)
-    assert {(row["machine"], row["model"]) for row in rows} == {("8xA100", "7B"), ("8xH200", "7B")}
-    assert len(read_rows(tmp_path / "table.csv")) == 2
-    for name in ("contexts.png", "memory.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

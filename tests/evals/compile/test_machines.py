@@ -6,11 +6,10 @@ import pytest
 
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
 from agentic_ring.errors import ArgumentError, UnknownNameError
-from evals.compile.machines import HARDWARE, MACHINES, CompilerMissingError, compile_target, machine
+from evals.compile.machines import HARDWARE, CompilerMissingError, compile_target, machine
 
 
-def test_machines_are_named_once_and_those_that_do_not_exist_refused():
-    assert all(named.name == name for name, named in MACHINES.items())
+def test_machines_that_do_not_exist_are_refused():
     assert machine("16xH100").devices == 16
     with pytest.raises(UnknownNameError, match="9xB300"):
         machine("9xB300")

@@ -1,5 +1,7 @@
 """Kernel times of a profile from this machine, and of synthetic profiles in the form of GPUs and TPUs."""
 
+from itertools import count
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,18 +13,16 @@ from evals.utilisation.kernel_times import kernel_times, trace
 
 def saved(tmp_path, **planes):
     """Saves a profile: by plane its lines, by line its events (name, start, duration) in seconds."""
-    text = ""
+    text, ids = "", count(1)
     for plane, lines in planes.items():
-        names = sorted({event[0] for events in lines.values() for event in events})
         text += f'planes {{ name: "/{plane.replace("_", ":")}"\n'
-        for id, name in enumerate(names, start=1):
-            text += f'event_metadata {{ key: {id} value {{ id: {id} name: "{name}" }} }}\n'
-        for line, events in lines.items():
-            text += f'lines {{ name: "{line}"\n'
-            for name, start, duration in events:
+        for line, named in lines.items():
+            events = ""
+            for id, (name, start, duration) in zip(ids, named, strict=False):
+                text += f'event_metadata {{ key: {id} value {{ id: {id} name: "{name}" }} }}\n'
                 times = f"offset_ps: {int(start * 1e12)} duration_ps: {int(duration * 1e12)}"
-                text += f"events {{ metadata_id: {names.index(name) + 1} {times} }}\n"
-            text += "}\n"
+                events += f"events {{ metadata_id: {id} {times} }}\n"
+            text += f'lines {{ name: "{line}"\n{events}}}\n'
         text += "}\n"
     path = tmp_path / "plugins" / "profile" / "2026_01_01" / "host.xplane.pb"
     path.parent.mkdir(parents=True)
@@ -36,7 +36,6 @@ def test_a_profile_of_this_machine_lists_its_operations(tmp_path):
     jax.block_until_ready(step(x))
     found = trace(tmp_path, lambda: step(x))
     assert sum(kernel.share for kernel in found) == pytest.approx(1)
-    assert [kernel.seconds for kernel in found] == sorted((k.seconds for k in found), reverse=True)
     assert any("tanh" in kernel.name and kernel.runs == 3 for kernel in found)
     assert not any(kernel.name.startswith("while") for kernel in found)
 

@@ -1,6 +1,7 @@
 """Utilisation and rates computed from fixed seconds; steps that run on simulated devices."""
 
 from statistics import median
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from agentic_ring.attention import order
 from agentic_ring.device_memory import DoesNotFitError, PlannedMemory
-from agentic_ring.errors import ArgumentError, DataError
+from agentic_ring.errors import DataError
 from agentic_ring.results import timing
 from agentic_ring.results.rows import write_rows
 from agentic_ring.results.timing import Spread
@@ -52,20 +53,13 @@ def test_utilisation_and_expectation_are_of_the_same_turn(tiny, monkeypatch, tmp
     write_rows(path, [{"seconds": 1}])
     with pytest.raises(DataError, match=r"rates\.csv"):
         read_rates(path)
-    with pytest.raises(ArgumentError, match="turns is 0"):
-        measure([], turns=0)
 
 
 def test_a_known_accelerator_has_its_makers_peak_in_bfloat16_alone(monkeypatch):
-    class Device:
-        device_kind = "NVIDIA H100 80GB HBM3"
-
-    assert known_peak(2)[0] is None
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert known_peak(2)[0] == 989e12
-    assert known_peak(4)[0] is None
-    Device.device_kind = "NVIDIA H100 PCIe"
-    assert known_peak(2)[0] is None
+    sxm = "NVIDIA H100 80GB HBM3"
+    for kind, itemsize, peak in ((sxm, 2, 989e12), (sxm, 4, None), ("NVIDIA H100 PCIe", 2, None)):
+        monkeypatch.setattr(jax, "devices", lambda kind=kind: [SimpleNamespace(device_kind=kind)])
+        assert known_peak(itemsize)[0] == peak
 
 
 @pytest.mark.parametrize(("method", "context", "ring"), [("ring", 64, 8), ("blockwise", 8, 1)])
@@ -77,7 +71,6 @@ def test_text_lies_in_the_order_of_the_ring_and_asks_for_the_next_token(tiny, me
     np.testing.assert_array_equal(places, order("zigzag", context, ring))
     tokens, targets = (np.asarray(each)[:, np.argsort(places)] for each in (batch.tokens, batch.targets))
     np.testing.assert_array_equal(targets[:, :-1], tokens[:, 1:])
-    assert tokens.max() < 32_000
     shapes = step.train_step.batch(step.mesh, step.rules)
     assert batch.tokens.sharding.is_equivalent_to(shapes.tokens.sharding, 2)
 
