@@ -142,15 +142,12 @@ def test_accumulation_and_lora():
             state = init_state(model, optimizer, 0, mesh, RULES)
             step = jax.jit(make_train_step(model, token_loss, optimizer, accumulation=2))
             state, metrics = step(state, packed_rows(mesh), weights)
-            return jax.device_get((optimizer_moments(state), metrics))
+        # Adam's first moments of every B; A has no gradient while B is zero.
+        moments = jax.tree_util.tree_leaves_with_path(state.optimizer)
+        moments = [x for path, x in moments if ".mu" in jax.tree_util.keystr(path) and "'b'" in str(path)]
+        return jax.device_get((moments, metrics))
 
     assert_equal_to_rounding(updated(TWO_STAGES), updated(ONE_DEVICE))
-
-
-def optimizer_moments(state):
-    """Adam's first moments of every B; A has no gradient while B is zero."""
-    moments = jax.tree_util.tree_leaves_with_path(state.optimizer)
-    return [x for path, x in moments if ".mu" in jax.tree_util.keystr(path) and "'b'" in str(path)]
 
 
 def test_each_stage_holds_its_layers_only():
