@@ -16,13 +16,7 @@ from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import action_loss, init_state, make_train_step
-from tests.models.tiny_agentic_transformer import (
-    ACTION_DIM,
-    fresh_model,
-    on_mesh,
-    random_steps,
-    tiny_config,
-)
+from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
 ONE = MeshShape(ring=1)

@@ -35,12 +35,8 @@ def mesh():
 def frozen_weights(dtype="float32", config=CONFIG):
     model = Model(config)
     with jax.set_mesh(mesh()):
-        shardings = model.param_shardings(mesh(), RULES)
-
-        def make(key):
-            return jax.tree.map(lambda x: x.astype(dtype), model.init_params(key))
-
-        return jax.jit(make, out_shardings=shardings)(jax.random.key(0))
+        make = jax.jit(model.init_params, out_shardings=model.param_shardings(mesh(), RULES))
+        return jax.tree.map(lambda x: x.astype(dtype), make(jax.random.key(0)))
 
 
 def tokens():

@@ -155,21 +155,21 @@ def test_each_stage_holds_its_layers_only():
     assert {sharding.spec[0] for sharding in jax.tree.leaves(shardings)} == {"stage"}
 
 
+GROUPS_OF_4 = replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4))
+
+
 @pytest.mark.parametrize(
-    ("layers", "rows", "named"), [(3, 8, "3 layers .* 2 stages"), (4, 6, "batch of 6 rows .* 2 stages")]
+    ("config", "inputs", "named"),
+    [
+        (tiny_config(layers=3), (random_steps(8, 8, valid=8), "zigzag"), "3 layers .* 2 stages"),
+        (tiny_config(layers=4), (random_steps(6, 8, valid=8), "zigzag"), "batch of 6 rows .* 2 stages"),
+        (GROUPS_OF_4, (np.zeros((8, 16), np.int32),), "every 4th layer is global"),
+    ],
 )
-def test_what_does_not_divide(layers, rows, named):
-    model = Model(tiny_config(layers=layers))
-    batch = random_steps(rows, 8, valid=8)
+def test_what_does_not_divide(config, inputs, named):
+    model = Model(config)
     with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match=named):
-        jax.eval_shape(lambda params: model.bind(params)(batch, "zigzag"), model.abstract_params())
-
-
-def test_a_stage_needs_whole_groups():
-    model = Model(replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4)))
-    tokens = jnp.zeros((8, 16), jnp.int32)
-    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
-        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
+        jax.eval_shape(lambda params: model.bind(params)(*inputs), model.abstract_params())
 
 
 def test_schedule():

@@ -27,10 +27,6 @@ def store(tmp_path) -> Path:
     return random_store(tmp_path / "store.h5", [12] * 6)
 
 
-class Interruption(Exception):
-    """Ends a session of training in the middle."""
-
-
 def test_a_run_that_is_stopped_twice_and_killed_resumes_bit_for_bit(store, tmp_path):
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     far = {"steps": STEPS, "checkpoint_every": 10_000}  # the only regular checkpoint is the last
@@ -73,9 +69,9 @@ def test_a_run_moves_from_ring_4_to_two_of_2_and_to_one_device(store, tmp_path, 
         def stop(self, step, values):
             write(self, step, values)
             if step == last:
-                raise Interruption
+                raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(Interruption):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(MetricsLog, "write", stop)
             train_tiny(store, moved, steps, **hardware)
 

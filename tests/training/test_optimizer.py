@@ -1,8 +1,9 @@
 """The learning-rate schedule, for runs of any length, and what an update of Muon changes."""
 
+from functools import cache
+
 import jax
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,9 +34,11 @@ def test_any_number_of_updates_warms_up_peaks_and_decays(steps, warmup, final, p
         np.testing.assert_allclose(measured[-1], final * peak, rtol=1e-4, atol=1e-6 * peak)
 
 
+ONE = MeshShape(ring=1)
 MUON = OptimizerConfig(weight_decay=0.0, warmup_steps=0, muon_learning_rate=0.02)
 
 
+@cache
 def muon_change(shape: MeshShape, devices: int = 8) -> dict[str, np.ndarray]:
     """What one update of Muon with random gradients of -1 and 1 adds to each parameter, by its path."""
     mesh, optimizer = make_mesh(shape, jax.devices()[:devices]), make_optimizer(MUON, steps=10)
@@ -50,12 +53,8 @@ def muon_change(shape: MeshShape, devices: int = 8) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(change)}
 
 
-@pytest.fixture(scope="module")
-def change() -> dict[str, np.ndarray]:
-    return muon_change(MeshShape(ring=1), devices=1)
-
-
-def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions(change):
+def test_muon_moves_every_matrix_of_every_layer_about_equally_in_all_directions():
+    change = muon_change(ONE, devices=1)
     blocks = {p: x for p, x in change.items() if "blocks" in p and x.ndim > 2 and "bias" not in p}
     assert len(blocks) == 7
     for path, x in blocks.items():
@@ -77,6 +76,7 @@ def test_only_matrices_decay():
     assert {name for name, x in change.items() if x.any()} == {"query"}
 
 
-def test_muon_moves_sharded_matrices_as_whole_ones(change):
+def test_muon_moves_sharded_matrices_as_whole_ones():
+    change = muon_change(ONE, devices=1)
     for path, x in muon_change(MeshShape(fsdp=2, ring=1, tensor=2), devices=4).items():
         np.testing.assert_allclose(x, change[path], atol=2e-6, err_msg=path)

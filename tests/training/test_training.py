@@ -159,9 +159,7 @@ def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for line in ("nonsense", '{"step": 1}', '{"step": 1.5}', "{}"):
         path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-        with pytest.raises(
-            DataError, match=r"line 2 (is not JSON .*nonsense|has step (1|1\.5|None), expected)"
-        ):
+        with pytest.raises(DataError, match=r"line 2 (is not JSON .*nonsense|has step )"):
             read_metrics(path)
 
 

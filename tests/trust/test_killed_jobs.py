@@ -53,8 +53,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
-def write_inputs(folder: Path) -> None:
-    """Writes what the jobs read: episodes of cartpole, a store of them, conversations and a tokenizer."""
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """What the jobs read: episodes of cartpole, a store of them, conversations and a tokenizer."""
+    folder = tmp_path_factory.mktemp("inputs")
     explored = uniform_episodes(DOMAINS["cartpole"], ["swingup"] * 4, action_repeat=8)
     for data, count in ((folder, 12), (folder / "unconverted", 24)):
         buffer = collector_folder(data, "cartpole", "rnd") / "buffer"
@@ -65,6 +67,7 @@ def write_inputs(folder: Path) -> None:
     explore(ExploreConfig("point_mass", trials=400, data=folder))
     write_chats(folder / "chats.jsonl")
     byte_level().save(folder / "tokenizer")
+    return folder
 
 
 def shrink_presets() -> None:
@@ -147,13 +150,6 @@ TIME_UNITS, TIME_COLUMNS = {"s", "tokens/s"}, {"tokens_per_second", "seconds", "
 """Units of figures, and columns of logs, that each session measures anew; and a row's digest."""
 UNCOMPARED = {"stages.json", "log.txt", ".png", ".html", ".md", ".csv", ".txt"}
 """Names and suffixes of files of times, and of pictures and tables of what other files hold."""
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    write_inputs(folder)
-    return folder
 
 
 def begin(name: str, inputs: Path, run: Path) -> Any:
