@@ -15,7 +15,7 @@ from agentic_ring.models.agentic_transformer import most_likely_action
 from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import action_loss, init_state, make_train_step
+from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
 from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
@@ -115,21 +115,18 @@ def test_the_most_likely_of_several_actions_is_taken():
     np.testing.assert_array_equal(most_likely_action(actions, log_probs), expected)
 
 
-def test_the_mixture_loss_needs_one_component_near_the_action():
-    steps = random_steps(batch=1, length=4, valid=4)
+@pytest.mark.parametrize("probs", [[1.0], [0.9, 0.1], [0.1, 0.9]])
+def test_the_mixture_loss_is_the_log_likelihood_of_gaussians(probs):
+    steps, distances = random_steps(batch=1, length=4, valid=4), np.array([0.1, -0.5])[: len(probs)]
     batch = ChainBatch(steps, np.ones((1, 4), np.float32), np.zeros((1, 4), np.uint32), "contiguous")
-
-    def loss(actions: np.ndarray, probs: list[float]) -> float:
-        log_probs = np.log(np.broadcast_to(probs, (1, 4, len(probs))))
-        model = SimpleNamespace(action_mixture=lambda *_: (actions, log_probs))
-        return float(action_loss(model, batch))
-
-    near, far = steps.action[:, :, None] + 0.1, steps.action[:, :, None] - 0.5
-    assert loss(near, [1.0]) == pytest.approx(4 * 0.01, rel=1e-4)
-    assert loss(far, [1.0]) == pytest.approx(4 * 0.25, rel=1e-4)
-    both = np.concatenate([near, far], axis=2)
-    assert loss(near, [1.0]) < loss(both, [0.9, 0.1]) < loss(both, [0.5, 0.5]) < loss(both, [0.1, 0.9])
-    assert loss(both, [0.5, 0.5]) < loss(far, [1.0])
+    mixture = (
+        steps.action[:, :, None] + distances[:, None],
+        np.log(np.broadcast_to(probs, (1, 4, len(probs)))),
+    )
+    loss = float(action_loss(SimpleNamespace(action_mixture=lambda *_: mixture), batch))
+    scale = 2 * COMPONENT_DEVIATION**2 / ACTION_DIM
+    expected = -4 * scale * np.log(probs @ np.exp(-(distances**2) / scale))
+    assert loss == pytest.approx(expected, rel=1e-4)
 
 
 SEQUENCES, TOKENS, WIDTH = 3, 50, 64

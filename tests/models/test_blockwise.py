@@ -59,7 +59,6 @@ def test_gradients_of_weights_add_up_in_float32():
 
 @pytest.mark.usefixtures("full_compiler")
 def test_a_weight_gradient_is_summed_over_devices_once():
-    """The loop over chunks contains no collective."""
     mesh = make_mesh(MeshShape(ring=8))
     graphdef, state = nnx.split(feedforward(chunk=2))
 

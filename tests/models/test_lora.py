@@ -92,7 +92,6 @@ def test_the_sum_is_base_and_scaled_product():
 
 
 def test_gradients_are_those_of_the_sum():
-    """Gradients of A and B agree with those through the merged weight."""
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)
 

@@ -69,7 +69,6 @@ def test_groups_of_layers_have_the_gradients_of_one_device():
     model = Model(ALTERNATING)
 
     def differentiated(shape: MeshShape):
-        """(loss, gradients of all parameters) on a mesh."""
         mesh = mesh_of(shape)
         with jax.set_mesh(mesh):
             shardings = model.param_shardings(mesh, RULES)

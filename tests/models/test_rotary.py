@@ -21,7 +21,6 @@ SCALINGS = [
 
 
 def reference(x, positions, theta, scaling):
-    """The same rotation in float64."""
     angles = positions[..., None, None].astype(np.float64) * inverse_frequencies(theta, x.shape[-1], scaling)
     sin, cos = (attention_factor(scaling) * f(angles) for f in (np.sin, np.cos))
     first, second = np.split(x.astype(np.float64), 2, axis=-1)

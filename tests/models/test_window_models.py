@@ -27,7 +27,8 @@ DECISION = DecisionTransformerConfig(
 )
 
 
-def windows(generator, count=6):
+def windows():
+    generator, count = np.random.default_rng(0), 6
     return Windows(
         return_to_go=generator.uniform(0, 1, (count, WINDOW)).astype(np.float32),
         observation=generator.normal(size=(count, WINDOW, OBSERVATION)).astype(np.float32),
@@ -52,7 +53,7 @@ def changed(given, field, place):
 
 
 def test_cloning_depends_only_on_observations():
-    given = windows(np.random.default_rng(0))
+    given = windows()
     predict = predictions(CLONING)
     before = predict(given)
     assert before.shape == (6, 1, ACTION)
@@ -64,7 +65,7 @@ def test_cloning_depends_only_on_observations():
 
 
 def test_the_decision_transformer_depends_on_the_past_and_its_state_but_not_its_action_or_padding():
-    given, predict = windows(np.random.default_rng(0)), predictions(DECISION)
+    given, predict = windows(), predictions(DECISION)
     before = predict(given)
     assert before.shape == (6, WINDOW, ACTION)
     padded = replace(given, present=np.arange(WINDOW) >= np.full((6, 1), 2))
@@ -76,7 +77,7 @@ def test_the_decision_transformer_depends_on_the_past_and_its_state_but_not_its_
 
 
 def test_the_loss_is_the_weighted_error_of_the_actions():
-    given = windows(np.random.default_rng(0))
+    given = windows()
     weight = np.random.default_rng(1).uniform(0, 1, (6, WINDOW)).astype(np.float32)
     for config in (CLONING, DECISION):
         predicted = predictions(config)(given)

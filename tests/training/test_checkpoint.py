@@ -61,7 +61,6 @@ def saved(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(saved, tmp_path) -> Path:
-    """A copy that a test may change."""
     return shutil.copytree(saved, tmp_path / "run")
 
 

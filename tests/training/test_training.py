@@ -23,8 +23,6 @@ from tests.training.worker import measured
 
 
 class Numbers:
-    """Batches 1, 2, ..."""
-
     def __init__(self, events: list[tuple[str, int]]):
         self._events, self.number = events, 0
 

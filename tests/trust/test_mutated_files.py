@@ -43,7 +43,6 @@ def comparable(value: Any) -> Any:
 
 
 def outcome(reader: FileReader, path: Path, whole: Any) -> str:
-    """How the reader deals with the damaged file."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         found = comparable(reader.read(path))
@@ -64,7 +63,7 @@ def outcome(reader: FileReader, path: Path, whole: Any) -> str:
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch):
+def strict():
     """A reader that hangs is interrupted; warnings of libraries about damaged files are no errors."""
 
     def stop(*_: Any) -> None:
