@@ -261,8 +261,7 @@ def _on_device(
 ) -> Callable[[Weights, jax.Array, Any], jax.Array]:
     """The computation of one device on its shards of the weights, its tokens and their labels.
 
-    ``stored`` is the sharding of each weight, empty if nothing is sharded; weights stay sharded over the mesh
-    axes ``kept``. The other arguments are as in ``apply_blockwise``.
+    ``stored`` is the sharding of each weight, of which the mesh axes ``kept`` stay.
     """
     gathers = [
         (index, dimension, axes)
@@ -272,14 +271,13 @@ def _on_device(
     ]
 
     def gather(shards: Weights) -> Weights:
-        """Gathers the weights from their float32 shards, in the compute dtype."""
         gathered = [shard.astype(dtype) if shard.ndim > 1 else shard for shard in shards]
         for index, dimension, axes in gathers:
             gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
         return tuple(gathered)
 
     def scatter(sums: Weights) -> Weights:
-        """Sums over the devices and returns each device's shard; the transpose of ``gather``."""
+        """The transpose of ``gather``."""
         scattered = list(sums)
         for index, dimension, axes in reversed(gathers):
             scattered[index] = jax.lax.psum_scatter(

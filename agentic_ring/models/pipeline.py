@@ -137,10 +137,7 @@ def _run_stage(
     queue: jax.Array,
     labels: Any,
 ) -> jax.Array:
-    """All ticks of one stage: its layers [layers / stages, ...], its queue [microbatches / stages, b, T, D].
-
-    ``labels`` [microbatches, b, T] are those of all microbatches. Returns the outputs, like the queue.
-    """
+    """All ticks of one stage, with its queue [microbatches / stages, b, T, D] and the labels of all."""
     waiting = queue.shape[0]
     microbatches, stage = stages * waiting, jax.lax.axis_index(axis)
     to_next = [(place, place + 1) for place in range(stages - 1)]

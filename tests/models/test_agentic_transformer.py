@@ -9,13 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.data.chain_loader import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch, ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.hindsight_chains import StratifiedSampler
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.agentic_transformer import most_likely_action
+from agentic_ring.models.agentic_transformer import COMPLETION_ROW, most_likely_action
 from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
 from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
+from tests.data.synthetic import DOMAIN, TASK, two_task_store
 from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
@@ -160,3 +163,22 @@ def test_dropout_acts_only_where_there_are_seeds():
     plain = predict(STEPS)
     assert not np.allclose(dropped[:, :, 0], plain, rtol=1e-2)
     np.testing.assert_array_equal(predict(STEPS, model.config), plain)
+
+
+@pytest.mark.parametrize("trajectories", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_the_completion_bit_counts_only_where_chains_train_it(trajectories, tmp_path):
+    """Its weights begin as 0, and only a gradient changes them."""
+    sizes = {"observation_dim": DOMAIN.observation_dim, "action_dim": DOMAIN.action_dim}
+    model = Model(dataclasses.replace(tiny_config(layers=1), **sizes))
+    mesh = make_mesh(ONE, jax.devices()[:1])
+    with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [8] * 20)) as store, jax.set_mesh(mesh):
+        config = ChainConfig(TASK, trajectories, action_repeat=1)
+        loader = ChainLoader(store, config, measure_scaling(store, TASK, 1), ring=1)
+        sampler = StratifiedSampler(store.returns(TASK), store.learnable, trajectories, 0.2, seed=0)
+        batch = next(ChainPipeline(loader, sampler, 32, mesh))
+        params = jax.jit(model.init_params)(jax.random.key(0))
+        gradient = jax.jit(jax.grad(lambda params: action_loss(model.bind(params), batch)))(params)
+    first, change = (np.asarray(x["embed_reward"]["kernel"])[COMPLETION_ROW] for x in (params, gradient))
+    assert batch.steps.completion.any()
+    assert not first.any()
+    assert change.any() == (trajectories > 1)

@@ -28,13 +28,13 @@ DECISION = DecisionTransformerConfig(
 
 
 def windows():
-    generator, count = np.random.default_rng(0), 6
+    generator = np.random.default_rng(0)
     return Windows(
-        return_to_go=generator.uniform(0, 1, (count, WINDOW)).astype(np.float32),
-        observation=generator.normal(size=(count, WINDOW, OBSERVATION)).astype(np.float32),
-        action=generator.uniform(-1, 1, (count, WINDOW, ACTION)).astype(np.float32),
-        timestep=np.tile(np.arange(WINDOW, dtype=np.int32), (count, 1)),
-        present=np.ones((count, WINDOW), bool),
+        return_to_go=generator.uniform(0, 1, (6, WINDOW)).astype(np.float32),
+        observation=generator.normal(size=(6, WINDOW, OBSERVATION)).astype(np.float32),
+        action=generator.uniform(-1, 1, (6, WINDOW, ACTION)).astype(np.float32),
+        timestep=np.tile(np.arange(WINDOW, dtype=np.int32), (6, 1)),
+        present=np.ones((6, WINDOW), bool),
     )
 
 

@@ -208,7 +208,6 @@ class _Source:
 
     @property
     def _one(self) -> tuple[int, ...]:
-        """Shape of the parameter of one layer."""
         return self.shape[1:] if self.weight.stacked else self.shape
 
     def read(self, index: Any) -> np.ndarray:
@@ -219,10 +218,7 @@ class _Source:
         return np.stack([self._read(name, index[1:]) for name in names[index[0]]])
 
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a part of one layer's array from the corresponding rows and columns of its tensor.
-
-        They hold whole heads: the slices of all dimensions but the first of inputs and of outputs come after.
-        """
+        """Reads a part of one layer's array: whole heads of its tensor, and then the slices within them."""
         inputs, shape = self.weight.input_dims, self._one
         if not (inputs or self.weight.vector):
             return self.files.read(name, index)
@@ -307,7 +303,6 @@ def save_pretrained(
 
 
 def _fetched(weight: Weight, array: jax.Array, layer: int) -> np.ndarray:
-    """The tensor of one parameter of a layer, or its rows of the tensor, in this host's memory."""
     part = array[layer] if weight.stacked else array
     addressable = part.is_fully_addressable
     values = np.asarray(part) if addressable else multihost_utils.process_allgather(part, tiled=True)
