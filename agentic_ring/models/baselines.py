@@ -83,9 +83,8 @@ class BehaviorCloning(nnx.Module):
         first, hidden, last = jax.random.split(key, 3)
         rules = ShardingRules()
         self.first = Linear(first, config.window * config.observation_dim, config.width, rules, embed_axis=1)
-        self.hidden = jax.vmap(lambda k: Linear(k, config.width, config.width, rules, embed_axis=1))(
-            jax.random.split(hidden, config.layers - 1)
-        )
+        keys = jax.random.split(hidden, config.layers - 1)
+        self.hidden = jax.vmap(lambda k: Linear(k, config.width, config.width, rules, embed_axis=1))(keys)
         self.last = Linear(last, config.width, config.action_dim, rules, embed_axis=0)
 
     def __call__(self, windows: Windows) -> jax.Array:

@@ -113,9 +113,7 @@ class FeedForward(nnx.Module):
         self.output_norm = stack_norm(width, config) if config.output_norm else None
         self.config = config
 
-    def __call__(
-        self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda x: x) -> jax.Array:
         """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
         config, activate = self.config, _ACTIVATIONS[self.config.activation]
 
@@ -278,12 +276,10 @@ def _on_device(
 
     def scatter(sums: Weights) -> Weights:
         """The transpose of ``gather``."""
-        scattered = list(sums)
+        parts = list(sums)
         for index, dimension, axes in reversed(gathers):
-            scattered[index] = jax.lax.psum_scatter(
-                scattered[index], axes, scatter_dimension=dimension, tiled=True
-            )
-        return tuple(scattered)
+            parts[index] = jax.lax.psum_scatter(parts[index], axes, scatter_dimension=dimension, tiled=True)
+        return tuple(parts)
 
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:

@@ -83,9 +83,6 @@ def apply_in_stages(
       x: sharded over the batch axes of ``rules``, of which the last is the stage, and over the sequence; so
         is the result.
       labels: a tree of arrays [B, T], or [1, T] for all rows; not differentiated.
-
-    Raises:
-      MeshError: layers or rows do not divide over the stages, or the rules put no rows on the stages.
     """
     stages = ambient_stages(rules)
     if len(rules.layer) != 1 or rules.batch[-1:] != rules.layer:

@@ -107,9 +107,8 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
-        self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(
-            jax.random.split(key, config.layers)
-        )
+        keys = jax.random.split(key, config.layers)
+        self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(keys)
         self.norm = stack_norm(config.width, config)
         self.config = config
 

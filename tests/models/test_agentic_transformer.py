@@ -28,7 +28,6 @@ RATE = 0.3
 
 @cache
 def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **changes) -> list[float]:
-    """Losses of the first updates on one batch."""
     mesh = make_mesh(shape, jax.devices()[:1] if shape == ONE else None)
     model = Model(dataclasses.replace(tiny_config(**changes), dropout=dropout))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), 10)

@@ -1,7 +1,4 @@
-"""A run that is stopped, killed or moved ends with the weights of an undisturbed one; so do two processes.
-
-Where one of them is lost or hangs, the other ends soon.
-"""
+"""A run that is stopped, killed or moved ends with the weights of an undisturbed one; so do two processes."""
 
 import re
 import signal

@@ -168,10 +168,7 @@ def kill(process: Any) -> bool:
 
 
 def stop(process: Any, number: signal.Signals) -> bool:
-    """Sends a signal once the command handles it; returns whether the process stopped because of it.
-
-    It must end within a minute, with the status that says so, or well if it was at its end.
-    """
+    """Sends a signal once the command handles it; returns whether the process ends because of it."""
     with suppress(FileNotFoundError, ProcessLookupError):  # no /proc, or it has just ended
         caught = 0
         while process.is_alive() and not caught >> (number - 1) & 1:
@@ -217,10 +214,7 @@ def finish(name: str, inputs: Path, run: Path) -> float:
 
 
 def fingerprint(run: Path) -> dict[str, object]:
-    """What a finished run holds, by file, without the times that each session measures anew.
-
-    A file that should have been removed, such as a partial one, is an additional name.
-    """
+    """What a finished run holds, by file, without the times that each session measures anew."""
     found: dict[str, object] = {}
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name = str(path.relative_to(run))

@@ -94,11 +94,7 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 
     ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
-    that the model was made for.
-
-    Raises:
-      DataError: the file is missing, damaged, or describes an unsupported model.
-      UnknownNameError: the family is not supported.
+    that the model was made for. A file that is damaged, or of an unsupported model, is a DataError.
     """
     file = path / "config.json"
     fields = read_fields(file)
@@ -162,9 +158,8 @@ def _layer_types(every: int | None, layers: int) -> list[str]:
 
 def _global_every(fields: Fields) -> int | None:
     """The layers of a group that ends with a global one; None if no layer is global."""
-    types = fields.get(
-        "layer_types", _layer_types(fields["sliding_window_pattern"], fields["num_hidden_layers"])
-    )
+    usual = _layer_types(fields["sliding_window_pattern"], fields["num_hidden_layers"])
+    types = fields.get("layer_types", usual)
     return types.index(_GLOBAL) + 1 if _GLOBAL in types else None
 
 

@@ -138,9 +138,8 @@ class Llama(nnx.Module):
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
         """Cross entropy of each target in nats, float32 [B, T], for ``loss_chunk`` tokens at a time."""
-        encoded = self.transformer(
-            self.embedded(batch.tokens), batch.positions, batch.segment_ids, batch.layout
-        )
+        x = self.embedded(batch.tokens)
+        encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
         norm = self.transformer.norm
 
         def predict(weights: Weights, x: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:

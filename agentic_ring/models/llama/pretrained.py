@@ -152,7 +152,6 @@ class TensorFiles:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """The file of each tensor."""
         index = self._folder / INDEX
         if index.exists():
             weight_map = read_json(index, _Index, REMEDY, foreign=True).weight_map
@@ -192,7 +191,6 @@ class _Source:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
         expected, inputs = self._one, self.weight.input_dims
         if self.weight.vector:
             expected = (prod(expected),)
