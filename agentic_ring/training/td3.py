@@ -126,7 +126,6 @@ def _critics(critics: MlpParameters, observation: jax.Array, action: jax.Array) 
 def _critic_target(
     config: TD3Config, state: TD3State, batch: dict[str, jax.Array], noise_key: jax.Array
 ) -> jax.Array:
-    """Target values of both critics for the batch, [B]."""
     next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
     noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)

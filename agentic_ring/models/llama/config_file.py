@@ -147,7 +147,6 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
 
 
 def _activation(family: Family) -> dict[str, str]:
-    """The fields with the name of the activation function."""
     return _ACTIVATIONS[family.traits.get("activation", "silu")]
 
 
