@@ -22,6 +22,7 @@ class ModelConfig(Protocol):
 
     def build(self, key: jax.Array) -> nnx.Module:
         """Returns the module with fresh parameters."""
+        ...
 
 
 Config = TypeVar("Config", bound=ModelConfig)

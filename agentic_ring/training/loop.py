@@ -39,6 +39,7 @@ class Batches(Protocol):
 
     def get_state(self) -> dict[str, Any]:
         """The state of the iterator, as data that fits JSON."""
+        ...
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a state that ``get_state`` returned."""
