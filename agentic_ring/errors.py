@@ -63,6 +63,11 @@ def check_choice(config: object, name: str, known: Iterable[str]) -> None:
         raise UnknownNameError(name, str(value), known)
 
 
+def set_fields(config: object, *names: str) -> list[str]:
+    """Those of the attributes that are not None."""
+    return [name for name in names if getattr(config, name) is not None]
+
+
 class MissingExtraError(AgenticRingError, ModuleNotFoundError):
     """A package is not installed; the message names the extra of agentic_ring that brings it."""
 

@@ -7,9 +7,6 @@ from types import TracebackType
 
 from agentic_ring.errors import MissingExtraError
 
-_WITHOUT_LABMAZE = (3, 13)
-"""First Python for which labmaze, which dm_control needs, has no wheels."""
-
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
@@ -25,18 +22,15 @@ def needs_extra(extra: str) -> Iterator[None]:
             raise
         if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1"):
             sys.excepthook = _print_message
-        raise MissingExtraError(_message(package, extra), name=package) from error
-
-
-def _message(package: str, extra: str) -> str:
-    install = f"pip install 'agentic_ring[{extra}]'"
-    if package in ("dm_control", "shimmy", "mujoco") and sys.version_info >= _WITHOUT_LABMAZE:
-        return (
-            f"{package} is not installed. The extra {extra} needs Python 3.11 or 3.12, and this is "
-            f"{'.'.join(map(str, sys.version_info[:2]))}: labmaze, which dm_control needs, has wheels "
-            f"for these two only. Make an environment with one of them and run: {install}"
-        )
-    return f"{package} is not installed; run: {install}"
+        install = f"pip install 'agentic_ring[{extra}]'"
+        message = f"{package} is not installed; run: {install}"
+        if package in ("dm_control", "shimmy", "mujoco") and sys.version_info >= (3, 13):
+            message = (
+                f"{package} is not installed. The extra {extra} needs Python 3.11 or 3.12, and this is "
+                f"{'.'.join(map(str, sys.version_info[:2]))}: labmaze, which dm_control needs, has wheels "
+                f"for these two only. Make an environment with one of them and run: {install}"
+            )
+        raise MissingExtraError(message, name=package) from error
 
 
 def _print_message(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from agentic_ring.errors import EXIT_INTERRUPTED, StopRequested
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_RETRY_SECONDS = 0.05
 _listener: "StopListener | None" = None
 
 
@@ -99,7 +98,7 @@ class StopListener:
             return
         self.raised = False
         main = threading.main_thread().ident
-        again = threading.Timer(_RETRY_SECONDS, signal.pthread_kill, (main, signal.SIGUSR1))
+        again = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1))
         again.start()
         self._undo.callback(again.join)
         self._undo.callback(again.cancel)

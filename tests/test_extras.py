@@ -34,7 +34,6 @@ MODULES = {f"agentic_ring.{name}": extra for extra, names in PARTS.items() for n
 
 
 def run_core(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program without any package but JAX, NumPy and ours."""
     command = [sys.executable, "-c", ONLY_CORE + code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

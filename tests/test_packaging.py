@@ -188,10 +188,10 @@ def test_constraints_pin_every_dependency_within_its_bounds(python_version):
     ("body", "said"),
     [
         # An interpreter of another version fails the version check.
-        ("exit 1", ("Python 3.11 or 3.12 is needed", "make PYTHON=/path/to/python3.12 install")),
+        ("exit 1", "make PYTHON=/path/to/python3.12 install"),
         (
             f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"',
-            (f"apt install python3.{sys.version_info.minor}-venv",),
+            f"apt install python3.{sys.version_info.minor}-venv",
         ),
     ],
     ids=["no fitting Python", "no ensurepip"],
@@ -206,6 +206,5 @@ def test_make_says_what_it_lacks(tmp_path, body, said):
     command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode != 0
-    for text in said:
-        assert text in finished.stderr
+    assert said in finished.stderr
     assert not (tmp_path / "venv").exists()

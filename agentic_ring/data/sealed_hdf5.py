@@ -133,7 +133,6 @@ def seal(path: Path, kind: FileKind) -> None:
 
 
 def _read_header(path: Path, kind: FileKind) -> dict[str, Any]:
-    """The header, checked."""
     try:
         with path.open("rb") as file:
             line, _, padding = file.read(HEADER_BYTES).partition(b"\n")

@@ -29,8 +29,6 @@ from agentic_ring.models.layers import Linear, embedding_table, gather_param
 from agentic_ring.models.transformer import Transformer
 from agentic_ring.models.transformer_config import TransformerConfig
 
-_STATE_TOKEN = 1
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -85,9 +83,8 @@ class BehaviorCloning(nnx.Module):
         first, hidden, last = jax.random.split(key, 3)
         rules = ShardingRules()
         self.first = Linear(first, config.window * config.observation_dim, config.width, rules, embed_axis=1)
-        self.hidden = jax.vmap(lambda k: Linear(k, config.width, config.width, rules, embed_axis=1))(
-            jax.random.split(hidden, config.layers - 1)
-        )
+        keys = jax.random.split(hidden, config.layers - 1)
+        self.hidden = jax.vmap(lambda k: Linear(k, config.width, config.width, rules, embed_axis=1))(keys)
         self.last = Linear(last, config.width, config.action_dim, rules, embed_axis=0)
 
     def __call__(self, windows: Windows) -> jax.Array:
@@ -153,5 +150,5 @@ class DecisionTransformer(nnx.Module):
         positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         present = jnp.repeat(windows.present, len(embedded), axis=1)
         encoded = self.transformer(tokens, positions, jnp.where(present, 0, -1))
-        states = encoded.reshape(steps.shape)[:, :, _STATE_TOKEN]
+        states = encoded.reshape(steps.shape)[:, :, 1]
         return jnp.tanh(self.action_head(self.transformer.norm(states)).astype(jnp.float32))

@@ -113,9 +113,7 @@ class FeedForward(nnx.Module):
         self.output_norm = stack_norm(width, config) if config.output_norm else None
         self.config = config
 
-    def __call__(
-        self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda added: added
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, drop: Callable[[jax.Array], jax.Array] = lambda x: x) -> jax.Array:
         """Returns x + drop(feedforward(norm(x))) for x [B, T, D], T sharded over the ring."""
         config, activate = self.config, _ACTIVATIONS[self.config.activation]
 
@@ -261,8 +259,7 @@ def _on_device(
 ) -> Callable[[Weights, jax.Array, Any], jax.Array]:
     """The computation of one device on its shards of the weights, its tokens and their labels.
 
-    ``stored`` is the sharding of each weight, empty if nothing is sharded; weights stay sharded over the mesh
-    axes ``kept``. The other arguments are as in ``apply_blockwise``.
+    ``stored`` is the sharding of each weight, of which the mesh axes ``kept`` stay.
     """
     gathers = [
         (index, dimension, axes)
@@ -272,20 +269,17 @@ def _on_device(
     ]
 
     def gather(shards: Weights) -> Weights:
-        """Gathers the weights from their float32 shards, in the compute dtype."""
         gathered = [shard.astype(dtype) if shard.ndim > 1 else shard for shard in shards]
         for index, dimension, axes in gathers:
             gathered[index] = jax.lax.all_gather(gathered[index], axes, axis=dimension, tiled=True)
         return tuple(gathered)
 
     def scatter(sums: Weights) -> Weights:
-        """Sums over the devices and returns each device's shard; the transpose of ``gather``."""
-        scattered = list(sums)
+        """The transpose of ``gather``."""
+        parts = list(sums)
         for index, dimension, axes in reversed(gathers):
-            scattered[index] = jax.lax.psum_scatter(
-                scattered[index], axes, scatter_dimension=dimension, tiled=True
-            )
-        return tuple(scattered)
+            parts[index] = jax.lax.psum_scatter(parts[index], axes, scatter_dimension=dimension, tiled=True)
+        return tuple(parts)
 
     @jax.custom_vjp
     def over_chunks(shards: Weights, x: jax.Array, labels: Any) -> jax.Array:

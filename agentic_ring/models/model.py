@@ -106,10 +106,9 @@ class LowRankWeight:
         return self.base.astype(jnp.float32) + self.scale * product
 
 
-_Path = tuple[Any, ...]
-"""Names of the modules and of the parameter."""
+_Path = tuple[Any, ...]  # names of the modules and of the parameter
+# Shape of A [layers, inputs, R] or B [layers, R, outputs], and its logical axes without the layers.
 _Matrix = tuple[tuple[int, ...], tuple[str | None, ...]]
-"""Shape of A [layers, inputs, R] or B [layers, R, outputs], and its logical axes without the layers."""
 
 
 class LoraModel(Model[Config]):

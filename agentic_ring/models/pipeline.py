@@ -83,9 +83,6 @@ def apply_in_stages(
       x: sharded over the batch axes of ``rules``, of which the last is the stage, and over the sequence; so
         is the result.
       labels: a tree of arrays [B, T], or [1, T] for all rows; not differentiated.
-
-    Raises:
-      MeshError: layers or rows do not divide over the stages, or the rules put no rows on the stages.
     """
     stages = ambient_stages(rules)
     if len(rules.layer) != 1 or rules.batch[-1:] != rules.layer:
@@ -137,10 +134,7 @@ def _run_stage(
     queue: jax.Array,
     labels: Any,
 ) -> jax.Array:
-    """All ticks of one stage: its layers [layers / stages, ...], its queue [microbatches / stages, b, T, D].
-
-    ``labels`` [microbatches, b, T] are those of all microbatches. Returns the outputs, like the queue.
-    """
+    """All ticks of one stage, with its queue [microbatches / stages, b, T, D] and the labels of all."""
     waiting = queue.shape[0]
     microbatches, stage = stages * waiting, jax.lax.axis_index(axis)
     to_next = [(place, place + 1) for place in range(stages - 1)]

@@ -25,7 +25,6 @@ from agentic_ring.models.transformer_config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
-    QueryScaling,
     RotaryScaling,
     TransformerConfig,
     YarnScaling,
@@ -37,9 +36,8 @@ _PROJECTION = ("embed", "heads", None)
 _BIASES = ("query_bias", "key_bias", "value_bias")
 _Projections = tuple[tuple[jax.Array, jax.Array | None], ...]
 """Weight [D, N or K, H] and bias [N or K, H], or None, of query, key and value."""
+_Heads = tuple[jax.Array, jax.Array, jax.Array]
 _DIGIT_BITS = 8
-_DIGITS = 4
-_QUARTER_TURN = 2**30
 
 
 class Attention(nnx.Module):
@@ -77,7 +75,7 @@ class Attention(nnx.Module):
 
         def attend(projections: _Projections) -> jax.Array:
             heads = self.project(x, positions, projections)
-            return self.attend_to_rows(*heads, positions, segment_ids, layout)
+            return self.attend_to_rows(heads, positions, segment_ids, layout)
 
         groups = self.config.head_groups
         if groups == 1:
@@ -94,13 +92,7 @@ class Attention(nnx.Module):
         return self._normed(jnp.einsum("gbtnh,gnhd->btd", heads, output))
 
     def attend_to_rows(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        positions: jax.Array,
-        segment_ids: jax.Array | None,
-        layout: Layout | None,
+        self, heads: _Heads, positions: jax.Array, segment_ids: jax.Array | None, layout: Layout | None
     ) -> jax.Array:
         """Causal self-attention of each row, [B, T, N, H]; arguments as in ``Transformer``."""
         config = self.config
@@ -108,9 +100,7 @@ class Attention(nnx.Module):
         if config.attention_strategy == "local":
             layout = None
         return attention(
-            query,
-            key,
-            value,
+            *heads,
             rules=config.rules,
             mask=config.mask,
             scale=config.scores.scale,
@@ -129,9 +119,7 @@ class Attention(nnx.Module):
         biases = (getattr(self, name)[...] if self.config.projection_bias else None for name in _BIASES)
         return tuple(zip(weights, biases, strict=True))
 
-    def project(
-        self, x: jax.Array, positions: jax.Array, projections: _Projections | None = None
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def project(self, x: jax.Array, positions: jax.Array, projections: _Projections | None = None) -> _Heads:
         """Projects x [B, T, D] to rotated query [B, T, N, H], rotated key and value [B, T, K, H]."""
         config = self.config
         x = self.norm(x)
@@ -149,7 +137,9 @@ class Attention(nnx.Module):
             apply_rotary(x, positions, config.rope_theta, config.rope_scaling) for x in (query, key)
         )
         if config.query_scaling is not None:
-            query = _scale_queries(query, positions, config.query_scaling)
+            passed = ((positions + 1) // config.query_scaling.floor).astype(jnp.float32)
+            factor = 1.0 + config.query_scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))
+            query = (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
         return query, key, value
 
     def _grouped(self, weight: jax.Array, axis: int) -> jax.Array:
@@ -162,13 +152,6 @@ class Attention(nnx.Module):
         before, after = weight.shape[:axis], weight.shape[axis + 1 :]
         parts = weight.reshape(*before, key_heads // groups, groups, -1, *after)
         return jnp.moveaxis(parts, axis + 1, 0).reshape(groups, *before, -1, *after)
-
-
-def _scale_queries(query: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
-    """Scales queries [B, T, N, H] by their positions [B, T] or [1, T]; see ``QueryScaling``."""
-    passed = ((positions + 1) // scaling.floor).astype(jnp.float32)
-    factor = 1.0 + scaling.scale * jnp.log1p(jnp.maximum(passed, 0.0))
-    return (query.astype(jnp.float32) * factor[..., None, None]).astype(query.dtype)
 
 
 def apply_rotary(
@@ -198,7 +181,7 @@ def apply_rotary(
 
     # XLA for CPUs would recompute the waves for every head, which takes longer than everything else here;
     # the result of a loop is computed once.
-    behind = jnp.array([0, _QUARTER_TURN], jnp.uint32)
+    behind = jnp.array([0, 2**30], jnp.uint32)  # a quarter turn
     cos, sin = jax.lax.map(wave, behind) if mesh_platform() == "cpu" else jax.vmap(wave)(behind)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -208,7 +191,7 @@ def apply_rotary(
 def _turns(theta: float, head_dim: int, scaling: RotaryScaling | None) -> np.ndarray:
     """uint32 [digits, H / 2]: rotation of each wave per unit of each 8-bit digit, in 2**-32 of a turn."""
     turns = inverse_frequencies(theta, head_dim, scaling) / (2 * math.pi)
-    digits = turns * 2.0 ** (_DIGIT_BITS * np.arange(_DIGITS)[:, None])
+    digits = turns * 2.0 ** (_DIGIT_BITS * np.arange(4)[:, None])
     return np.round(np.mod(digits, 1.0) * 2.0**32).astype(np.uint64).astype(np.uint32)
 
 

@@ -77,9 +77,9 @@ class Block(nnx.Module):
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Returns the output for x [B, T, D], and the keys and values [B, T, K, H]."""
-        query, key, value = self.attention.project(x, positions)
-        heads = self.attention.attend_to_rows(query, key, value, positions, segment_ids, None)
-        return self.feedforward(x + self.attention.combine(heads)), (key, value)
+        heads = self.attention.project(x, positions)
+        attended = self.attention.attend_to_rows(heads, positions, segment_ids, None)
+        return self.feedforward(x + self.attention.combine(attended)), heads[1:]
 
     def extend(
         self,
@@ -107,9 +107,8 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, key: jax.Array, config: TransformerConfig):
-        self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(
-            jax.random.split(key, config.layers)
-        )
+        keys = jax.random.split(key, config.layers)
+        self.blocks: Block | nnx.List[Block] = jax.vmap(lambda k: Block(k, config))(keys)
         self.norm = stack_norm(config.width, config)
         self.config = config
 
@@ -184,8 +183,7 @@ class Transformer(nnx.Module):
           positions: int32 [B, C]; negative for padding.
           prefix: as in ``extend``.
         """
-        x, keys, values = self._extend(attend_chunk, self._shard(x), positions, cache, prefix)
-        return x, append_blocks(cache, keys, values, positions, self.config.rules)
+        return self._extend(attend_chunk, append_blocks, self._shard(x), positions, cache, prefix)
 
     def store_chunk(self, x: jax.Array, positions: jax.Array, cache: KVCache) -> KVCache:
         """Stores the next chunk as ``prefill_chunk`` does, without its output.
@@ -193,8 +191,7 @@ class Transformer(nnx.Module):
         The last layer then computes keys and values only, as nothing but the output depends on its attention.
         """
         x = self._shard(x)
-        _, keys, values = self._extend(attend_chunk, x, positions, cache, None, with_output=False)
-        return append_blocks(cache, keys, values, positions, self.config.rules)
+        return self._extend(attend_chunk, append_blocks, x, positions, cache, None, with_output=False)[1]
 
     def extend(
         self, x: jax.Array, positions: jax.Array, cache: KVCache, prefix: KVCache | None = None
@@ -203,23 +200,22 @@ class Transformer(nnx.Module):
 
         ``prefix`` is a read-only cache with the first tokens; of batch 1 if they are common to all rows.
         """
-        x, keys, values = self._extend(attend_new_tokens, x, positions, cache, prefix)
-        return x, append(cache, keys, values, positions, self.config.rules)
+        return self._extend(attend_new_tokens, append, x, positions, cache, prefix)
 
     def _extend(
         self,
         attend: Callable[..., jax.Array],
+        store: Callable[..., KVCache],
         x: jax.Array,
         positions: jax.Array,
         cache: KVCache,
         prefix: KVCache | None,
         with_output: bool = True,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the encoded tokens [B, C, D], and the keys and values [layers, B, C, K, H] of all layers.
+    ) -> tuple[jax.Array, KVCache]:
+        """Returns the encoded tokens, without output those that the last layer receives, and the cache.
 
-        Without output the tokens are those that the last layer receives. Layers are not scanned here, because
-        a scan would copy the cache of each layer. The caches are only read; the entries of all layers are
-        written once at the end, so that a donated cache is updated in place.
+        Layers are not scanned here, because a scan would copy the cache of each layer. The entries of all
+        layers are written once at the end, so that a donated cache is updated in place.
         """
         entries = []
         for index in range(self.config.layers):
@@ -230,7 +226,7 @@ class Transformer(nnx.Module):
                 added = block.attention.project(x, positions)[1:]
             entries.append(added)
         keys, values = jax.tree.map(partial(_after, x), _stack(entries))
-        return x, keys, values
+        return x, store(cache, keys, values, positions, self.config.rules)
 
     def block(self, index: int) -> Block:
         """The block of one layer."""
@@ -248,10 +244,9 @@ def _over_layers(
     layers: Any,
     x: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Applies ``body`` to the configuration of each layer, x [B, T, D] and the layer.
+    """Applies ``body`` to each layer's configuration, x and the layer; returns the last x and all results.
 
     ``layers`` is a list of blocks, or a tree of arrays [layers, ...] whose first layer begins a group.
-    Returns the last x and the stacked results.
     """
     if isinstance(layers, nnx.List):
         results: list[Any] = [None] * len(layers)

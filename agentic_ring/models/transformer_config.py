@@ -7,18 +7,12 @@ from agentic_ring.attention import MaskSpec, Strategy
 from agentic_ring.attention.inputs import STRATEGIES
 from agentic_ring.attention.kernels.registry import KERNELS
 from agentic_ring.attention.scores import Scores
-from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive
+from agentic_ring.errors import ConfigError, check_at_least_one, check_choice, check_positive, set_fields
 from agentic_ring.mesh import ShardingRules
 
-_MAX_LAYERS = 10_000
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["full", "offload", "attention", "none"]
 Activation = Literal["silu", "gelu_tanh"]
-
-
-def set_fields(config: object, *names: str) -> list[str]:
-    """Those of the attributes that are not None."""
-    return [name for name in names if getattr(config, name) is not None]
 
 
 @dataclass(frozen=True)
@@ -178,20 +172,17 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         if self.layers != 0:  # a model without layers tells what the rest of it costs
-            check_at_least_one(self, "layers", at_most=_MAX_LAYERS)
+            check_at_least_one(self, "layers", at_most=10_000)
         optional = set_fields(self, "kv_heads", "head_size", "window", "global_every", "ffn_chunk")
         check_at_least_one(self, "width", "heads", "ffn_width", "head_groups", *optional)
         optional = set_fields(self, "local_rope_theta", "query_pre_attn_scalar", "attention_cap")
         check_positive(self, "rope_theta", *optional)
         check_positive(self, "norm_epsilon", below=1.0)
-        for name, known in (
-            ("dtype", get_args(Dtype)),
-            ("activation", get_args(Activation)),
-            ("remat", get_args(Remat)),
-            ("attention_strategy", ("auto", *STRATEGIES)),
-            ("attention_kernel", KERNELS),
-        ):
-            check_choice(self, name, known)
+        check_choice(self, "dtype", get_args(Dtype))
+        check_choice(self, "activation", get_args(Activation))
+        check_choice(self, "remat", get_args(Remat))
+        check_choice(self, "attention_strategy", ("auto", *STRATEGIES))
+        check_choice(self, "attention_kernel", KERNELS)
         for name in set_fields(self, "global_every", "local_rope_theta") if self.window is None else ():
             raise ConfigError(f"{name} is {getattr(self, name)}, but local layers need a window")
         if (self.head_size is None and self.width % self.heads) or self.head_dim % 2:

@@ -137,7 +137,6 @@ class SavedCheckpoints:
             raise failure or CheckpointError(elsewhere)
 
     def _steps(self) -> list[int]:
-        """Steps of all whole checkpoints, in ascending order."""
         return sorted(int(path.name) for path in self._directory.glob("*") if path.name.isdecimal())
 
     def _rank(self, step: int) -> tuple[float, int]:

@@ -43,7 +43,6 @@ class Batches(Protocol):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a state that ``get_state`` returned."""
-        ...
 
 
 class MetricsLog:
@@ -281,11 +280,10 @@ def _finite_values(sent: _Dispatched, checkpoints: Checkpoints) -> dict[str, flo
 
 
 def _combine_wishes(state: TrainState, own: np.ndarray) -> tuple[TrainState, Any]:
-    """Starts to combine what all processes wish, behind the step that computes ``state``.
+    """Starts to combine what processes wish, bool [2]: a checkpoint, and the end after the next one.
 
-    ``own`` is bool [2]: whether this process asks for a checkpoint, and for the end after the next one. The
-    second result is what any process asks for. It is fetched with the step's metrics: every process reads
-    the same one for the same step, and nothing waits for it. A single process needs no device.
+    The result is fetched with the metrics of the step that computes ``state``: every process reads the same
+    one for the same step, and nothing waits for it. A single process needs no device.
     """
     if jax.process_count() == 1:
         return state, own

@@ -7,10 +7,7 @@ import jax
 import optax
 import optax.contrib
 
-from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
-
-LONGEST_WARMUP = 1 / 8
-"""Maximum warm-up, as a share of all updates: a run that is cut short still warms up, peaks and decays."""
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive, set_fields
 
 
 @dataclass(frozen=True)
@@ -33,16 +30,14 @@ class OptimizerConfig:
     them with AdamW, too."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "learning_rate", "clip_norm")
+        check_positive(self, "learning_rate", "clip_norm", *set_fields(self, "muon_learning_rate"))
         check_at_least_one(self, "accumulation")
         if self.warmup_steps < 0:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}; it must be at least 0")
-        if self.muon_learning_rate is not None:
-            check_positive(self, "muon_learning_rate")
 
     def warmup_of(self, steps: int) -> int:
-        """Number of updates below the peak in a run of ``steps``."""
-        return min(self.warmup_steps, int(steps * LONGEST_WARMUP))
+        """Number of updates below the peak in a run of ``steps``; a short one peaks and decays, too."""
+        return min(self.warmup_steps, steps // 8)
 
     def scaled(self, factor: float) -> "OptimizerConfig":
         """The same settings with all learning rates multiplied by ``factor``."""
@@ -112,10 +107,7 @@ def _decays(path: tuple, _: jax.Array) -> bool:
 
 
 def _matrix(path: tuple, parameter: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-    """Which axes of a parameter are the rows and the columns of a matrix, one for each layer along axis 0.
-
-    None for parameters outside the blocks, biases and norm scales.
-    """
+    """The axes of rows and columns of the matrices of layers, which axis 0 counts; None for no matrices."""
     inside = any(key.key == "blocks" for key in path[:-1])
     if not inside or parameter.ndim < 3 or not _decays(path, parameter):
         return None

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentic_ring.data.transition_dataset import RandomBatches, TransitionDataset
-from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive, set_fields
 from agentic_ring.models.layers import MlpParameters, apply_mlp, init_mlp
 from agentic_ring.training.checkpoint import Checkpoints
 from agentic_ring.training.loop import MetricsLog, run_updates
@@ -52,8 +52,7 @@ class TD3Config:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "hidden", "batch", "horizon", "policy_delay")
-        if self.bc_alpha is not None:
-            check_positive(self, "bc_alpha")
+        check_positive(self, *set_fields(self, "bc_alpha"))
 
 
 class TD3State(NamedTuple):
@@ -127,7 +126,6 @@ def _critics(critics: MlpParameters, observation: jax.Array, action: jax.Array) 
 def _critic_target(
     config: TD3Config, state: TD3State, batch: dict[str, jax.Array], noise_key: jax.Array
 ) -> jax.Array:
-    """Target values of both critics for the batch, [B]."""
     next_action = jnp.tanh(apply_mlp(state.target_actor, batch["next_observation"]))
     noise = config.target_noise * jax.random.normal(noise_key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
@@ -198,14 +196,6 @@ class OfflineTD3Config:
                     f"{name} is {value}; expected a multiple of updates_per_call {self.updates_per_call}"
                 )
 
-    @property
-    def loop(self) -> TrainConfig:
-        """The settings for ``run_updates``, counted in calls."""
-        calls = self.updates // self.updates_per_call
-        return TrainConfig(
-            calls, self.learner.batch, checkpoint_every=self.checkpoint_every // self.updates_per_call
-        )
-
 
 def train_td3(
     config: OfflineTD3Config,
@@ -220,6 +210,8 @@ def train_td3(
     shape = (config.updates_per_call, learner.policy_delay, 1, learner.batch)
     dims = data.observation.shape[1], data.action.shape[1]
     everywhere = NamedSharding(mesh, PartitionSpec())
+    calls, every = (n // config.updates_per_call for n in (config.updates, config.checkpoint_every))
+    loop = TrainConfig(calls, learner.batch, checkpoint_every=every)
 
     def fresh() -> TrainState:
         state = init_population(learner, *dims, jnp.array([config.seed]))
@@ -236,7 +228,7 @@ def train_td3(
 
     with jax.set_mesh(mesh):
         state = run_updates(
-            config.loop,
+            loop,
             improve,
             fresh,
             like,

@@ -133,15 +133,12 @@ def make_train_step(
             mean, gradients = jax.value_and_grad(loss_share)(state.params, batch)
         else:
             nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-            (mean, gradients), _ = jax.lax.scan(add_part, nothing, _parts(batch, accumulation))
+            # [B, ...] -> [parts, B / parts, ...], strided over rows so that each row stays on its device.
+            parts = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
+            (mean, gradients), _ = jax.lax.scan(add_part, nothing, parts)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         metrics = {"loss": mean, "gradient_norm": optax.tree.norm(gradients)}
         params: Any = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state), metrics
 
     return train_step
-
-
-def _parts(batch: Any, count: int) -> Any:
-    """[B, ...] -> [count, B / count, ...], strided over rows so that each row stays on its device."""
-    return jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch)

@@ -13,15 +13,6 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path):
-    path = tmp_path / "new" / "folder" / "file.txt"
-    for text in ("first", "second"):
-        with replacing(path) as beside:
-            assert beside.parent == path.parent
-            beside.write_text(text)
-        assert contents(tmp_path) == {"new/folder/file.txt": text}
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_error_leaves_the_old_file_or_folder_and_nothing_else(tmp_path, error):
     (tmp_path / "model").mkdir()

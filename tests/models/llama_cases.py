@@ -120,7 +120,6 @@ def fused(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def write_model(folder: Path, case: str = "two_key_heads", **changes: Any) -> Path:
-    """Writes a folder in Hugging Face's layout; ``changes`` go to config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config_json(case), **changes}))
     save_file(weights(case), folder / "model.safetensors", metadata={"format": "pt"})

@@ -9,20 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentic_ring.data.chain_loader import ChainBatch
+from agentic_ring.data.chain_loader import ChainBatch, ChainConfig, ChainLoader, ChainPipeline
+from agentic_ring.data.hindsight_chains import StratifiedSampler
+from agentic_ring.data.store import TrajectoryStore, measure_scaling
 from agentic_ring.mesh import MeshShape, ShardingRules, make_mesh
-from agentic_ring.models.agentic_transformer import most_likely_action
+from agentic_ring.models.agentic_transformer import COMPLETION_ROW, most_likely_action
 from agentic_ring.models.layers import ResidualDropout
 from agentic_ring.models.model import Model
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import action_loss, init_state, make_train_step
-from tests.models.tiny_agentic_transformer import (
-    ACTION_DIM,
-    fresh_model,
-    on_mesh,
-    random_steps,
-    tiny_config,
-)
+from agentic_ring.training.train_step import COMPONENT_DEVIATION, action_loss, init_state, make_train_step
+from tests.data.synthetic import DOMAIN, TASK, two_task_store
+from tests.models.tiny_agentic_transformer import ACTION_DIM, fresh_model, on_mesh, random_steps, tiny_config
 
 STEPS = random_steps(batch=4, length=32, valid=29)
 ONE = MeshShape(ring=1)
@@ -31,7 +28,6 @@ RATE = 0.3
 
 @cache
 def losses(shape: MeshShape, dropout: float = 0.0, accumulation: int = 1, **changes) -> list[float]:
-    """Losses of the first updates on one batch."""
     mesh = make_mesh(shape, jax.devices()[:1] if shape == ONE else None)
     model = Model(dataclasses.replace(tiny_config(**changes), dropout=dropout))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), 10)
@@ -75,8 +71,12 @@ def predict(steps, config=None) -> np.ndarray:
     return np.asarray(fresh_model(config or tiny_config())[2](steps))
 
 
-def test_an_action_depends_only_on_earlier_tokens():
+def test_an_action_depends_only_on_earlier_tokens_and_not_on_padding():
     before = predict(STEPS)
+    padding = STEPS.observation.copy()
+    padding[:, 29:] = 1e3
+    after = predict(dataclasses.replace(STEPS, observation=padding))
+    np.testing.assert_array_equal(after[:, :29], before[:, :29])
     step = 15
     for name in ("return_to_go", "observation", "action", "reward", "completion"):
         first = step if name in ("return_to_go", "observation") else step + 1
@@ -85,13 +85,6 @@ def test_an_action_depends_only_on_earlier_tokens():
         after = predict(dataclasses.replace(STEPS, **{name: field}))
         np.testing.assert_array_equal(after[:, :first], before[:, :first], err_msg=name)
         assert not np.allclose(after[:, first], before[:, first]), name
-
-
-def test_padding_changes_nothing():
-    field = STEPS.observation.copy()
-    field[:, 29:] = 1e3
-    after = predict(dataclasses.replace(STEPS, observation=field))
-    np.testing.assert_array_equal(after[:, :29], predict(STEPS)[:, :29])
 
 
 def embedder(**changes):
@@ -124,21 +117,18 @@ def test_the_most_likely_of_several_actions_is_taken():
     np.testing.assert_array_equal(most_likely_action(actions, log_probs), expected)
 
 
-def test_the_mixture_loss_needs_one_component_near_the_action():
-    steps = random_steps(batch=1, length=4, valid=4)
+@pytest.mark.parametrize("probs", [[1.0], [0.9, 0.1], [0.1, 0.9]])
+def test_the_mixture_loss_is_the_log_likelihood_of_gaussians(probs):
+    steps, distances = random_steps(batch=1, length=4, valid=4), np.array([0.1, -0.5])[: len(probs)]
     batch = ChainBatch(steps, np.ones((1, 4), np.float32), np.zeros((1, 4), np.uint32), "contiguous")
-
-    def loss(actions: np.ndarray, probs: list[float]) -> float:
-        log_probs = np.log(np.broadcast_to(probs, (1, 4, len(probs))))
-        model = SimpleNamespace(action_mixture=lambda *_: (actions, log_probs))
-        return float(action_loss(model, batch))
-
-    near, far = steps.action[:, :, None] + 0.1, steps.action[:, :, None] - 0.5
-    assert loss(near, [1.0]) == pytest.approx(4 * 0.01, rel=1e-4)
-    assert loss(far, [1.0]) == pytest.approx(4 * 0.25, rel=1e-4)
-    both = np.concatenate([near, far], axis=2)
-    assert loss(near, [1.0]) < loss(both, [0.9, 0.1]) < loss(both, [0.5, 0.5]) < loss(both, [0.1, 0.9])
-    assert loss(both, [0.5, 0.5]) < loss(far, [1.0])
+    mixture = (
+        steps.action[:, :, None] + distances[:, None],
+        np.log(np.broadcast_to(probs, (1, 4, len(probs)))),
+    )
+    loss = float(action_loss(SimpleNamespace(action_mixture=lambda *_: mixture), batch))
+    scale = 2 * COMPONENT_DEVIATION**2 / ACTION_DIM
+    expected = -4 * scale * np.log(probs @ np.exp(-(distances**2) / scale))
+    assert loss == pytest.approx(expected, rel=1e-4)
 
 
 SEQUENCES, TOKENS, WIDTH = 3, 50, 64
@@ -153,16 +143,12 @@ def dropped(layer: int = 0, branch: int = 0, order: np.ndarray | None = None) ->
     return np.asarray(ResidualDropout(sequence, position, RATE)(jnp.int32(layer), branch, ones))
 
 
-def test_a_share_is_dropped_and_the_mean_stays():
-    values = dropped()
+def test_a_share_is_dropped_by_masks_that_follow_their_tokens_and_never_repeat():
+    values, order = dropped(), np.random.default_rng(0).permutation(TOKENS)
     np.testing.assert_allclose(np.unique(values), [0, 1 / (1 - RATE)], rtol=1e-6)
     # 9,600 draws: a standard deviation of 0.005.
     assert abs((values == 0).mean() - RATE) < 0.02
-
-
-def test_masks_follow_their_tokens_and_differ_between_tokens_sequences_layers_and_branches():
-    order = np.random.default_rng(0).permutation(TOKENS)
-    np.testing.assert_array_equal(dropped(order=order), dropped()[:, order])
+    np.testing.assert_array_equal(dropped(order=order), values[:, order])
     masks = np.concatenate(
         [dropped(layer, branch).reshape(-1, WIDTH) for layer in (0, 1) for branch in (0, 1)]
     )
@@ -176,3 +162,22 @@ def test_dropout_acts_only_where_there_are_seeds():
     plain = predict(STEPS)
     assert not np.allclose(dropped[:, :, 0], plain, rtol=1e-2)
     np.testing.assert_array_equal(predict(STEPS, model.config), plain)
+
+
+@pytest.mark.parametrize("trajectories", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_the_completion_bit_counts_only_where_chains_train_it(trajectories, tmp_path):
+    """Its weights begin as 0, and only a gradient changes them."""
+    sizes = {"observation_dim": DOMAIN.observation_dim, "action_dim": DOMAIN.action_dim}
+    model = Model(dataclasses.replace(tiny_config(layers=1), **sizes))
+    mesh = make_mesh(ONE, jax.devices()[:1])
+    with TrajectoryStore.open(two_task_store(tmp_path / "s.h5", [8] * 20)) as store, jax.set_mesh(mesh):
+        config = ChainConfig(TASK, trajectories, action_repeat=1)
+        loader = ChainLoader(store, config, measure_scaling(store, TASK, 1), ring=1)
+        sampler = StratifiedSampler(store.returns(TASK), store.learnable, trajectories, 0.2, seed=0)
+        batch = next(ChainPipeline(loader, sampler, 32, mesh))
+        params = jax.jit(model.init_params)(jax.random.key(0))
+        gradient = jax.jit(jax.grad(lambda params: action_loss(model.bind(params), batch)))(params)
+    first, change = (np.asarray(x["embed_reward"]["kernel"])[COMPLETION_ROW] for x in (params, gradient))
+    assert batch.steps.completion.any()
+    assert not first.any()
+    assert change.any() == (trajectories > 1)

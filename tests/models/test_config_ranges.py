@@ -1,4 +1,4 @@
-"""Configurations of models outside their ranges are refused when they are made, not when they are used."""
+"""Configurations outside their ranges are refused when they are made, not when they are used."""
 
 from math import inf, nan
 
@@ -17,6 +17,8 @@ from agentic_ring.models.transformer_config import (
     TransformerConfig,
     YarnScaling,
 )
+from agentic_ring.training.optimizer import OptimizerConfig
+from agentic_ring.training.td3 import OfflineTD3Config, TD3Config
 
 SIZES = {"width": 32, "layers": 2, "heads": 4, "ffn_width": 48}
 STACK = {"transformer": TransformerConfig(**SIZES)}
@@ -26,6 +28,7 @@ POSITIVE = (0, -1.0, nan, inf, "1", True)
 CONTEXTS = {"original_context": 8, "context": 16}
 AGENTIC = STACK | INPUTS | {"max_timestep": 8}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+OFFLINE = {"learner": TD3Config(horizon=1), "updates": 400}
 STACK_SIZES = "width heads ffn_width kv_heads head_size head_groups ffn_chunk window"
 RANGES = (
     (TransformerConfig, SIZES, STACK_SIZES, WHOLE),
@@ -51,6 +54,11 @@ RANGES = (
     (DynamicScaling, {"factor": 2.0} | CONTEXTS, "original_context context", WHOLE),
     (YarnScaling, {"factor": 2.0, "original_context": 8}, "factor attention_factor", POSITIVE),
     (Llama3Scaling, LLAMA3, "original_context", WHOLE),
+    (OptimizerConfig, {}, "learning_rate clip_norm muon_learning_rate", POSITIVE),
+    (OptimizerConfig, {}, "accumulation", WHOLE),
+    (OptimizerConfig, {}, "warmup_steps", (-1,)),
+    (TD3Config, {}, "bc_alpha", POSITIVE),
+    (OfflineTD3Config, OFFLINE, "updates checkpoint_every", (0, 120)),
 )
 
 
@@ -63,15 +71,9 @@ def test_a_value_out_of_range_is_named():
 
 
 def test_an_unknown_name_is_named():
-    for name, value in {
-        "dtype": "float16",
-        "remat": "some",
-        "activation": "relu",
-        "attention_strategy": "star",
-        "attention_kernel": "fast",
-    }.items():
-        with pytest.raises(UnknownNameError, match=f"{name} '{value}'"):
-            TransformerConfig(**SIZES, **{name: value})
+    for name in ("dtype", "remat", "activation", "attention_strategy", "attention_kernel"):
+        with pytest.raises(UnknownNameError, match=f"{name} 'other'"):
+            TransformerConfig(**SIZES, **{name: "other"})
 
 
 @pytest.mark.parametrize(

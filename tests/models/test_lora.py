@@ -1,4 +1,4 @@
-"""LoRA against a plain model: equal outputs, and frozen weights do not change."""
+"""LoRA against a plain model: equal outputs and gradients."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,7 +14,7 @@ from agentic_ring.models.llama import LlamaConfig, TokenBatch, token_loss
 from agentic_ring.models.model import LoraConfig, LoraModel, Model
 from agentic_ring.models.transformer_config import TransformerConfig
 from agentic_ring.training.optimizer import OptimizerConfig, make_optimizer
-from agentic_ring.training.train_step import abstract_state, init_state, make_train_step
+from agentic_ring.training.train_step import abstract_state
 from evals.compile.llama_step import token_batch
 from evals.compile.step_memory import TrainStep
 from tests.models.test_alternating_layers import LLAMA as GEMMA
@@ -35,12 +35,8 @@ def mesh():
 def frozen_weights(dtype="float32", config=CONFIG):
     model = Model(config)
     with jax.set_mesh(mesh()):
-        shardings = model.param_shardings(mesh(), RULES)
-
-        def make(key):
-            return jax.tree.map(lambda x: x.astype(dtype), model.init_params(key))
-
-        return jax.jit(make, out_shardings=shardings)(jax.random.key(0))
+        make = jax.jit(model.init_params, out_shardings=model.param_shardings(mesh(), RULES))
+        return jax.tree.map(lambda x: x.astype(dtype), make(jax.random.key(0)))
 
 
 def tokens():
@@ -95,26 +91,7 @@ def test_the_sum_is_base_and_scaled_product():
     assert changed == {"query", "key", "value", "output", "gate", "up", "down"}
 
 
-def test_an_update_changes_only_adapters_and_lowers_the_loss():
-    stack = replace(STACK, ffn_chunk=None, head_groups=1)
-    config = replace(CONFIG, transformer=stack, loss_chunk=None)
-    model, frozen = LoraModel(config, LoraConfig(4), "bfloat16"), frozen_weights("bfloat16")
-    before = jax.tree.map(np.asarray, frozen)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 10)
-    losses = []
-    with jax.set_mesh(mesh()):
-        state = init_state(model, optimizer, 0, mesh(), RULES)
-        update = jax.jit(make_train_step(model, token_loss, optimizer), donate_argnums=0)
-        for _ in range(10):
-            state, measured = update(state, batch(), frozen)
-            losses.append(float(measured["loss"]))
-    assert losses[-1] < 0.9 * losses[0]
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, frozen), before)
-
-
-@pytest.mark.slow
 def test_gradients_are_those_of_the_sum():
-    """Gradients of A and B agree with those through the merged weight."""
     model, frozen = LoraModel(CONFIG, LoraConfig(4), "float32"), frozen_weights()
     adapters = random_adapters(model)
 

@@ -69,7 +69,6 @@ def test_groups_of_layers_have_the_gradients_of_one_device():
     model = Model(ALTERNATING)
 
     def differentiated(shape: MeshShape):
-        """(loss, gradients of all parameters) on a mesh."""
         mesh = mesh_of(shape)
         with jax.set_mesh(mesh):
             shardings = model.param_shardings(mesh, RULES)
@@ -142,15 +141,12 @@ def test_accumulation_and_lora():
             state = init_state(model, optimizer, 0, mesh, RULES)
             step = jax.jit(make_train_step(model, token_loss, optimizer, accumulation=2))
             state, metrics = step(state, packed_rows(mesh), weights)
-            return jax.device_get((optimizer_moments(state), metrics))
+        # Adam's first moments of every B; A has no gradient while B is zero.
+        moments = jax.tree_util.tree_leaves_with_path(state.optimizer)
+        moments = [x for path, x in moments if ".mu" in jax.tree_util.keystr(path) and "'b'" in str(path)]
+        return jax.device_get((moments, metrics))
 
     assert_equal_to_rounding(updated(TWO_STAGES), updated(ONE_DEVICE))
-
-
-def optimizer_moments(state):
-    """Adam's first moments of every B; A has no gradient while B is zero."""
-    moments = jax.tree_util.tree_leaves_with_path(state.optimizer)
-    return [x for path, x in moments if ".mu" in jax.tree_util.keystr(path) and "'b'" in str(path)]
 
 
 def test_each_stage_holds_its_layers_only():
@@ -158,21 +154,21 @@ def test_each_stage_holds_its_layers_only():
     assert {sharding.spec[0] for sharding in jax.tree.leaves(shardings)} == {"stage"}
 
 
+GROUPS_OF_4 = replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4))
+
+
 @pytest.mark.parametrize(
-    ("layers", "rows", "named"), [(3, 8, "3 layers .* 2 stages"), (4, 6, "batch of 6 rows .* 2 stages")]
+    ("config", "inputs", "named"),
+    [
+        (tiny_config(layers=3), (random_steps(8, 8, valid=8), "zigzag"), "3 layers .* 2 stages"),
+        (tiny_config(layers=4), (random_steps(6, 8, valid=8), "zigzag"), "batch of 6 rows .* 2 stages"),
+        (GROUPS_OF_4, (np.zeros((8, 16), np.int32),), "every 4th layer is global"),
+    ],
 )
-def test_what_does_not_divide(layers, rows, named):
-    model = Model(tiny_config(layers=layers))
-    batch = random_steps(rows, 8, valid=8)
+def test_what_does_not_divide(config, inputs, named):
+    model = Model(config)
     with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match=named):
-        jax.eval_shape(lambda params: model.bind(params)(batch, "zigzag"), model.abstract_params())
-
-
-def test_a_stage_needs_whole_groups():
-    model = Model(replace(ALTERNATING, transformer=replace(ALTERNATING.transformer, global_every=4)))
-    tokens = jnp.zeros((8, 16), jnp.int32)
-    with jax.set_mesh(mesh_of(TWO_STAGES)), pytest.raises(MeshError, match="every 4th layer is global"):
-        jax.eval_shape(lambda params: model.bind(params)(tokens), model.abstract_params())
+        jax.eval_shape(lambda params: model.bind(params)(*inputs), model.abstract_params())
 
 
 def test_schedule():

@@ -21,7 +21,6 @@ SCALINGS = [
 
 
 def reference(x, positions, theta, scaling):
-    """The same rotation in float64."""
     angles = positions[..., None, None].astype(np.float64) * inverse_frequencies(theta, x.shape[-1], scaling)
     sin, cos = (attention_factor(scaling) * f(angles) for f in (np.sin, np.cos))
     first, second = np.split(x.astype(np.float64), 2, axis=-1)
@@ -55,17 +54,3 @@ def test_float64_is_refused_here_and_kept_by_norms():
         np.testing.assert_allclose(RMSNorm(8, 1e-5).scaled(x, scale), x / root * scale, rtol=1e-12)
         with pytest.raises(ArgumentError, match="x is float64"):
             apply_rotary(x, jnp.arange(32)[None], 1e4)
-
-
-def test_stretched_waves_by_hand():
-    plain = inverse_frequencies(1e4, 8, None)
-    np.testing.assert_allclose(plain, [1, 0.1, 0.01, 0.001])
-    np.testing.assert_allclose(inverse_frequencies(1e4, 8, LinearScaling(4.0)), plain / 4)
-    # Within the original context the base stays; twice as long it grows by (4 * 2 - 3) ** (8 / 6).
-    np.testing.assert_allclose(inverse_frequencies(1e4, 8, DynamicScaling(4.0, 100, 100)), plain)
-    longer = inverse_frequencies(1e4, 8, DynamicScaling(4.0, 100, 200))
-    np.testing.assert_allclose(longer, (1e4 * 5 ** (8 / 6)) ** -np.array([0, 0.25, 0.5, 0.75]))
-    # In 1000 tokens the waves make 159, 16, 1.6 and 0.16 turns: kept from 4, divided below 1, mixed between.
-    llama = inverse_frequencies(1e4, 8, Llama3Scaling(8.0, 1.0, 4.0, 1000))
-    kept = (1000 * 0.01 / (2 * np.pi) - 1) / 3
-    np.testing.assert_allclose(llama, [1, 0.1, 0.01 * (kept + (1 - kept) / 8), 0.001 / 8])

@@ -13,7 +13,6 @@ from agentic_ring.mesh import ShardingRules, make_mesh
 from agentic_ring.models.llama import load_pretrained
 from tests.models.llama_cases import LENGTH, ROWS, VOCAB, logits, tokens, write_model
 
-TOLERANCE = 1e-4
 PROMPT = [5, 9, 33, 2, 17, 40, 8]
 
 
@@ -45,7 +44,7 @@ def test_logits_are_those_of_transformers_whatever_the_axes_are_called(case, fol
     model = load_pretrained(folder, mesh, rules=rules)
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
         found = jax.jit(lambda model, tokens: model(tokens))(model, tokens())
-    np.testing.assert_allclose(np.asarray(found), logits("two_key_heads"), atol=TOLERANCE)
+    np.testing.assert_allclose(np.asarray(found), logits("two_key_heads"), atol=1e-4)
 
 
 @pytest.mark.slow

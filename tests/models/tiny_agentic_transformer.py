@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentic_ring.attention import order
-from agentic_ring.attention.ring.layout import Layout
 from agentic_ring.data.chain_loader import ChainBatch
 from agentic_ring.mesh import ShardingRules
 from agentic_ring.models.agentic_transformer import COMPLETION_ROW, AgenticTransformerConfig, ChainSteps
@@ -47,9 +46,9 @@ def fresh_model(
     return model, params, jax.jit(lambda steps: model.bind(params)(steps))
 
 
-def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSteps:
+def random_steps(batch: int, length: int, valid: int) -> ChainSteps:
     """Random steps [batch, length] in contiguous order, the first ``valid`` of them without padding."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
 
     def floats(*width: int) -> np.ndarray:
         return random.normal(size=(batch, length, *width)).astype(np.float32)
@@ -67,13 +66,10 @@ def random_steps(batch: int, length: int, valid: int, seed: int = 0) -> ChainSte
     )
 
 
-def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBatch:
-    """The steps as a batch on the mesh, in the ring's layout; every valid step has loss weight 1.
-
-    The seed of a chain is its number.
-    """
+def on_mesh(steps: ChainSteps, mesh: Mesh) -> ChainBatch:
+    """The steps as a batch on the mesh; valid ones have loss weight 1, and a chain's seed is its number."""
     rules = ShardingRules()
-    permutation = order(layout, steps.position.shape[1], mesh.shape["ring"])
+    permutation = order("zigzag", steps.position.shape[1], mesh.shape["ring"])
 
     def place(array: np.ndarray) -> jax.Array:
         axes = ("batch", "sequence", *(None,) * (array.ndim - 2))
@@ -81,4 +77,4 @@ def on_mesh(steps: ChainSteps, mesh: Mesh, layout: Layout = "zigzag") -> ChainBa
 
     weight = (steps.position >= 0).astype(np.float32)
     seed = np.arange(len(weight), dtype=np.uint32)[:, None].repeat(weight.shape[1], axis=1)
-    return jax.tree.map(place, ChainBatch(steps, weight, seed, layout))
+    return jax.tree.map(place, ChainBatch(steps, weight, seed, "zigzag"))

@@ -10,8 +10,6 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +61,6 @@ def saved(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(saved, tmp_path) -> Path:
-    """A copy that a test may change."""
     return shutil.copytree(saved, tmp_path / "run")
 
 
@@ -199,16 +196,3 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(tmp_pat
     script = ["unshare", "-rm", sys.executable, "-c", code, str(tmp_path)]
     ended = subprocess.run(script, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
-
-
-def test_only_the_error_of_a_write_that_ends_after_another_has_failed_is_hidden(tmp_path, monkeypatch):
-    """Its thread finds the event loop closed."""
-    errors = RuntimeError("Event loop is closed"), RuntimeError("another"), ValueError("Event loop is closed")
-    printed: list[Exception] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_value))
-    checkpoint._hide_closed_loops.cache_clear()
-    Checkpoints(tmp_path).close()
-    for error in errors:
-        unraisable: Any = SimpleNamespace(exc_value=error)
-        sys.unraisablehook(unraisable)
-    assert printed == list(errors[1:])

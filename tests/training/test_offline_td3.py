@@ -19,7 +19,6 @@ LEARNER = TD3Config(hidden=32, batch=64, learning_rate=3e-3, horizon=1, discount
 CONFIG = OfflineTD3Config(LEARNER, updates=400, updates_per_call=50, checkpoint_every=200)
 
 
-@pytest.fixture(scope="module")
 def bandit() -> TransitionDataset:
     """Episodes of one decision: uniform actions with a higher reward closer to ``BEST``."""
     generator = np.random.default_rng(0)
@@ -44,16 +43,17 @@ def actions(state):
     return np.asarray(act(state.actor, observation))
 
 
-def test_td3_finds_the_best_action_even_if_stopped_and_imitation_restrains_it(bandit, tmp_path):
-    best = actions(policy_of(CONFIG, bandit, tmp_path / "td3"))
+def test_td3_finds_the_best_action_even_if_stopped_and_imitation_restrains_it(tmp_path):
+    data = bandit()
+    best = actions(policy_of(CONFIG, data, tmp_path / "td3"))
     np.testing.assert_allclose(best.mean(), BEST, atol=0.1)
     # A stopped run ends as if it had not stopped.
     for updates in (200, 400):
-        policy = policy_of(replace(CONFIG, updates=updates), bandit, tmp_path / "stopped")
+        policy = policy_of(replace(CONFIG, updates=updates), data, tmp_path / "stopped")
     np.testing.assert_array_equal(actions(policy), best)
     # With a small alpha values count little, and the policy stays near the mean of the data.
     cautious = replace(CONFIG, learner=replace(LEARNER, bc_alpha=0.01))
-    held = actions(policy_of(cautious, bandit, tmp_path / "td3_bc"))
+    held = actions(policy_of(cautious, data, tmp_path / "td3_bc"))
     np.testing.assert_allclose(held.mean(), 0.0, atol=0.1)
     losses = [row["loss"] for row in read_metrics(tmp_path / "td3" / "metrics.jsonl")]
     assert len(losses) == 8
@@ -63,11 +63,7 @@ def test_td3_finds_the_best_action_even_if_stopped_and_imitation_restrains_it(ba
 def test_settings_that_do_not_fit_are_named():
     for change, message in (
         ({"learner": replace(LEARNER, horizon=3)}, "horizon is 3"),
-        ({"updates": 120}, "updates is 120; expected a multiple of updates_per_call 50"),
-        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
         ({"updates_per_call": 0}, "updates_per_call 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             replace(CONFIG, **change)
-    with pytest.raises(ConfigError, match=r"bc_alpha is -1\.0"):
-        replace(LEARNER, bc_alpha=-1.0)

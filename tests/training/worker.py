@@ -84,11 +84,7 @@ def main(
 ) -> None:
     """Trains and saves the weights in weights-PROCESS.npy.
 
-    Args:
-      fail: Let the first process fail in work that it does for all.
-      hang: Number of the batch for which process 1 waits without an end.
-      heartbeat: Seconds without a heartbeat after which a process is lost.
-      order: The process of each device of the ring, in order: in "0110" the second is process 1's first.
+    ``order`` are the processes of the ring's devices, and ``hang`` is the batch that process 1 never gets.
     """
     simulate_cpu_devices(devices)
     if distributed:

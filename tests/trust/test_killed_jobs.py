@@ -53,8 +53,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
-def write_inputs(folder: Path) -> None:
-    """Writes what the jobs read: episodes of cartpole, a store of them, conversations and a tokenizer."""
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """What the jobs read: episodes of cartpole, a store of them, conversations and a tokenizer."""
+    folder = tmp_path_factory.mktemp("inputs")
     explored = uniform_episodes(DOMAINS["cartpole"], ["swingup"] * 4, action_repeat=8)
     for data, count in ((folder, 12), (folder / "unconverted", 24)):
         buffer = collector_folder(data, "cartpole", "rnd") / "buffer"
@@ -65,6 +67,7 @@ def write_inputs(folder: Path) -> None:
     explore(ExploreConfig("point_mass", trials=400, data=folder))
     write_chats(folder / "chats.jsonl")
     byte_level().save(folder / "tokenizer")
+    return folder
 
 
 def shrink_presets() -> None:
@@ -149,13 +152,6 @@ UNCOMPARED = {"stages.json", "log.txt", ".png", ".html", ".md", ".csv", ".txt"}
 """Names and suffixes of files of times, and of pictures and tables of what other files hold."""
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    write_inputs(folder)
-    return folder
-
-
 def begin(name: str, inputs: Path, run: Path) -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -172,10 +168,7 @@ def kill(process: Any) -> bool:
 
 
 def stop(process: Any, number: signal.Signals) -> bool:
-    """Sends a signal once the command handles it; returns whether the process stopped because of it.
-
-    It must end within a minute, with the status that says so, or well if it was at its end.
-    """
+    """Sends a signal once the command handles it; returns whether the process ends because of it."""
     with suppress(FileNotFoundError, ProcessLookupError):  # no /proc, or it has just ended
         caught = 0
         while process.is_alive() and not caught >> (number - 1) & 1:
@@ -221,10 +214,7 @@ def finish(name: str, inputs: Path, run: Path) -> float:
 
 
 def fingerprint(run: Path) -> dict[str, object]:
-    """What a finished run holds, by file, without the times that each session measures anew.
-
-    A file that should have been removed, such as a partial one, is an additional name.
-    """
+    """What a finished run holds, by file, without the times that each session measures anew."""
     found: dict[str, object] = {}
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name = str(path.relative_to(run))

@@ -43,7 +43,6 @@ def comparable(value: Any) -> Any:
 
 
 def outcome(reader: FileReader, path: Path, whole: Any) -> str:
-    """How the reader deals with the damaged file."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         found = comparable(reader.read(path))
@@ -63,38 +62,8 @@ def outcome(reader: FileReader, path: Path, whole: Any) -> str:
     return "another legal value" if reader.keeps == "legal" else "FAULT: another value"
 
 
-def mutate(reader: FileReader, folder: Path, count: int) -> Counter[str]:
-    """Damages the reader's file ``count`` times and counts the outcomes; fails if one is a fault."""
-    path = folder / (reader.file or reader.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    reader.make(path)
-    (path,) = path.parent.glob(path.name)
-    whole = comparable(reader.read(path))
-    files = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    generator = np.random.default_rng([daily_seed(), crc32(reader.name.encode())])
-    outcomes: Counter[str] = Counter()
-    faults = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(count):
-        how = damage(path, generator)
-        found = outcome(reader, path, whole)
-        if found.startswith("FAULT"):
-            faults.append(f"{how}\n    -> {found}")
-        outcomes[found.split(":")[0]] += 1
-        if path.is_dir():
-            shutil.rmtree(path)
-        for file, content in files.items():
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(content)
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    assert not faults, f"{len(faults)} of {count} with seed {daily_seed()}:\n" + "\n".join(faults[:20])
-    assert grown < 400 << 20, f"memory grew by {grown:,} bytes"
-    assert comparable(reader.read(path)) == whole
-    return outcomes
-
-
 @pytest.fixture(autouse=True)
-def strict(monkeypatch):
+def strict():
     """A reader that hangs is interrupted; warnings of libraries about damaged files are no errors."""
 
     def stop(*_: Any) -> None:
@@ -109,6 +78,30 @@ def strict(monkeypatch):
 
 @pytest.mark.parametrize("reader", READERS, ids=[reader.name for reader in READERS])
 def test_a_damaged_file_is_refused_or_read_as_if_whole(reader, tmp_path, record_property):
-    outcomes = mutate(reader, tmp_path, MUTATIONS)
+    path = tmp_path / (reader.file or reader.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    reader.make(path)
+    (path,) = path.parent.glob(path.name)
+    whole = comparable(reader.read(path))
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    generator = np.random.default_rng([daily_seed(), crc32(reader.name.encode())])
+    outcomes: Counter[str] = Counter()
+    faults = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(MUTATIONS):
+        how = damage(path, generator)
+        found = outcome(reader, path, whole)
+        if found.startswith("FAULT"):
+            faults.append(f"{how}\n    -> {found}")
+        outcomes[found.split(":")[0]] += 1
+        if path.is_dir():
+            shutil.rmtree(path)
+        for file, content in files.items():
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    assert not faults, f"{len(faults)} of {MUTATIONS} with seed {daily_seed()}:\n" + "\n".join(faults[:20])
+    assert grown < 400 << 20, f"memory grew by {grown:,} bytes"
+    assert comparable(reader.read(path)) == whole
     counts = [str(outcomes[name]) for name in OUTCOMES]
     record_property("trust", f"| {reader.name} | {MUTATIONS} | {' | '.join(counts)} |")

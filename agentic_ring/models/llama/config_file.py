@@ -50,7 +50,6 @@ def _object(name: str, *types: tuple[Any, str]) -> Any:
 
 _Positive = Annotated[float, Field(gt=0)]
 _Tokens = Annotated[int, Field(ge=1, le=2**40)]
-_Layers = Annotated[int, Field(ge=1, le=10_000)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**28)]
 _ROPE = (
     (str, "rope_type type"),
@@ -68,7 +67,7 @@ _Fields = _object(
         Annotated[int, Field(ge=1, le=2**24)],
         "hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size",
     ),
-    (_Layers, "num_hidden_layers sliding_window_pattern"),
+    (Annotated[int, Field(ge=1, le=10_000)], "num_hidden_layers sliding_window_pattern"),
     (_Tokens, "max_position_embeddings sliding_window"),
     (Annotated[int, Field(ge=2, le=2**28)], "vocab_size"),
     (_TokenId, "bos_token_id"),
@@ -95,11 +94,7 @@ def read_config(path: Path, context: int | None = None) -> LlamaConfig:
     """Reads the configuration of a model from the ``config.json`` in the folder ``path``.
 
     ``context`` is the one in use, in tokens, for the frequencies of "dynamic" rotary scaling; None is the one
-    that the model was made for.
-
-    Raises:
-      DataError: the file is missing, damaged, or describes an unsupported model.
-      UnknownNameError: the family is not supported.
+    that the model was made for. A file that is damaged, or of an unsupported model, is a DataError.
     """
     file = path / "config.json"
     fields = read_fields(file)
@@ -152,7 +147,6 @@ def _check_supported(file: Path, family: Family, fields: Fields) -> None:
 
 
 def _activation(family: Family) -> dict[str, str]:
-    """The fields with the name of the activation function."""
     return _ACTIVATIONS[family.traits.get("activation", "silu")]
 
 
@@ -163,9 +157,8 @@ def _layer_types(every: int | None, layers: int) -> list[str]:
 
 def _global_every(fields: Fields) -> int | None:
     """The layers of a group that ends with a global one; None if no layer is global."""
-    types = fields.get(
-        "layer_types", _layer_types(fields["sliding_window_pattern"], fields["num_hidden_layers"])
-    )
+    usual = _layer_types(fields["sliding_window_pattern"], fields["num_hidden_layers"])
+    types = fields.get("layer_types", usual)
     return types.index(_GLOBAL) + 1 if _GLOBAL in types else None
 
 
@@ -233,10 +226,7 @@ def _config(family: Family, fields: Fields, context: int | None) -> LlamaConfig:
 
 
 def _rope(fields: Fields) -> tuple[dict[str, Any], float | None]:
-    """The content of ``rope_parameters``, or of the older fields ``rope_theta`` and ``rope_scaling``.
-
-    Second comes the base of local layers, where it differs.
-    """
+    """The content of ``rope_parameters``, or of older fields, and the base of local layers if it differs."""
     by_type, local_theta = dict(fields.get("rope_parameters") or {}), fields.get("rope_local_base_freq")
     if _GLOBAL in by_type or _LOCAL in by_type:
         local = by_type.get(_LOCAL) or {}
@@ -303,6 +293,11 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         if scaling.context > scaling.original_context:
             theta, scaling = scaling.base(theta, stack.head_dim), None
         context = in_use
+    rope = None
+    if scaling is not None:
+        rope = {"rope_type": scaling.rope_type} | asdict(scaling)
+        rope["original_max_position_embeddings"] = rope.pop("original_context", None)
+        rope = {name: value for name, value in rope.items() if name != "context" and value is not None}
     fields = {
         "architectures": [family.architecture],
         "model_type": family.name,
@@ -318,7 +313,7 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
         "tie_word_embeddings": config.tied,
         "max_position_embeddings": context or config.context or getattr(scaling, "original_context", 2048),
         "rope_theta": theta,
-        "rope_scaling": _scaling_fields(scaling),
+        "rope_scaling": rope,
         "torch_dtype": dtype,
         **family.written,
     }
@@ -330,11 +325,3 @@ def config_fields(config: LlamaConfig, context: int | None, dtype: str) -> dict[
     if stack.query_scaling is not None:
         fields["query_scaling"] = asdict(stack.query_scaling)
     return fields
-
-
-def _scaling_fields(scaling: RotaryScaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    fields = {"rope_type": scaling.rope_type} | asdict(scaling)
-    fields["original_max_position_embeddings"] = fields.pop("original_context", None)
-    return {name: value for name, value in fields.items() if name != "context" and value is not None}

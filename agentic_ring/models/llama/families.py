@@ -243,7 +243,6 @@ def weights(config: "LlamaConfig") -> tuple[Weight, ...]:
 
 
 def _of_layers(path: str, name: str, input_dims: int = 0, vector: bool = False) -> Weight:
-    """A parameter of every layer."""
     return Weight(("transformer", "blocks", *path.split(".")), _LAYER + name, input_dims, vector)
 
 

@@ -9,8 +9,8 @@ from flax import nnx
 from agentic_ring.attention.ring.collectives import RingAxis
 from agentic_ring.attention.ring.layout import Layout, from_layout, order, padded_length
 from agentic_ring.attention.scores import soft_capped
-from agentic_ring.errors import ConfigError, check_at_least_one, check_positive
-from agentic_ring.mesh import ShardingRules, constrain, devices_along
+from agentic_ring.errors import ConfigError, check_at_least_one, check_positive, set_fields
+from agentic_ring.mesh import constrain, devices_along
 from agentic_ring.models.layers import (
     Weights,
     apply_blockwise,
@@ -21,7 +21,7 @@ from agentic_ring.models.layers import (
 )
 from agentic_ring.models.llama.families import family_named, misfits
 from agentic_ring.models.transformer import Transformer
-from agentic_ring.models.transformer_config import TransformerConfig, set_fields
+from agentic_ring.models.transformer_config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,10 @@ class Llama(nnx.Module):
         if ring == 1:
             return self.logits(x)
         # In order before the head: to index the sharded logits, every device would receive all of them.
-        x = _from_zigzag(x, rules)[:, :length]
+        spec = rules.spec("batch", "sequence", None)
+        x = jax.shard_map(
+            lambda x: from_layout(x, "zigzag", RingAxis.over(rules.sequence)), in_specs=spec, out_specs=spec
+        )(x)[:, :length]
         if length % ring == 0:
             return constrain(self.logits(x), rules, "batch", "sequence", "vocab")
         everywhere = replace(rules, vocab=(*rules.vocab, *rules.sequence))
@@ -135,23 +138,18 @@ class Llama(nnx.Module):
 
     def cross_entropy(self, batch: TokenBatch) -> jax.Array:
         """Cross entropy of each target in nats, float32 [B, T], for ``loss_chunk`` tokens at a time."""
-        encoded = self.transformer(
-            self.embedded(batch.tokens), batch.positions, batch.segment_ids, batch.layout
-        )
+        x = self.embedded(batch.tokens)
+        encoded = self.transformer(x, batch.positions, batch.segment_ids, batch.layout)
         norm = self.transformer.norm
 
         def predict(weights: Weights, x: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
             scale, head = weights
             return _cross_entropy(self._scores(norm.scaled(x, scale), head), target, axes)
 
+        rules, chunk = self.config.transformer.rules, self.config.loss_chunk
+        weights = norm.scale, self._head
         return apply_blockwise(
-            predict,
-            (norm.scale, self._head),
-            encoded,
-            batch.targets,
-            rules=self.config.transformer.rules,
-            chunk=self.config.loss_chunk,
-            contracted="vocab",
+            predict, weights, encoded, batch.targets, rules=rules, chunk=chunk, contracted="vocab"
         )
 
     @property
@@ -169,21 +167,8 @@ def token_loss(model: Llama, batch: TokenBatch) -> jax.Array:
     return jnp.sum(batch.weight * model.cross_entropy(batch))
 
 
-def _from_zigzag(x: jax.Array, rules: ShardingRules) -> jax.Array:
-    """From zigzag order to consecutive blocks of [B, T, D], both sharded along T; no device gathers T."""
-    spec = rules.spec("batch", "sequence", None)
-
-    def restore(x: jax.Array) -> jax.Array:
-        return from_layout(x, "zigzag", RingAxis.over(rules.sequence))
-
-    return jax.shard_map(restore, in_specs=spec, out_specs=spec)(x)
-
-
 def _cross_entropy(logits: jax.Array, target: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Cross entropy [...] from this device's part of the logits [..., V] and targets int [...].
-
-    The vocabulary is sharded over ``axes``.
-    """
+    """Cross entropy [...] of targets int [...] from this device's part of the logits, V over ``axes``."""
     part = logits.shape[-1]
     first = jax.lax.axis_index(axes) * part if axes else 0
     here = (target >= first) & (target < first + part)

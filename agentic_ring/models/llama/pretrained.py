@@ -152,7 +152,6 @@ class TensorFiles:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """The file of each tensor."""
         index = self._folder / INDEX
         if index.exists():
             weight_map = read_json(index, _Index, REMEDY, foreign=True).weight_map
@@ -192,7 +191,6 @@ class _Source:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises a DataError if the shape of a tensor differs from the one in the configuration."""
         expected, inputs = self._one, self.weight.input_dims
         if self.weight.vector:
             expected = (prod(expected),)
@@ -208,7 +206,6 @@ class _Source:
 
     @property
     def _one(self) -> tuple[int, ...]:
-        """Shape of the parameter of one layer."""
         return self.shape[1:] if self.weight.stacked else self.shape
 
     def read(self, index: Any) -> np.ndarray:
@@ -219,10 +216,7 @@ class _Source:
         return np.stack([self._read(name, index[1:]) for name in names[index[0]]])
 
     def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a part of one layer's array from the corresponding rows and columns of its tensor.
-
-        They hold whole heads: the slices of all dimensions but the first of inputs and of outputs come after.
-        """
+        """Reads a part of one layer's array: whole heads of its tensor, and then the slices within them."""
         inputs, shape = self.weight.input_dims, self._one
         if not (inputs or self.weight.vector):
             return self.files.read(name, index)
@@ -307,7 +301,6 @@ def save_pretrained(
 
 
 def _fetched(weight: Weight, array: jax.Array, layer: int) -> np.ndarray:
-    """The tensor of one parameter of a layer, or its rows of the tensor, in this host's memory."""
     part = array[layer] if weight.stacked else array
     addressable = part.is_fully_addressable
     values = np.asarray(part) if addressable else multihost_utils.process_allgather(part, tiled=True)
