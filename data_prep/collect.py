@@ -41,6 +41,7 @@ from data_prep.episode_files import (
     collector_folder,
     episode_file,
     read_episode,
+    read_labels,
 )
 from data_prep.explorers import Explorer, NoiseExplorer, PopulationExplorer, ReplayBuffer, append_skill
 from data_prep.learners import DIAYN, INTRINSIC_REWARDS, IntrinsicRewardLearner, TD3Learner
@@ -219,7 +220,7 @@ class Collection:
     def run(self, job: Job, advance: Advance) -> None:
         """Collects the rounds that a job still lacks."""
         folder = self.folders[job.folder]
-        done = sum(label.job == job.name for label in folder.labels()) // len(job.tasks)
+        done = sum(label.job == job.name for label in read_labels(folder.path)) // len(job.tasks)
         if done == job.rounds:
             return
         explorer = self._explorer(job, self._replay(job))
@@ -238,11 +239,11 @@ class Collection:
 
     def finished(self) -> int:
         """Number of finished episodes in all folders."""
-        return sum(len(folder.labels()) for folder in self.folders.values())
+        return sum(len(read_labels(folder.path)) for folder in self.folders.values())
 
     def _replay(self, job: Job) -> ReplayBuffer:
         """A replay buffer with room for the job, filled with its episodes so far and those it starts from."""
-        labelled = [(folder, label) for folder in self.folders.values() for label in folder.labels()]
+        labelled = [(folder, label) for folder in self.folders.values() for label in read_labels(folder.path)]
         # RND's episodes are left out: they are so many that they crowd out TD3's own. Those of noise have no
         # skill.
         read = (job.name,) if job.skills or job.name in _NOISE_JOBS else (job.name, *_NOISE_JOBS)

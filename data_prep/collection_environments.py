@@ -104,21 +104,20 @@ class _EnvironmentProcesses:
     connections: list[Connection]
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        return np.concatenate(self._call("reset", [(seeds[share],) for share in self.shares]))
+        return np.concatenate(self._call("reset", seeds))
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        stepped = self._call("step", [(action[share],) for share in self.shares])
-        observations, rewards = zip(*stepped, strict=True)
+        observations, rewards = zip(*self._call("step", action), strict=True)
         return np.concatenate(observations), np.concatenate(rewards)
 
     def episodes(self) -> list[Episode]:
-        return list(chain(*self._call("episodes", [()] * len(self.shares))))
+        return list(chain(*self._call("episodes")))
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method in all processes at once, and returns their results in order."""
+    def _call(self, method: str, *arguments: Sequence[int] | np.ndarray) -> list[Any]:
+        """Calls a method in all processes with their share of the arguments; returns the results in order."""
         try:
-            for connection, own in zip(self.connections, arguments, strict=True):
-                connection.send((method, own))
+            for connection, share in zip(self.connections, self.shares, strict=True):
+                connection.send((method, [each[share] for each in arguments]))
             return [connection.recv() for connection in self.connections]
         except (EOFError, ConnectionError) as error:
             raise DataError(

@@ -193,15 +193,11 @@ class CollectionFolder:
         about = "made by data_prep.collect, no part of ExoRL"
         write_json(path, {"label": LABEL, "about": about, "settings": settings})
 
-    def labels(self) -> list[EpisodeLabel]:
-        """Returns the labels of all finished episodes; see ``read_labels``."""
-        return read_labels(self.path)
-
     def add_round(
         self, job: str, done: int, episodes: list[Episode], labels: list[dict[str, Any]], state: Any
     ) -> None:
         """Writes the episodes of a job's round ``done``, the state after it, and then the labels."""
-        written = self.labels()
+        written = read_labels(self.path)
         for episode, label in zip(episodes, labels, strict=True):
             path = write_episode(self.buffer, len(written), episode)
             written.append(EpisodeLabel(path.name, len(written), job, LABEL, **label))

@@ -91,7 +91,6 @@ def download(client: httpx.Client, remote: RemoteFile, path: Path, advance: Call
     part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
     if _size(path) == remote.size:
         return _digest(path)
-    part.parent.mkdir(parents=True, exist_ok=True)
     description = json.dumps(asdict(remote))
     if not about.exists() or about.read_bytes() != description.encode():
         part.unlink(missing_ok=True)
@@ -203,8 +202,9 @@ def unpack_episodes(archive: Path, buffer: Path) -> int:
             members = _episodes(archive, opened.infolist())
             with progress(f"unpacking {archive.name}", len(members)) as advance:
                 for number, (name, member) in enumerate(members.items(), start=1):
-                    if not _is_there(buffer / name, member):
-                        _unpack(opened, member, buffer / name)
+                    path = buffer / name
+                    if _size(path) != member.file_size or zlib.crc32(path.read_bytes()) != member.CRC:
+                        _unpack(opened, member, path)
                     advance(number, "")
     except (DataError, OSError):
         raise
@@ -263,12 +263,6 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> No
             raise zipfile.BadZipFile(
                 f"{member.filename} has {file.tell()} bytes, in the table of contents {member.file_size}"
             )
-
-
-def _is_there(path: Path, member: zipfile.ZipInfo) -> bool:
-    if not path.exists() or path.stat().st_size != member.file_size:
-        return False
-    return zlib.crc32(path.read_bytes()) == member.CRC
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ the recorded action is restored here, which gives exactly the rewards that the e
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import mujoco
 import numpy as np
-import tyro
 
 from agentic_ring.data.domains import Domain, flatten_observation, load_environment, task_named
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
@@ -94,33 +93,26 @@ class Relabeller:
         mujoco.mj_step1(self._physics.model.ptr, data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@dataclass(frozen=True)
-class RelabelConfig:
-    """Settings of a relabelling.
+def main(
+    store: Path, tasks: Annotated[tuple[str, ...], optional_flag()] = (), exorl_compat: bool = False
+) -> None:
+    """Computes the task rewards of a store from its physics states.
 
-    Attributes:
+    Args:
       store: HDF5 store to relabel; it is replaced once the new one is complete.
       tasks: Tasks whose rewards to compute; rewards of other tasks are dropped. Default: all of the domain.
       exorl_compat: Zero the control as ExoRL's own relabelling does, which inflates cartpole's rewards.
     """
-
-    store: Path
-    tasks: Annotated[tuple[str, ...], optional_flag()] = ()
-    exorl_compat: bool = False
-
-
-def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
-    """Computes the task rewards of a store from its physics states."""
     rows, seconds = 0, 0.0
-    with TrajectoryStore.open(config.store) as store:
-        store.verify()
-        tasks = config.tasks or store.domain.tasks
-        relabeller = Relabeller(store.domain, tasks, control=not config.exorl_compat)
+    with TrajectoryStore.open(store) as opened:
+        opened.verify()
+        tasks = tasks or opened.domain.tasks
+        relabeller = Relabeller(opened.domain, tasks, control=not exorl_compat)
 
         def relabelled() -> Iterator[StoredEpisode]:
             nonlocal rows, seconds
-            with progress("relabelling", store.num_episodes) as advance:
-                for number, stored in enumerate(store.episodes()):
+            with progress("relabelling", opened.num_episodes) as advance:
+                for number, stored in enumerate(opened.episodes()):
                     start = time.perf_counter()
                     rewards = relabeller.rewards(stored.episode)
                     seconds += time.perf_counter() - start
@@ -128,8 +120,8 @@ def main(config: Annotated[RelabelConfig, tyro.conf.arg(name="")]) -> None:
                     yield replace(stored, rewards=rewards)
                     advance(number + 1, f"{rows / seconds:,.0f} rows/s")
 
-        write_store(config.store, StoreDescription(store.domain, store.collector, tasks), relabelled())
-    print(f"relabelled {config.store} at {rows / seconds:,.0f} rows/s")
+        write_store(store, StoreDescription(opened.domain, opened.collector, tasks), relabelled())
+    print(f"relabelled {store} at {rows / seconds:,.0f} rows/s")
 
 
 if __name__ == "__main__":

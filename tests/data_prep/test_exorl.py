@@ -146,7 +146,6 @@ def changed(position, replacement, content=GOOD):
 
 
 BAD_ZIPS = {
-    "half of it": (GOOD[:-40], "not a readable zip"),
     "content": (GOOD.replace(b"content", b"contend"), "CRC"),
     # Zeros for the CRC and the stored length, which fit each other, in the table of contents.
     "empty member": (changed(16, bytes(8)), "a.npz has 0 bytes"),
@@ -184,7 +183,6 @@ def test_download_ends_in_a_store_with_the_rewards_that_were_paid(tmp_path, serv
     one, total, *listed = capsys.readouterr().out.splitlines()
     assert one == f"jaco/rnd.zip  {len(content):,} bytes"
     assert total.startswith(f"total {len(content):,} bytes")
-    assert len(listed) == 10
     assert {"jaco/proto.zip  not on the server", one, total} <= set(listed)
     assert server.sent == []
     assert not data.exists()
@@ -199,11 +197,9 @@ def test_download_ends_in_a_store_with_the_rewards_that_were_paid(tmp_path, serv
             np.testing.assert_array_equal(stored.episode.physics, episode.physics)
     folder = collector_folder(data, "jaco", "rnd")
     assert sorted(path.name for path in folder.iterdir()) == ["buffer", "download.json"]
-    record = json.loads((folder / "download.json").read_text())
-    expected = {"url": f"{server.url}/jaco/rnd.zip", "bytes": len(content), "episodes": 2}
-    expected["sha256"] = hashlib.sha256(content).hexdigest()
-    assert record == expected | {"digest": record["digest"]}
-    assert record["sha256"] in capsys.readouterr().out
+    digest = json.loads((folder / "download.json").read_text())["sha256"]
+    assert digest == hashlib.sha256(content).hexdigest()
+    assert f"{server.url}/jaco/rnd.zip: 2 episodes, sha256 {digest}" in capsys.readouterr().out
     sent = len(server.sent)
     assert main(config("rnd", download=True)) == 0
     assert len(server.sent) == sent, "what is there is not downloaded again"

@@ -8,7 +8,7 @@ import pytest
 from agentic_ring.data.domains import DOMAINS
 from agentic_ring.data.store import StoredEpisode, StoreDescription, TrajectoryStore, write_store
 from agentic_ring.errors import DataError
-from data_prep.relabel import RelabelConfig, Relabeller, main
+from data_prep.relabel import Relabeller, main
 from tests.data_prep.exploration import cut, uniform_episodes
 
 
@@ -51,7 +51,7 @@ def test_relabelling_a_store_keeps_all_but_the_rewards(tmp_path):
     wrong = {domain.tasks[0]: np.full(len(episodes[0]) + 1, 0.5, np.float32)}
     stored = [StoredEpisode(episode, wrong, "rnd", 5, f"e{i}") for i, episode in enumerate(episodes)]
     write_store(path, StoreDescription(domain, "rnd", (domain.tasks[0],)), stored)
-    main(RelabelConfig(path))
+    main(path)
     with TrajectoryStore.open(path) as store:
         store.verify()
         assert (store.tasks, store.sources) == (domain.tasks, ["e0", "e1"])

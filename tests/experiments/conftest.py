@@ -29,7 +29,6 @@ def data(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     domain, action_repeat = request.module.DOMAIN
     buffer = collector_folder(folder, domain, "rnd") / "buffer"
-    buffer.mkdir(parents=True)
     episodes = uniform_episodes(DOMAINS[domain], DOMAINS[domain].tasks[:1] * 4, action_repeat)
     for number, episode in enumerate(episodes):
         write_episode(buffer, number, episode)

@@ -1,6 +1,5 @@
 import json
 import math
-import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -37,11 +36,8 @@ def test_the_file_is_the_contract_and_reads_back(tmp_path):
     ("numbers", "named"),
     [
         ({"value": math.nan}, "value of figure 'loss' is nan"),
-        ({"low": math.nan}, "low of figure 'loss' is nan"),
-        ({"high": math.inf}, "high of figure 'loss' is inf"),
         ({"paper": math.inf}, "paper of figure 'loss' is inf"),
         ({"low": None}, "low None, high 2.0"),
-        ({"high": None}, "low 0.0, high None"),
         ({"low": 3.0}, "low 3.0, high 2.0"),
     ],
 )
@@ -50,25 +46,28 @@ def test_a_figure_is_finite_with_two_bounds_in_order_or_none(numbers, named):
         Figure("loss", unit="nats", **({"value": 1.0, "low": 0.0, "high": 2.0, "paper": 1.0} | numbers))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, {1, 2}])
-def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, bad):
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"config": {"learning_rate": math.nan}}, "cannot be written as JSON"),
+        ({"config": {"layers": {1, 2}}}, "cannot be written as JSON"),
+        ({"figures": FIGURES + FIGURES[:1]}, "more than once: return/last_trial"),
+    ],
+)
+def test_what_the_file_cannot_hold_leaves_the_old_one(tmp_path, changed, message):
     path = tmp_path / "results.json"
     write_results(path, RESULTS)
     before = path.read_bytes()
-    broken = Results(**(vars(RESULTS) | {"config": {"learning_rate": bad}}))
-    with pytest.raises(ArgumentError, match="cannot be written as JSON"):
-        write_results(path, broken)
+    with pytest.raises(ArgumentError, match=message):
+        write_results(path, replace(RESULTS, **changed))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_one_name_one_figure(tmp_path):
-    twice = Results(**(vars(RESULTS) | {"figures": FIGURES + FIGURES[:1]}))
-    with pytest.raises(ArgumentError, match="more than once: return/last_trial"):
-        write_results(tmp_path / "results.json", twice)
+def test_a_figure_is_found_by_its_name():
+    assert RESULTS.figure("loss/final") is FIGURES[1]
     with pytest.raises(ArgumentError, match=r"'return/first'.*return/last_trial"):
         RESULTS.figure("return/first")
-    assert RESULTS.figure("loss/final") is FIGURES[1]
 
 
 @pytest.mark.parametrize(
@@ -78,17 +77,11 @@ def test_one_name_one_figure(tmp_path):
         ('{"command": "python', "is not JSON"),
         ("[]", "its content = \\[\\]"),
         ('{"command": "python x.py"}', "has no commit"),
-        ({"command": "python y.py"}, "was changed after it was written"),
-        ({"figures": [{"name": "loss"}], "digest": ""}, r"figures\.0\.value"),
-        ({"figures": [asdict(FIGURES[1]) | {"mean": 1}], "digest": ""}, r"figures\.0\.mean"),
+        (json.dumps(asdict(RESULTS) | {"figures": [{"name": "loss"}]}), r"figures\.0\.value"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, content, message):
     path = tmp_path / "results.json"
-    if isinstance(content, dict):
-        write_results(path, RESULTS)
-        fields = json.loads(path.read_text()) | content
-        content = json.dumps({name: value for name, value in fields.items() if value != ""})
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=message) as caught:
@@ -96,27 +89,16 @@ def test_a_bad_file_is_named(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
-def printed_table(figures: tuple[Figure, ...]) -> str:
-    console = Console(width=80, record=True, force_terminal=False)
+def test_the_table_shows_ours_and_the_papers_and_cuts_no_number():
+    spread = {"value": -0.01234, "low": -0.05678, "high": -0.01111, "n": 12_345}
+    long = replace(FIGURES[0], name="return/control/no_context/trial_4", **spread)
+    console = Console(width=80, force_terminal=False)
     with console.capture() as captured:
-        console.print(figure_table(figures, "walker_run on one CPU"))
-    return captured.get()
-
-
-def test_the_table_shows_ours_and_the_papers_on_a_plain_terminal():
-    printed = printed_table(FIGURES)
-    rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
-    assert rows[0] == ["walker_run on one CPU"]
+        console.print(figure_table((*FIGURES, long), "walker_run on one CPU"))
+    printed = " ".join(captured.get().split())
     low, high = FIGURES[0].low, FIGURES[0].high
-    assert rows[3] == ["return/last_trial", "75", f"{low:.4g} to {high:.4g}", "3", "return", "110.3"]
-    assert rows[4:7] == [["loss/final", "0.01235", "1", "mean"], ["squared"], ["error"]]
-    assert rows[7] == ["bytes_per_device", "123,456,789", "1", "bytes"]
-    assert "None" not in printed
-
-
-def test_a_long_name_cuts_no_number():
-    name = "return/control/no_context/trial_4"
-    figure = replace(FIGURES[0], name=name, value=-0.01234, low=-0.05678, high=-0.01111, n=12_345)
-    printed = printed_table((*FIGURES, figure))
+    assert printed.startswith("walker_run on one CPU figure value")
+    assert f" return/last_trial 75 {low:.4g} to {high:.4g} 3 return 110.3 " in printed
+    assert " loss/final 0.01235 1 mean squared error bytes_per_device 123,456,789 1 bytes " in printed
+    assert " -0.01234 -0.05678 to -0.01111 12345 return 110.3" in printed
     assert "…" not in printed
-    assert "-0.01234  -0.05678 to -0.01111  12345  return    110.3" in printed

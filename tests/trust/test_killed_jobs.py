@@ -60,7 +60,6 @@ def inputs(tmp_path_factory) -> Path:
     explored = uniform_episodes(DOMAINS["cartpole"], ["swingup"] * 4, action_repeat=8)
     for data, count in ((folder, 12), (folder / "unconverted", 24)):
         buffer = collector_folder(data, "cartpole", "rnd") / "buffer"
-        buffer.mkdir(parents=True)
         for number in range(count):
             write_episode(buffer, number, explored[number % 4])
     convert(ConvertConfig("cartpole", "rnd", data=folder))
@@ -95,6 +94,8 @@ def shrink_presets() -> None:
     lesson = partial(train_retriever.LessonStage, steps=4, learning_rate=1e-3)
     train_retriever.STAGES = (lesson(128, 2, 4, crowding=0.0), lesson(192, 1, 4, crowding=1.0))
     train_retriever.TESTED_ROWS = 2
+    collect.TD3Config = partial(collect.TD3Config, hidden=8, batch=8)  # which learns in the last two rounds
+    collect.PLANS["cartpole"] = replace(collect.PLANS["cartpole"], updates=2)
     modules: list[Any] = [pipeline, methods]
     for module in modules:
         evaluation = module.EvaluationConfig
@@ -116,7 +117,7 @@ PACKING = "{inputs}/chats.jsonl --tokenizer {inputs}/tokenizer --length 64"
 LINES = "--ctx 1k,2k --num-samples 4 --questions-per-document 2 --output {run}"
 JOBS: dict[str, tuple[Any, str]] = {
     "collect_noise": (collect.main, f"{COLLECTION} --collector ou --episodes 12"),
-    "collect_td3": (collect.main, f"{COLLECTION} --collector td3 --episodes 8"),
+    "collect_td3": (collect.main, f"{COLLECTION} --collector td3 --episodes 8 --action-repeat 4"),
     "convert": (exorl.main, "--domain cartpole --collector rnd --part-episodes 3 --data {run}/unconverted"),
     "relabel": (relabel.main, "--store {run}/store/cartpole-rnd.h5 --tasks swingup swingup_sparse"),
     "pack_conversations": (sharegpt.main, f"{PACKING} {CHATS}"),

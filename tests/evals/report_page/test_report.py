@@ -21,8 +21,8 @@ from agentic_ring.rollouts.policies import read_prompt
 from evals import report
 from evals.report import page
 from evals.report_page import filmstrip, run_data
-from evals.report_page.charts import curve_label, loss_chart, trial_curves
-from evals.report_page.filmstrip import HEIGHT, WIDTH, data_uri, evenly_spaced, render
+from evals.report_page.charts import trial_curves
+from evals.report_page.filmstrip import HEIGHT, WIDTH, data_uri, render
 from evals.report_page.run_data import ReportedRun, read_run, rollout_chain
 from tests.commands import exit_status
 from tests.evals.conftest import DECISIONS
@@ -43,8 +43,7 @@ class Page:
         # libxml2 knows no tag of HTML 5 and SVG.
         assert {error.type_name for error in parser.error_log} <= {"HTML_UNKNOWN_TAG"}
         assert not {each.tag for each in self.elements} & {"script", "iframe", "object", "base"}
-        text = "".join(piece for each in self.elements[:1] for piece in each.itertext())
-        self.words = re.sub(r"\s+", " ", text)
+        self.words = " ".join("".join(self.elements[0].itertext()).split())
         ids = [each.get("id") for each in self.elements if each.get("id")]
         assert len(ids) == len(set(ids))
         for each in self.elements:
@@ -125,16 +124,11 @@ def test_controls_and_settings_stand_side_by_side(reported, controls):
         assert text in parsed.words
 
 
-def test_curves_are_found_by_their_names_and_seven_have_seven_colours():
+def test_curves_are_found_by_their_names():
     names = ("control/b/trial_2", "trial_10", "trial_2", "last_trial")
     curves = trial_curves([Figure(f"return/{name}", 1.0, "return") for name in names])
     assert list(curves) == ["return", "return/control/b"]
     assert [number for number, _ in curves["return"]] == [2, 10]
-    assert curve_label("return/control/no_context") == "control: no context"
-    drawn = loss_chart(
-        {str(number): [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}] for number in range(7)}
-    )
-    assert len({*re.findall(r"stroke: (var\(--[a-z]+\))", drawn or "")} - {"var(--ink)"}) == 7
 
 
 def test_without_checkpoint_metrics_and_graphics_the_page_says_so(small_run, tmp_path, monkeypatch):
@@ -173,8 +167,7 @@ def test_the_command_writes_the_page_of_a_run_or_of_several_and_names_mistakes(
     shutil.copytree(controls, same_name)
     report.main((controls, same_name))
     words = Page((tmp_path / "report.html").read_text()).words
-    assert str(controls) in words
-    assert str(same_name) in words
+    assert all(str(path) in words for path in (controls, same_name))
     for runs in ((controls, controls), ()):
         with pytest.raises(ConfigError, match="each run once"):
             report.main(runs)
@@ -209,8 +202,7 @@ def test_attention_over_the_chain_that_the_model_acted_on_is_plain_softmax(small
     assert (found.shares[:, :, later] == 0).all()
     assert (found.even[later] == 0).all()
     # The very first action of the last trial sees two tokens of its own among all those before.
-    first = np.flatnonzero((found.trajectory == 4) & (found.timestep == 0))[0]
-    assert found.even[first, 4] == pytest.approx(2 / (4 * 4 * DECISIONS + 2))
+    assert found.even[2 * ACTIONS, 4] == pytest.approx(2 / (4 * 4 * DECISIONS + 2))
 
     # The first layer again, with the whole matrix of scores.
     key = np.repeat(key, 2, axis=2)  # 4 query heads on 2 key heads
@@ -234,13 +226,8 @@ def test_a_state_is_drawn_where_the_cart_stands(monkeypatch):
         states.append(physics.get_state())
     frames = render(TASK, np.array(states))
     assert frames.shape == (2, HEIGHT, WIDTH, 3)
-    assert frames.dtype == np.uint8
     # The cart is the warmest thing in the picture.
     warmth = [(frame[..., 0].astype(int) - frame[..., 2]).clip(0).sum(axis=0) for frame in frames]
     left, right = (np.average(np.arange(WIDTH), weights=row) for row in warmth)
     assert left < WIDTH / 2 < right
     assert data_uri(frames[0]).startswith("data:image/jpeg;base64,/9j/")
-
-
-def test_places_hold_the_first_and_the_last():
-    assert [[*evenly_spaced(count, 5)] for count in (1, 3, 9)] == [[0], [0, 1, 2], [0, 2, 4, 6, 8]]
