@@ -20,9 +20,9 @@ from agentic_ring.files.atomic import replacing_folder
 from agentic_ring.mesh import MeshShape, make_mesh
 from agentic_ring.models.model import Model
 from agentic_ring.policies.policy import SHIPPED, WEIGHTS, load_params, write_policy
-from agentic_ring.results.results_file import Results, read_results, short_number
-from agentic_ring.rollouts.returns import FILE_NAME, EvaluationRecord, read_record
-from agentic_ring.run import RunConfig, load_config
+from agentic_ring.results.results_file import read_results, short_number
+from agentic_ring.rollouts.returns import FILE_NAME, read_record
+from agentic_ring.run import load_config
 from agentic_ring.terminal import cli
 
 CARD = Path(__file__).with_name("policy_card.jinja")
@@ -67,7 +67,21 @@ def main(
         raise DataError(f"{run} holds no {FILE_NAME}; run its command again, which repeats the evaluation")
     params, step = load_params(run, config, make_mesh(MeshShape(), jax.devices()[:1]), checkpoint)
     name = output.name if output.parent.resolve() == SHIPPED else output.as_posix()
-    card = model_card(name, config, results, record, step, checkpoint)
+    named = {figure.name: figure for figure in results.figures}
+    algorithms = Counter(record.data_algorithms.tolist()).most_common()
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
+    environment.filters["short"] = short_number
+    card = environment.from_string(CARD.read_text(encoding="utf-8")).render(
+        policy=name,
+        config=config,
+        results=results,
+        step=step,
+        checkpoint=checkpoint,
+        parameters=Model(config.model).parameter_count(),
+        store=Path(config.store).stem,
+        data=f"{len(record.data_returns)} episodes ({', '.join(f'{n} of {kind}' for kind, n in algorithms)})",
+        figures=[(label, named[figure]) for figure, label in FIGURES.items() if figure in named],
+    )
     with replacing_folder(output) as beside:
         write_policy(beside, config, params, step)
         for kept in (run / name for name in KEPT_FILES if (run / name).exists()):
@@ -75,33 +89,6 @@ def main(
         (beside / "README.md").write_text(card, encoding="utf-8")
     size = sum(file.stat().st_size for file in output.iterdir()) / 1e6
     print(f"written to {output}: {WEIGHTS} of checkpoint {step}, {size:.1f} MB in all")
-
-
-def model_card(
-    policy: str, config: RunConfig, results: Results, record: EvaluationRecord, step: int, checkpoint: str
-) -> str:
-    """The card of a policy in Markdown, with the front matter that Hugging Face reads.
-
-    Args:
-      policy: what ``load_policy`` takes: the name of a shipped policy, or the folder.
-      step: update after which the checkpoint was saved.
-      checkpoint: "last", whose returns ``results`` holds, or "best".
-    """
-    named = {figure.name: figure for figure in results.figures}
-    algorithms = Counter(record.data_algorithms.tolist()).most_common()
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
-    environment.filters["short"] = short_number
-    return environment.from_string(CARD.read_text(encoding="utf-8")).render(
-        policy=policy,
-        config=config,
-        results=results,
-        step=step,
-        checkpoint=checkpoint,
-        parameters=Model(config.model).parameter_count(),
-        store=Path(config.store).stem,
-        data=f"{len(record.data_returns)} episodes ({', '.join(f'{n} of {name}' for name, n in algorithms)})",
-        figures=[(label, named[name]) for name, label in FIGURES.items() if name in named],
-    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ class ReactivePolicy:
     """
 
     def __init__(self, choose: Callable[[np.ndarray], np.ndarray], scaling: Scaling):
-        self._choose = choose
-        self._scaling = scaling
+        self._choose, self._scaling = choose, scaling
 
     def begin_trial(self) -> None:
         """Does nothing: there is no memory."""
@@ -51,11 +50,8 @@ class WindowPolicy:
         target: float,
         num_environments: int,
     ):
-        self._config = model.config
-        self._scaling = scaling
-        self._target = target
-        self._environments = num_environments
-        self._params = params
+        self._config, self._params, self._scaling = model.config, params, scaling
+        self._target, self._environments = target, num_environments
         self._predict = jax.jit(lambda params, windows: model.bind(params)(windows)[:, -1])
 
     def begin_trial(self) -> None:

@@ -14,14 +14,10 @@ from agentic_ring.inference.sampling import Sampling
 from agentic_ring.inference.text_engine import Completion, Document, TextEngine, Tokens
 
 Decode = Callable[[Sequence[int]], str]
-
 _CONTEXT = 8
 """Earlier tokens that are decoded together with a new one, since some decoders drop a leading space."""
-
 _MOST_HELD = 3
 """Tokens that may be held back until a character is complete: in UTF-8 it has up to 4 bytes."""
-
-_INCOMPLETE_CHARACTER = "\ufffd"
 
 
 class IncrementalDetokenizer:
@@ -41,7 +37,7 @@ class IncrementalDetokenizer:
         """Returns the text that is complete with this token and was not before."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
-        if text.endswith(_INCOMPLETE_CHARACTER) and self._held < _MOST_HELD:
+        if text.endswith("\ufffd") and self._held < _MOST_HELD:
             self._held += 1
             return ""
         return self._show(text)
@@ -52,18 +48,13 @@ class IncrementalDetokenizer:
 
     def _show(self, text: str) -> str:
         piece = text[len(self._shown) :]
-        self._tokens = self._tokens[-_CONTEXT:]
+        self._tokens, self._held = self._tokens[-_CONTEXT:], 0
         self._shown = self._decode(self._tokens)
-        self._held = 0
         return piece
 
 
 class AnswerText:
-    """The text of one answer, token by token: ``IncrementalDetokenizer``, then ``StopStringFilter``.
-
-    Attributes:
-      completion: set at the end of the answer.
-    """
+    """The text of one answer, token by token; ``completion`` is set at its end."""
 
     def __init__(self, decode: Decode, before: Sequence[int], strings: Sequence[str]):
         self._pieces = IncrementalDetokenizer(decode, before)
@@ -133,10 +124,7 @@ def generate_answers(
 
 
 class StopStringFilter:
-    """Passes text on up to the first stop string; a possible beginning of one is held back.
-
-    ``stopped`` tells whether a stop string was found.
-    """
+    """Passes text on up to the first stop string, which ends it; a possible beginning of one is held back."""
 
     def __init__(self, strings: Sequence[str]):
         self._strings = _with_borders(tuple(filter(None, strings)))

@@ -79,12 +79,9 @@ class _Programs(CachedModel):
         return jax.jit(first_row, out_shardings=self.cache_shardings(replace(self.rules, batch=())))
 
     def prefill(self, chunks: Sequence[ChainSteps], advance: Callable[[int], None]) -> KVCache:
-        """The cache of a prompt [B, S].
-
-        Of a prompt of one row, every group of devices that shares a batch out encodes one copy.
-        """
+        """The cache of a prompt [B, S]."""
         rows = chunks[0].position.shape[0]
-        copies = self.copies if rows == 1 else 1
+        copies = self.copies if rows == 1 else 1  # one for every group of devices that shares a batch out
         ends = np.cumsum([chunk.position.shape[1] for chunk in chunks]).tolist()
         slots = slots_needed(self.module.config.tokens_per_step * ends[-1], 0, 0, self.ring)
         cache = self.placed_cache(copies * rows, slots)
@@ -97,10 +94,7 @@ class _Programs(CachedModel):
 
     @program(())
     def act(self, weights, previous, current, cache, prefix, sampling, environments, decision):
-        """Returns the actions [E, A] and the cache.
-
-        ``environments`` are their numbers [E], and ``decision`` is the number of the decision.
-        """
+        """Returns the actions [E, A] and the cache; ``environments`` [E] and ``decision`` are numbers."""
         (actions, log_probs), cache = self.bind(weights).act(previous, current, cache, prefix)
         component, _ = sample_next_token(log_probs, sampling, environments, decision)
         return jnp.take_along_axis(actions, component[:, None, None], axis=1)[:, 0], cache
@@ -163,16 +157,11 @@ class InContextPolicy:
         # Gathers the weights over the ring once instead of at every step.
         whole = model.param_shardings(mesh, replace(rules, embed=()))
         self._programs = _Programs(model.bind(jax.device_put(params, whole)), mesh, cache_dtype)
-        self._config = model.config
-        self._scaling = scaling
-        self._target = target
-        self.num_environments = num_environments
-        self._decisions = decisions
-        self._prompt_chunk = prompt_chunk
+        self._config, self._scaling, self._target = model.config, scaling, target
+        self.num_environments, self._decisions, self._prompt_chunk = num_environments, decisions, prompt_chunk
         self._sampling = jax.device_put(sampling.values, NamedSharding(mesh, PartitionSpec()))
         self._number_environments(0)
-        self._hold = hold
-        self._decision = 0
+        self._hold, self._decision = hold, 0
         self.start_over(prompt)
 
     def start_over(
@@ -333,10 +322,7 @@ class InContextPolicy:
 
 
 def _chunks(prompt: ChainSteps, size: int | None, ring: int) -> list[ChainSteps]:
-    """Splits the steps [B, S], padded to a multiple of the ring, into chunks of ``size``.
-
-    The last one may be shorter; None makes a single chunk.
-    """
+    """Splits the steps [B, S], padded to a multiple of the ring, into chunks of ``size``; None makes one."""
     missing = -prompt.position.shape[1] % ring
 
     def pad(x: jax.Array, value: int) -> Any:

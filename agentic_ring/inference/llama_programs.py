@@ -78,10 +78,7 @@ class LlamaPrograms(CachedModel):
 
     @program(None, None)
     def next_token(self, weights, tokens, positions, cache, prefix, sampling, rows, index):
-        """One decode step, [B]: returns the next tokens, their log probabilities, and the cache.
-
-        ``index`` is the index of the new token within its answer.
-        """
+        """Decodes token ``index`` of each answer, [B]: returns it, its log probability, and the cache."""
         model = self.bind(weights)
         x = model.embedded(tokens[:, None])
         encoded, cache = model.transformer.extend(x, positions[:, None], cache, prefix)
@@ -89,11 +86,7 @@ class LlamaPrograms(CachedModel):
 
     @program(None, None, None)
     def score(self, weights, tokens, positions, targets, cache, prefix):
-        """Encodes a chunk and returns four results.
-
-        Log probabilities of the targets [B, C], the most likely token at each place [B, C] with its log
-        probability [B, C], and the cache.
-        """
+        """Encodes a chunk; returns log probabilities of targets, likeliest tokens with theirs, the cache."""
         model = self.bind(weights)
         encoded, cache = model.transformer.prefill_chunk(model.embedded(tokens), positions, cache, prefix)
 

@@ -26,7 +26,7 @@ from agentic_ring.attention.cache.kv_cache import CacheDtype
 from agentic_ring.errors import ArgumentError, ConfigError
 from agentic_ring.inference.cached_model import array_bytes
 from agentic_ring.inference.llama_programs import LlamaPrograms, RaggedBatch, Tokens, bucket_size
-from agentic_ring.inference.sampling import Sampling, SamplingValues
+from agentic_ring.inference.sampling import Sampling
 from agentic_ring.mesh import devices_along, make_mesh
 from agentic_ring.models.llama import Llama
 
@@ -236,7 +236,11 @@ class TextEngine:
                     on_end(row, answer)
             return np.array([row < len(answers) and answers[row].ended is None for row in range(batch)])
 
-        numbers, values = _draws(sampling, batch)
+        # Rows of one sampling draw by their number; each of several as alone, and rows of padding are greedy.
+        one = isinstance(sampling, Sampling)
+        numbers = np.arange(batch, dtype=np.int32) if one else np.zeros(batch, np.int32)
+        draws = [sampling] * batch if one else [*sampling, *[Sampling()] * (batch - len(sampling))]
+        values = Sampling.stacked(draws)
         with jax.set_mesh(self._mesh):
             cache = programs.empty(batch, sum(texts.sizes), bucket_size(max(limits), ANSWER_UNIT))
             last = programs.nothing_read(batch)
@@ -340,11 +344,3 @@ class TextEngine:
         unit = -(-PROMPT_UNIT // self._ring) * self._ring
         start = 0 if document is None else document.length
         return RaggedBatch([*rows, *[()] * (count - len(rows))], start, self.chunk, unit)
-
-
-def _draws(sampling: Sampling | Sequence[Sampling], batch: int) -> tuple[np.ndarray, SamplingValues]:
-    """The index of each row's prompt [B], by which it draws, and how; rows of padding are greedy."""
-    if isinstance(sampling, Sampling):
-        return np.arange(batch, dtype=np.int32), Sampling.stacked([sampling] * batch)
-    padding = [Sampling()] * (batch - len(sampling))
-    return np.zeros(batch, np.int32), Sampling.stacked([*sampling, *padding])

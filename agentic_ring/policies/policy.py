@@ -139,15 +139,9 @@ class Policy:
     def _policy_for(self, environments: int) -> InContextPolicy:
         """The policy of the current trials; a new one, or one without trials, for the first action."""
         if self._in_context is None or self._in_context.num_environments != environments:
-            self._in_context = InContextPolicy(
-                Model(self._config.model),
-                self._params,
-                self._mesh,
-                self._config.scaling,
-                self.target,
-                environments,
-                self._config.decisions * self.trials,
-            )
+            model, scaling = Model(self._config.model), self._config.scaling
+            sizes = environments, self._config.decisions * self.trials
+            self._in_context = InContextPolicy(model, self._params, self._mesh, scaling, self.target, *sizes)
         elif self._rows is None:
             self._in_context.discard_trials()
         return self._in_context

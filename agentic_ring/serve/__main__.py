@@ -6,9 +6,9 @@ python -m agentic_ring.serve --model FOLDER --max-context 65536
 from pathlib import Path
 from typing import Annotated, Literal
 
-from agentic_ring.data.text.chat import chat_template, check_special_tokens
+from agentic_ring.data.text.chat import TEMPLATES
 from agentic_ring.data.text.tokenizer import Tokenizer
-from agentic_ring.errors import ConfigError
+from agentic_ring.errors import ConfigError, UnknownNameError
 from agentic_ring.extras import needs_extra
 from agentic_ring.inference.text_engine import TextEngine
 from agentic_ring.mesh import make_mesh
@@ -54,6 +54,8 @@ def main(
       max_body: Maximum size of a request in bytes. Default: 32 for each token of the context, at least
         2 MiB.
     """
+    if template is not None and template not in TEMPLATES:
+        raise UnknownNameError("chat template", template, TEMPLATES)
     limits = {"batch-size": (batch_size, 1), "queue-size": (queue_size, 0), "max-body": (max_body, 1)}
     for flag, (value, least) in limits.items():
         if value is not None and value < least:
@@ -73,26 +75,19 @@ def main(
     tokenizer.check_fits(read_config(model).vocab_size)
     if template is None and tokenizer.chat_template is not None:
         template = "tokenizer"
-    if template is not None:
-        check_special_tokens(chat_template(template, tokenizer), tokenizer)
-    mesh = make_mesh()
-    loaded = load_pretrained(model, mesh, dtype, context=context)
-    generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
-    name = name or model.resolve().name
-    if host not in LOOPBACK:
-        say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
-    say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")
     with PromptProcess(model, template, context, tokenizer.longest_token) as prompts:
+        prompts.check_template()
+        mesh = make_mesh()
+        loaded = load_pretrained(model, mesh, dtype, context=context)
+        generator = TextGenerator(TextEngine(loaded, mesh), tokenizer, context, batch_size)
+        name = name or model.resolve().name
+        if host not in LOOPBACK:
+            say(f"warning: {host} may be reachable from other machines, and the server requires no API key")
+        say(f"serving {name}, at most {context} tokens{'' if template else ', no chats: it has no template'}")
         max_body = max_body or max(BODY_BYTES, BODY_BYTES_A_TOKEN * context)
-        uvicorn.run(
-            ModelServer(name, generator, prompts, queue_size, max_body),
-            host=host,
-            port=port,
-            http=LimitedConnection,
-            ws="none",
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
+        app = ModelServer(name, generator, prompts, queue_size, max_body)
+        settings = {"http": LimitedConnection, "ws": "none", "timeout_graceful_shutdown": 5}
+        uvicorn.run(app, host=host, port=port, access_log=False, **settings)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,7 @@ class ModelServer:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _completions(self, request: Request) -> Response:
-        body = await protocol.read_body(request, protocol.CompletionRequest, self._max_body_bytes)
-        self._check_model(body.model)
+        body = await self._read(request, protocol.CompletionRequest)
         self._prompts.check(body.prompts)
         texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
         tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
@@ -114,8 +113,7 @@ class ModelServer:
         return await self._reply(request, body, asked, with_top=body.logprobs == 1)
 
     async def _chats(self, request: Request) -> Response:
-        body = await protocol.read_body(request, protocol.ChatRequest, self._max_body_bytes)
-        self._check_model(body.model)
+        body = await self._read(request, protocol.ChatRequest)
         turns = [Turn(message.role, message.text) for message in body.messages]
         self._prompts.check([turns])
         longest = body.new_tokens or protocol.DEFAULT_CHAT_TOKENS
@@ -129,9 +127,11 @@ class ModelServer:
         asked = GenerationRequest(encode, longest, body.sampling, body.stop, continues=False)
         return await self._reply(request, body, asked)
 
-    def _check_model(self, requested: str) -> None:
-        if requested != self._name:
-            raise HTTPException(404, f"the model {requested!r} is not served here, but {self._name!r} is")
+    async def _read(self, request: Request, kind: type[protocol.Body]) -> protocol.Body:
+        body = await protocol.read_body(request, kind, self._max_body_bytes)
+        if body.model != self._name:
+            raise HTTPException(404, f"the model {body.model!r} is not served here, but {self._name!r} is")
+        return body
 
     async def _reply(
         self,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agentic_ring.data.text.tokenizer import Tokenizer
 from agentic_ring.inference.detokenizer import AnswerText, IncrementalDetokenizer, generate_answers
@@ -101,10 +101,6 @@ class GenerationRequest:
             self.answers.set_result(answers)
 
 
-Take = Callable[[Callable[[GenerationRequest], bool]], object]
-"""Takes those waiting requests out of the queue, in order of arrival, for which a function is true."""
-
-
 class RequestBatch:
     """Up to ``rows`` requests for single answers whose prompts share a cached beginning, or are all short.
 
@@ -174,11 +170,13 @@ class TextGenerator:
                 )
         self._engine.check([prompt.tokens for prompt in prompts])
 
-    def answer(self, request: GenerationRequest, take: Take) -> int:
+    def answer(
+        self, request: GenerationRequest, take: Callable[[Callable[[GenerationRequest], bool]], object]
+    ) -> int:
         """Answers a request whose prompts have passed ``check``, and others that continue the same text.
 
-        Each gets the answer that it would get alone. The others are taken once the text is encoded. Returns
-        the number of requests.
+        Each gets the answer that it would get alone. The others are taken once the text is encoded: ``take``
+        removes requests for which a function is true from the queue. Returns the number of requests.
 
         Raises:
           AbandonedError: the client of a request that is answered alone has left.
@@ -201,7 +199,7 @@ class TextGenerator:
 
         samplings = [each.sampling for each in batch.requests]
         least_rows = self._batch_size if len(rows) > 1 else 1
-        self._generate(rows, samplings, batch.shared, on_text, on_end, least_rows)
+        self._generate(rows, samplings, batch.shared, on_text=on_text, on_end=on_end, least_rows=least_rows)
         return len(rows)
 
     def _groups(self, request: GenerationRequest) -> Iterator[list[Prompt]]:
@@ -219,7 +217,7 @@ class TextGenerator:
         rows, shared = [(request, prompt) for prompt in prompts], 0
         if len(prompts) == 1 and request.max_new_tokens:
             shared = self.prefixes.hold(prompts[0].tokens, lambda done: request.check_connected())
-        answers = self._generate(rows, request.sampling, shared, lambda row, text: request.has_left)
+        answers = self._generate(rows, request.sampling, shared, on_text=lambda row, text: request.has_left)
         request.check_connected()
         scored = self._scored(request, prompts, answers, shared) if request.scored else [None] * len(rows)
         found = zip(rows, answers, scored, strict=True)
@@ -230,13 +228,12 @@ class TextGenerator:
         rows: list[tuple[GenerationRequest, Prompt]],
         sampling: Sampling | list[Sampling],
         shared: int,
-        on_text: Callable[[int, str], bool],
-        on_end: Callable[[int, AnswerText], None] = lambda row, answer: None,
-        least_rows: int = 1,
+        **options: Any,
     ) -> list[AnswerText]:
         """Answers one prompt of a request in each row; their first ``shared`` tokens are cached.
 
-        With one ``sampling``, the rows draw different samples; each of several draws as it does alone.
+        With one ``sampling``, the rows draw different samples; each of several draws as it does alone. The
+        ``options`` are those of ``generate_answers``.
         """
         answers = [
             AnswerText(self._tokenizer.decode, prompt.tokens if request.continues else (), request.stop)
@@ -244,18 +241,9 @@ class TextGenerator:
         ]
         limits = [request.max_new_tokens for request, _ in rows]
         if limits[0]:
-            generate_answers(
-                self._engine,
-                self._tokenizer,
-                [prompt.tokens[shared:] for _, prompt in rows],
-                answers,
-                limits,
-                sampling,
-                document=self.prefixes.beginning(shared),
-                on_text=on_text,
-                on_end=on_end,
-                least_rows=least_rows,
-            )
+            rests, document = [prompt.tokens[shared:] for _, prompt in rows], self.prefixes.beginning(shared)
+            given = rests, answers, limits, sampling
+            generate_answers(self._engine, self._tokenizer, *given, document=document, **options)
         return answers
 
     def _scored(
@@ -291,10 +279,7 @@ def _generated(
 def _scored_tokens(
     tokenizer: Tokenizer, tokens: Sequence[int], score: Score, shown: int, offset: int
 ) -> list[ScoredToken]:
-    """The tokens from index ``shown`` on, before which there are ``offset`` characters.
-
-    ``score`` is that of all of them, or of all but the first.
-    """
+    """The tokens from index ``shown`` on, after ``offset`` characters; perhaps the first has no score."""
     decode = partial(tokenizer.decode, skip_special=False)
     pieces = IncrementalDetokenizer(decode, tokens[:shown])
     texts = [pieces.add(token) for token in tokens[shown:]]

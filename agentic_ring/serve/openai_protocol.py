@@ -142,7 +142,7 @@ class ChatRequest(GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=GenerationFields)
 
 
 async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template
+from agentic_ring.data.text.chat import ChatTemplate, Turn, chat_template, check_special_tokens
 from agentic_ring.data.text.conversation_tokens import prompt_ids
 from agentic_ring.data.text.tokenizer import RememberingTokenizer, Tokenizer
 from agentic_ring.errors import AgenticRingError, ArgumentError, DataError
@@ -49,7 +49,7 @@ class Prompt:
 
 
 class PromptProcess(AbstractContextManager):
-    """Encodes prompts in a process of its own, one request at a time; close it, or use it as a context.
+    """Encodes prompts in a process of its own, one request at a time, for as long as it is open as a context.
 
     It loads the tokenizer of ``folder``, and a chat template by name. A prompt has at most ``context`` tokens
     of at most ``longest_token`` characters.
@@ -76,6 +76,10 @@ class PromptProcess(AbstractContextManager):
                     context = f"the context of {self._context} tokens holds at most {most}"
                     raise ContextLengthError(f"the prompt has {found} {unit}; {context}")
 
+    def check_template(self) -> None:
+        """Refuses a template that does not fit the tokenizer, within the time and memory of a request."""
+        self.encode((), lambda: None)
+
     def encode(
         self, prompts: Sequence[str | Sequence[Turn]], check_connected: Callable[[], None]
     ) -> list[Prompt]:
@@ -98,9 +102,8 @@ class PromptProcess(AbstractContextManager):
             timed_out = self._process.exitcode == -signal.SIGALRM
             self._restart()
             limit = f"the time limit of {seconds:.0f} s" if timed_out else "the memory limit"
-            raise DataError(
-                f"the chat template or the tokenizer exceeded {limit} for this request; shorten it"
-            ) from None
+            what = "this request; shorten it" if prompts else "a short chat; choose another --template"
+            raise DataError(f"the chat template or the tokenizer exceeded {limit} for {what}") from None
         except BaseException:
             self._restart()
             raise
@@ -108,17 +111,13 @@ class PromptProcess(AbstractContextManager):
             raise error(found)
         return found
 
-    def close(self) -> None:
-        """Ends the process."""
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.join()
         self._pipe.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _restart(self) -> None:
-        self.close()
+        self.__exit__()
         self._start()
 
     def _start(self) -> None:
@@ -140,7 +139,7 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which then ends this process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = RememberingTokenizer.load(folder)
-    chats = None if template is None else chat_template(template, tokenizer)
+    chats = None
     _limit_memory()
     with suppress(EOFError):
         while True:
@@ -148,6 +147,10 @@ def _answer_pipe(pipe: Connection, folder: Path | str, template: str | None) -> 
             # The default action of the alarm ends the process, whatever it is busy with.
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
+                if template is not None and chats is None:
+                    chats = chat_template(template, tokenizer)  # within the limits: Jinja computes constants
+                if chats is not None and not prompts:
+                    check_special_tokens(chats, tokenizer)
                 reply = None, [_encode(tokenizer, chats, prompt) for prompt in prompts]
             except AgenticRingError as error:
                 reply = type(error), str(error)

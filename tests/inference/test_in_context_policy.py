@@ -202,6 +202,8 @@ def test_a_prompt_is_kept_once_and_may_come_in_chunks_or_in_fewer_bytes():
     assert np.abs(np.diff(expected, axis=1)).max() > 0.01
     np.testing.assert_allclose(first_actions(policy, [8, 16, 20], chunk=8), expected, atol=2e-6)
     np.testing.assert_allclose(first_actions(small, [20]), expected, atol=5e-3)
+    planned = ContextBytes.planned(small._config, ENVIRONMENTS, 4, 20, ring=2, cache_dtype="int8")
+    assert small.context_bytes == planned
 
 
 @pytest.mark.usefixtures("full_compiler")
@@ -220,16 +222,6 @@ def test_a_step_copies_no_cache(shape, layers):
     assert not re.search(rf"{own}\S* copy\(", compiled)
 
 
-def test_the_bytes_of_a_context_are_known_before_it_is_made():
-    prompt, config = random_steps(batch=1, length=24, valid=20), tiny_config(layers=1)
-    policy, _ = make_policy(MeshShape(data=2, ring=2), 10, prompt, cache_dtype="int8")
-    planned = ContextBytes.planned(config, ENVIRONMENTS, 10, 24, ring=2, cache_dtype="int8")
-    assert policy.context_bytes == planned
-    # One layer of two heads of 8 numbers and a scale, keys and values; a position; fill marks and calls.
-    assert planned.prompt == 24 * 4 * (2 * 2 * (8 + 4) + 4) + 3 * 4
-    assert ContextBytes.planned(tiny_config(layers=3), 4, 10).environments > 2 * planned.environments
-
-
 def test_sizes_that_do_not_divide_over_the_mesh_are_refused():
     mesh = make_mesh(MeshShape(data=2, ring=4))
     for environments, chunk, named in (
@@ -237,6 +229,5 @@ def test_sizes_that_do_not_divide_over_the_mesh_are_refused():
         (4, 0, "prompt_chunk 0 is not"),
         (3, None, "3 environments do not divide over data x fsdp x stage = 2"),
     ):
-        settings = TARGET, environments, 10, None, chunk
         with pytest.raises(ConfigError, match=named):
-            InContextPolicy(Model(tiny_config()), {}, mesh, SCALING, *settings)
+            InContextPolicy(Model(tiny_config()), {}, mesh, SCALING, TARGET, environments, 10, None, chunk)

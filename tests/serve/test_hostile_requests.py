@@ -107,12 +107,7 @@ def wrong_headers(draw):
 
 
 def send(address, content: bytes, read: int | None = None, ends: bool = False) -> str:
-    """Sends bytes and returns the reply's status, or "closed" without one.
-
-    Args:
-      read: bytes after which the client leaves; None waits for the status line, 0 leaves at once.
-      ends: the client says that nothing follows.
-    """
+    """Sends bytes and returns the reply's status, or "closed" without one, or leaves after ``read`` bytes."""
     reply = b""
     with socket.create_connection(address, timeout=SECONDS) as client:
         try:

@@ -46,6 +46,11 @@ def policy(exported) -> Policy:
     return load_policy(exported)
 
 
+def refused(error, message, call, *arguments, **options) -> None:
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)
+
+
 def actions_on_record(policy: Policy, folder: Path, decisions: int) -> tuple[np.ndarray, np.ndarray]:
     """Actions in the recorded trials, observation by observation, and the recorded ones: [K, T, A]."""
     rollout = read_record(folder).rollout
@@ -75,8 +80,7 @@ def test_trials_and_episodes_end(exported, policy):
     for _ in range(policy.trials):
         policy.act(np.zeros(5))
         policy.receive(1.0, True)
-    with pytest.raises(ArgumentError, match="all 3 trials have ended; call reset"):
-        policy.act(np.zeros(5))
+    refused(ArgumentError, "all 3 trials have ended; call reset", policy.act, np.zeros(5))
     config = load_config(exported)
     cut_short = replace(config, chains=replace(config.chains, action_repeat=300))  # the last decision
     for each in (policy, Policy(cut_short, policy._params)):
@@ -84,8 +88,7 @@ def test_trials_and_episodes_end(exported, policy):
         for _ in range(1000):
             each.act(np.zeros(5))
             each.receive(1.0, False)
-        with pytest.raises(ArgumentError, match=r"ends after 1000 steps.*SAME_STEP"):
-            each.act(np.zeros(5))
+        refused(ArgumentError, r"ends after 1000 steps.*SAME_STEP", each.act, np.zeros(5))
 
 
 def test_returns_of_a_policy_are_those_of_its_run_but_for_the_prompt(small_run, exported, tmp_path):
@@ -96,57 +99,45 @@ def test_returns_of_a_policy_are_those_of_its_run_but_for_the_prompt(small_run, 
     starts = [record.rollout.observation[:, 0] for record in records]
     np.testing.assert_array_equal(*starts)
     assert records[0].data_algorithms.tolist() == ["td3"] * 8 + ["ou"] * 4
-    with pytest.raises(ConfigError, match="is the folder of the policy"):
-        dmc_returns.main(exported, output=exported)
-    with pytest.raises(ConfigError, match="holds a trained run"):
-        dmc_returns.main(exported, output=small_run.directory)
-    with pytest.raises(ConfigError, match="exists"):
-        export_policy.main(small_run.directory, exported)
+    refused(ConfigError, "is the folder of the policy", dmc_returns.main, exported, output=exported)
+    refused(ConfigError, "holds a trained run", dmc_returns.main, exported, output=small_run.directory)
+    refused(ConfigError, "exists", export_policy.main, small_run.directory, exported)
     for refuse in (load_policy, lambda folder: export_policy.main(folder, tmp_path / "new")):
-        with pytest.raises(ConfigError, match="a prompt of 2 stored trajectories"):
-            refuse(small_run.directory)
+        refused(ConfigError, "a prompt of 2 stored trajectories", refuse, small_run.directory)
 
 
 def test_calls_out_of_order_and_other_shapes_are_refused(policy):
     policy.reset()
     for observation in (np.zeros(4), np.zeros((2, 3, 5)), np.zeros((0, 5)), 1.0):
-        with pytest.raises(ArgumentError, match=r"needs shape \[5\] or \[E, 5\]"):
-            policy.act(observation)
-    with pytest.raises(ArgumentError, match="not finite"):
-        policy.act([0, 0, 0, 0, np.nan])
-    with pytest.raises(ArgumentError, match="call act first"):
-        policy.receive(0.0, False)
+        refused(ArgumentError, r"needs shape \[5\] or \[E, 5\]", policy.act, observation)
+    refused(ArgumentError, "not finite", policy.act, [0, 0, 0, 0, np.nan])
+    refused(ArgumentError, "call act first", policy.receive, 0.0, False)
     policy.act(np.zeros((2, 5)))
-    with pytest.raises(ArgumentError, match="call receive"):
-        policy.act(np.zeros((2, 5)))
-    with pytest.raises(ArgumentError, match=r"of shape \(2,\)"):
-        policy.receive(0.0, False)
-    with pytest.raises(ArgumentError, match="end together"):
-        policy.receive([0.0, 1.0], [True, False])
+    refused(ArgumentError, "call receive", policy.act, np.zeros((2, 5)))
+    refused(ArgumentError, r"of shape \(2,\)", policy.receive, 0.0, False)
+    refused(ArgumentError, "end together", policy.receive, [0.0, 1.0], [True, False])
     policy.receive([0.0, 1.0], False)
-    with pytest.raises(ArgumentError, match=r"needs shape \[2, 5\]"):
-        policy.act(np.zeros((3, 5)))
+    refused(ArgumentError, r"needs shape \[2, 5\]", policy.act, np.zeros((3, 5)))
 
 
 def test_a_reset_forgets_and_a_target_is_obeyed(exported, policy):
     observation = np.full((2, 5), 0.3)
 
-    def rollout(policy: Policy, steps: int) -> list[np.ndarray]:
+    def rollout() -> list[np.ndarray]:
         policy.reset()
         chosen = []
-        for _ in range(steps):
+        for _ in range(100):
             chosen.append(policy.act(observation))
             policy.receive([1.0, 2.0], [False, False])
         return chosen
 
-    first = rollout(policy, 100)
-    np.testing.assert_array_equal(first, rollout(policy, 100))
+    first = rollout()
+    np.testing.assert_array_equal(first, rollout())
     assert first[0].shape == (2, 1)
     np.testing.assert_array_equal(first[0], first[49])  # held
     assert (first[0] != first[50]).all()
-    assert (rollout(load_policy(exported, target=1e4), 1)[0] != first[0]).all()
-    with pytest.raises(ArgumentError, match="target is nan"):
-        load_policy(exported, target=float("nan"))
+    assert (load_policy(exported, target=1e4).act(observation) != first[0]).all()
+    refused(ArgumentError, "target is nan", load_policy, exported, target=float("nan"))
     policy.reset()
     assert policy.act(observation[0]).shape == (1,)  # another number of environments
 
@@ -177,25 +168,19 @@ def test_damaged_absent_or_other_weights_are_refused(exported, tmp_path):
         content = bytearray(whole)
         content[place] ^= 1
         weights.write_bytes(content)
-        with pytest.raises(DataError, match=WEIGHTS):
-            load_policy(copied)
+        refused(DataError, WEIGHTS, load_policy, copied)
     weights.write_bytes(whole[:-8])
-    with pytest.raises(DataError, match="cannot be read as safetensors"):
-        load_policy(copied)
+    refused(DataError, "cannot be read as safetensors", load_policy, copied)
     weights.unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        load_policy(copied)
+    refused(CheckpointError, "no checkpoint", load_policy, copied)
     weights.write_bytes(whole)
-    with pytest.raises(CheckpointError, match="one set of weights"):
-        dmc_returns.main(copied, checkpoint="best")
+    refused(CheckpointError, "one set of weights", dmc_returns.main, copied, checkpoint="best")
     config = json.loads((copied / "config.json").read_text())
     config.pop("digest")
     config["model"]["transformer"]["ffn_width"] = 32
     (copied / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"does not fit .*config.json: .* is float32"):
-        load_policy(copied)
-    with pytest.raises(UnknownNameError, match=r"'walker_flip'; choose one of: .*walker_run"):
-        load_policy("walker_flip")
+    refused(CheckpointError, r"does not fit .*config.json: .* is float32", load_policy, copied)
+    refused(UnknownNameError, r"'walker_flip'; choose one of: .*walker_run", load_policy, "walker_flip")
 
 
 def test_trials_are_played_and_printed_or_the_missing_package_named(exported, monkeypatch, capsys):
