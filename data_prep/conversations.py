@@ -59,7 +59,6 @@ LEAST_CHARACTERS = 16
 
 # One element from the first character to the last. A text that speaks of tags, or fences some, is no HTML.
 _WHOLLY_HTML = re.compile(r"\s*<(div|p|ol|ul|pre|h[1-6]|table|blockquote)\b[^>]*>.*</\1>\s*", re.S | re.I)
-_DROPPED_TAGS = ("script", "style", "button", "svg", "head")
 _PAGER = re.compile(r"^[ \t]*\d+ / \d+[ \t]*$\n?", re.M)
 _COUNTS = re.compile(r"Copy\d+ chars / \d+ words")
 _AFTER_FENCE = re.compile(r"(^[ \t]*```[^\n`]*?)[ \t]*Copy code[ \t]*", re.M)
@@ -77,14 +76,6 @@ class Record:
     end: int
     value: Any
     fault: str = ""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The id of a record, if it has one, and its turns; only their types and roles have been checked."""
-
-    key: str | None
-    turns: tuple[Turn, ...]
 
 
 class Rejected(DataError):
@@ -108,8 +99,8 @@ def records(path: Path) -> Iterator[Record]:
     yield from _array(path) if first == b"[" else _lines(path)
 
 
-def conversation(value: Any) -> Conversation:
-    """Returns the conversation that a record holds.
+def conversation(value: Any) -> tuple[str | None, list[Turn]]:
+    """Returns the id of a record, if it has one, and its turns, of which types and roles have been checked.
 
     An unknown format is a ``DataError``, and another speaker, such as a tool, a reason to be ``Rejected``.
     """
@@ -121,7 +112,7 @@ def conversation(value: Any) -> Conversation:
     key = value.get("id")
     if key is not None and not isinstance(key, str | int):
         raise DataError(f"its id is a {type(key).__name__}, expected text or a number")
-    return Conversation(None if key is None else str(key), tuple(map(_turn, turns)))
+    return None if key is None else str(key), [*map(_turn, turns)]
 
 
 def _turn(value: Any) -> Turn:
@@ -240,7 +231,7 @@ def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         for record in records(path):
             try:
-                turns = conversation(record.value).turns
+                _, turns = conversation(record.value)
             except DataError:  # data_prep.sharegpt lists them
                 continue
             yield from (turn.text for turn in turns)
@@ -289,7 +280,7 @@ def to_markdown(html: str) -> str:
     """An HTML fragment as Markdown, without scripts, styles and buttons."""
     try:
         page = BeautifulSoup(html, "html.parser")
-        for tag in page(_DROPPED_TAGS):
+        for tag in page(("script", "style", "button", "svg", "head")):
             tag.decompose()
         for block in page("pre"):
             # A page's own header of the block stands before the code, and is no part of it.
@@ -344,11 +335,11 @@ class Deduplicator:
         self._keys: set[bytes] = set()
         self._pairs: set[bytes] = set()
 
-    def check(self, conversation: Conversation) -> str:
-        """Returns the key of a cleaned conversation: its id, or else the digest of its first pair."""
-        spoken = [turn.text for turn in conversation.turns if turn.role != "system"]
+    def check(self, key: str | None, turns: Sequence[Turn]) -> str:
+        """Returns the key of cleaned turns: the id of their record, or else the digest of the first pair."""
+        spoken = [turn.text for turn in turns if turn.role != "system"]
         pair = _digest("\0".join(spoken[:2]))
-        key = pair.hex() if conversation.key is None else conversation.key
+        key = pair.hex() if key is None else key
         if _digest(key) in self._keys:
             raise Rejected("a duplicate id")
         if pair in self._pairs:
