@@ -51,8 +51,6 @@ _ROLES: dict[str, Role] = {
     "system": "system",
 }
 
-BOS, EOS = "<s>", "</s>"
-
 BLOCKED = ("openai", "chatgpt", "too many requests")
 """Phrases by which a model would learn to take itself for another one, and a server's error message."""
 LEAST_CHARACTERS = 16
@@ -238,18 +236,18 @@ def conversation_texts(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer of at most ``vocab_size`` entries, with all bytes, BOS and EOS."""
+    """Trains a byte-level BPE tokenizer of at most ``vocab_size`` entries, with all bytes, <s> and </s>."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[BOS, EOS],
+        special_tokens=["<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, bos=BOS, eos=(EOS,), add_bos=True)
+    return Tokenizer(backend, bos="<s>", eos=("</s>",), add_bos=True)
 
 
 class _Converter(MarkdownConverter):
@@ -276,7 +274,7 @@ _CONVERTER = _Converter(
 )
 
 
-def to_markdown(html: str) -> str:
+def _to_markdown(html: str) -> str:
     """An HTML fragment as Markdown, without scripts, styles and buttons."""
     try:
         page = BeautifulSoup(html, "html.parser")
@@ -296,7 +294,7 @@ def clean_text(turn: Turn) -> Turn:
     """A turn without markup and text of the chat page."""
     text = turn.text
     if turn.role == "assistant" and _WHOLLY_HTML.fullmatch(text):
-        text = to_markdown(text)
+        text = _to_markdown(text)
     for debris in (_PAGER, _COUNTS, _ALONE):
         text = debris.sub("", text)
     return Turn(turn.role, _AFTER_FENCE.sub(r"\1", text).strip())

@@ -18,7 +18,6 @@ from data_prep.conversations import (
     conversation,
     is_test,
     records,
-    to_markdown,
 )
 
 ROLES = "system", "user", "assistant"
@@ -117,7 +116,7 @@ def test_an_html_answer_becomes_markdown():
         "Use **this**:\n\n```python\nif a < b:\n\n\n    go()\n```\n\n1. One_*\n2. Two `x`\n   - a\n\n"
         "## End\n\nSee [it](http://x)\nnow."
     )
-    assert to_markdown("<pre>no code tag\n</pre>") == "```\nno code tag\n```"
+    assert clean_text(assistant("<pre>no code tag\n</pre>")).text == "```\nno code tag\n```"
 
 
 def test_what_the_page_wrote_itself_goes_and_nothing_else():
